@@ -1,0 +1,58 @@
+"""`celu data`: the embedded data sets, written out with settings files that run as they stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from celu.data.starter import AVAZU, CRITEO, FLIGHTS, write_settings
+
+_Folder = Annotated[Path, typer.Argument(help="Where to write.")]
+_Seed = Annotated[int, typer.Option(min=0, help="Of the split, or of the rows made up.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    data = typer.Typer(
+        help="Write an embedded data set as two parties, with job.toml and party.toml files.",
+        no_args_is_help=True,
+    )
+    data.command("flights")(flights)
+    data.command("criteo")(criteo)
+    data.command("avazu")(avazu)
+    app.add_typer(data, name="data")
+
+
+def flights(folder: _Folder = Path("flights"), seed: _Seed = 1) -> None:
+    """Real flights of 2013: an airline (guest, knows who was late) and a weather service (host)."""
+    from celu.data.flights import write_flights
+
+    write_flights(folder, seed=seed)
+    write_settings(folder, FLIGHTS)
+    _say(folder)
+
+
+def criteo(folder: _Folder = Path("criteo"), rows: int = 1_000_000, seed: _Seed = 1) -> None:
+    """Synthetic clicks in the shape of Criteo: 13 numeric fields (guest), 26 of ids (host)."""
+    from celu.data.clicks import write_clicks
+
+    write_clicks(folder, "criteo", rows=rows, seed=seed)
+    write_settings(folder, CRITEO)
+    _say(folder)
+
+
+def avazu(folder: _Folder = Path("avazu"), rows: int = 1_000_000, seed: _Seed = 1) -> None:
+    """Synthetic clicks in the shape of Avazu: 8 fields of ids (guest), 14 of ids (host)."""
+    from celu.data.clicks import write_clicks
+
+    write_clicks(folder, "avazu", rows=rows, seed=seed)
+    write_settings(folder, AVAZU)
+    _say(folder)
+
+
+def _say(folder: Path) -> None:
+    typer.echo(f"written to {folder}. Try it in one process:")
+    parties = " ".join(str(p) for p in sorted(folder.glob("*/party.toml")))
+    typer.echo(f"  celu simulate {parties} --job {folder / 'job.toml'} --out {folder / 'run'}")

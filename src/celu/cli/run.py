@@ -1,0 +1,104 @@
+"""`celu run`: one party, for real."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from celu.cli.progress import RunProgress, summary_table
+from celu.config.job import read_job
+from celu.config.party import PartySettings, check_names, read_party
+from celu.config.reading import validate
+from celu.errors import ConfigError
+from celu.events import RunFolder
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("run")(run)
+
+
+def run(
+    party: Annotated[Path, typer.Argument(help="Your private settings, party.toml.")],
+    job: Annotated[Path, typer.Option(help="The contract, the same at all parties.")] = Path(
+        "job.toml"
+    ),
+    connect: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=HOST:PORT of a peer that listens; goes before party.toml."),
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="HOST:PORT to listen at; goes before party.toml.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; goes before party.toml.")
+    ] = None,
+) -> None:
+    """Run one party of a job, over the network, until the job is done.
+
+    Each company runs this with its own party.toml and the same job.toml. Either side may listen;
+    the one that does prints the line that the other side runs.
+    """
+    contract = read_job(job)
+    settings = _with_options(read_party(party), connect or [], listen, out)
+    check_names(contract, settings, party)
+    folder = RunFolder(
+        settings.run_dir,
+        {"job": contract.model_dump(mode="json"), "party": settings.model_dump(mode="json")},
+    )
+    console = Console()
+    if settings.insecure:
+        console.print("[bold red]insecure = true[/bold red]: nothing is encrypted or authenticated")
+    started = time.monotonic()
+    from celu.launch import run_party  # after the settings are found sound: torch takes seconds
+
+    with RunProgress(console, settings.name) as progress:
+        folder.listen(progress.event)
+        result = run_party(
+            settings,
+            contract,
+            party.parent.resolve(),
+            folder,
+            lambda port: console.print(_invitation(settings, port), soft_wrap=True),
+        )
+    console.print(summary_table(settings.name, result, time.monotonic() - started))
+    console.print(f"recorded in {settings.run_dir}", soft_wrap=True)
+
+
+def _with_options(
+    settings: PartySettings, connect: list[str], listen: str | None, out: Path | None
+) -> PartySettings:
+    """The settings with the command line's options in their place, validated again."""
+    values = settings.model_dump()
+    for given in connect:
+        name, equals, address = given.partition("=")
+        if not equals or name not in values["peers"]:
+            raise ConfigError(
+                f"--connect: expected NAME=HOST:PORT with NAME among "
+                f"{', '.join(values['peers']) or 'no peers'}, got {given!r}"
+            )
+        values["peers"][name]["connect"] = address
+    if listen is not None:
+        values["listen"] = listen
+    if out is not None:
+        values["run_dir"] = out
+    return validate(PartySettings, values, Path("the command line"))
+
+
+def _invitation(settings: PartySettings, port: int) -> str:
+    host = (settings.listen or "").rsplit(":", 1)[0]
+    if host in ("0.0.0.0", "[::]", "::"):  # noqa: S104 - compared with, not bound to
+        host = socket.getfqdn()
+    lines = [f"{settings.name} listens on port {port}. The other side runs:"]
+    for name, peer in settings.peers.items():
+        if peer.connect is None:
+            lines.append(
+                f"  {name}:  celu run party.toml --job job.toml "
+                f"--connect {settings.name}={host}:{port}"
+            )
+    return "\n".join(lines)

@@ -1,0 +1,63 @@
+"""`celu simulate`: all parties of a job in this process."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from celu.cli.progress import RunProgress, summary_table
+from celu.config.job import read_job
+from celu.config.party import check_names, read_party
+from celu.errors import ConfigError
+from celu.events import RunFolder
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("simulate")(simulate)
+
+
+def simulate(
+    parties: Annotated[list[Path], typer.Argument(help="The party.toml of every party.")],
+    job: Annotated[Path, typer.Option(help="The contract.")] = Path("job.toml"),
+    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/simulation"),
+) -> None:
+    """Run all parties of a job in one process: same algorithm, same bits, no network.
+
+    Reads the files that [bold]celu run[/bold] reads; keys and addresses are not used.
+    """
+    contract = read_job(job)
+    settings = {}
+    for path in parties:
+        party = read_party(path)
+        check_names(contract, party, path)
+        settings[party.name] = (party, path.parent.resolve())
+    missing = {contract.guest, *contract.hosts} - settings.keys()
+    if missing:
+        raise ConfigError(
+            f"expected the party.toml of every party in {job}, got none for {sorted(missing)}"
+        )
+    record = {name: p.model_dump(mode="json") for name, (p, _) in settings.items()}
+    folder = RunFolder(out, {"job": contract.model_dump(mode="json"), "parties": record})
+    from celu.launch import load_party
+    from celu.party import Guest, Host
+    from celu.simulate import simulate as run_all
+
+    started = time.monotonic()
+    loaded = {name: load_party(p, contract, home) for name, (p, home) in settings.items()}
+    guest = loaded.pop(contract.guest)
+    hosts = {name: party for name, party in loaded.items() if isinstance(party, Host)}
+    assert isinstance(guest, Guest)
+    console = Console()
+    with RunProgress(console, "all parties") as progress:
+        folder.listen(progress.event)
+        result = run_all(contract, guest, hosts, folder.emit)
+    modules = {"guest.bottom": guest.bottom, "guest.top": guest.top}
+    folder.save_weights(modules | {f"{name}.bottom": host.bottom for name, host in hosts.items()})
+    folder.finish({"status": "done", "rounds": result.rounds, "traffic": result.traffic})
+    console.print(summary_table("simulation", result, time.monotonic() - started))
+    console.print(f"recorded in {out}", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""The two settings files of a run, validated before anything starts."""

@@ -1,0 +1,160 @@
+"""The contract (`job.toml`): all parties hold it in the same form and compare it when they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from celu.config.reading import PartyName, Settings, read_settings
+
+
+def _role_pair(value: Any) -> Any:
+    return value if isinstance(value, Mapping | BaseModel) else {"guest": value, "host": value}
+
+
+class IntByRole(Settings):
+    """A count for each role; one number in the file means the same for both."""
+
+    guest: PositiveInt
+    host: PositiveInt
+
+
+class DegreesByRole(Settings):
+    """An angle in degrees for each role; one number in the file means the same for both."""
+
+    guest: Annotated[float, Field(gt=0, le=180)]
+    host: Annotated[float, Field(gt=0, le=180)]
+
+
+class Method(Settings):
+    """The algorithm: R=1 is vanilla VFL, W=1 without weighting is FedBCD, else CELU.
+
+    R counts all updates made from a batch, the exchanged one included. W is the capacity of the
+    workset table. xi is the angle, in degrees, beyond which a stale instance counts for nothing.
+    `depth` is the number of rounds in flight.
+    """
+
+    W: Annotated[IntByRole, BeforeValidator(_role_pair)] = IntByRole(guest=5, host=5)
+    R: Annotated[IntByRole, BeforeValidator(_role_pair)] = IntByRole(guest=3, host=1)
+    xi: Annotated[DegreesByRole, BeforeValidator(_role_pair)] = DegreesByRole(guest=60, host=60)
+    depth: PositiveInt = 1
+    sampling: str = "round-robin"
+    weighting: str = "cosine"
+
+
+class Optimizer(Settings):
+    """One optimizer for all parties; options that the named optimizer lacks are refused."""
+
+    name: Literal["adagrad", "sgd", "adam"] = "adagrad"
+    lr: PositiveFloat = 0.03
+    initial_accumulator: Annotated[float, Field(ge=0)] | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+
+    @model_validator(mode="after")
+    def _option_belongs_to_optimizer(self) -> Optimizer:
+        if self.initial_accumulator is not None and self.name != "adagrad":
+            raise ValueError(f"initial_accumulator is an option of adagrad, not of {self.name}")
+        if self.momentum is not None and self.name != "sgd":
+            raise ValueError(f"momentum is an option of sgd, not of {self.name}")
+        return self
+
+
+class Evaluation(Settings):
+    """Held-out evaluation across parties: every `every` rounds, on the first `rows` test rows.
+
+    Training stops early where `metric` reaches `target`.
+    """
+
+    every: PositiveInt = 100
+    rows: PositiveInt | None = None
+    metric: Literal["auc", "loss", "accuracy", "rmse"] = "auc"
+    target: float | None = None
+
+
+class HostTerms(Settings):
+    """What the contract fixes about one host: the width of its Z."""
+
+    z_width: PositiveInt
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # AdaGrad with the accumulator at zero, and the guest alone re-using what is cached: the
+    # strongest settings known that hold across the data sets measured.
+    "strong": {},
+    # The protocol of the paper's section 5.1, with the constants its text leaves out.
+    "paper": {
+        "batch_size": 4096,
+        "method": {"W": 5, "R": 5, "xi": 60.0},
+        "optimizer": {"name": "adagrad", "lr": 0.05, "initial_accumulator": 0.1},
+    },
+}
+
+
+class Job(Settings):
+    """The contract (`job.toml`): everything the parties must agree on before they train."""
+
+    preset: Literal["strong", "paper"] = "strong"
+    seed: Annotated[int, Field(ge=0)] = 1
+    batch_size: PositiveInt = 1024
+    rounds: PositiveInt | None = None
+    epochs: PositiveInt | None = None
+    guest: PartyName = "guest"
+    hosts: dict[PartyName, HostTerms]
+    method: Method = Method()
+    optimizer: Optimizer = Optimizer()
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, data: Any) -> Any:
+        preset = data.get("preset") if isinstance(data, Mapping) else None
+        return _merge(PRESETS.get(str(preset), {}), data) if preset else data
+
+    @model_validator(mode="after")
+    def _one_length_and_distinct_names(self) -> Job:
+        if (self.rounds is None) == (self.epochs is None):
+            raise ValueError("exactly one of rounds and epochs must be given")
+        if self.guest in self.hosts:
+            raise ValueError(f"guest and host share the name {self.guest!r}")
+        return self
+
+    def num_rounds(self, rounds_per_epoch: int) -> int:
+        """The length of the run, once the number of rows is known."""
+        return self.rounds if self.rounds is not None else (self.epochs or 0) * rounds_per_epoch
+
+    def contract(self) -> dict[str, Any]:
+        """Every field by its dotted name, as compared in the handshake."""
+        return _flatten(self.model_dump())
+
+
+def read_job(path: Path) -> Job:
+    """Read and validate a contract; raises ConfigError."""
+    return read_settings(Job, path)
+
+
+def _merge(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**defaults, **given}
+    for key, value in defaults.items():
+        if isinstance(value, Mapping) and isinstance(given.get(key), Mapping):
+            merged[key] = _merge(value, given[key])
+    return merged
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,145 @@
+"""One party's private settings (`party.toml`): they never leave the party."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from celu.config.job import Job
+from celu.config.reading import FilePath, PartyName, Settings, read_settings
+from celu.errors import ConfigError
+
+Role = Literal["guest", "host"]
+Address = Annotated[str, Field(pattern=r"^[^\s:]+:\d{1,5}$")]
+
+
+class ModelSpec(Settings):
+    """A module to build: `use` is a built-in name or "module:Class"; the rest are its options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    use: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments for the constructor."""
+        return dict(self.model_extra or {})
+
+
+def _spec(value: Any) -> Any:
+    return {"use": value} if isinstance(value, str) else value
+
+
+class ModelSettings(Settings):
+    """A party's side of the split network."""
+
+    bottom: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
+    top: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
+    loss: str | None = None
+    z_width: PositiveInt | None = None  # the guest's own; default: as the first host's
+
+
+class DataSettings(Settings):
+    """Where a party's rows are, and which columns make up each input of its bottom model."""
+
+    train: FilePath
+    test: FilePath
+    label: str | None = None
+    inputs: dict[str, list[str]] = {}
+
+
+class Keys(Settings):
+    """This party's certificate and private key (PEM)."""
+
+    certificate: FilePath
+    key: FilePath
+
+
+class Peer(Settings):
+    """One other party: whose signature its certificate must bear, and where to reach it.
+
+    Without `connect`, it is the peer that connects here, to `listen`.
+    """
+
+    ca: FilePath | None = None
+    connect: Address | None = None
+
+
+class LinkSettings(Settings):
+    """An emulated line for what this party sends: bandwidth, and one-way delay."""
+
+    mbps: PositiveFloat
+    delay_ms: Annotated[float, Field(ge=0)] = 0.0
+
+
+class PartySettings(Settings):
+    """One party's private side of a run (`party.toml`). Relative paths start at the file."""
+
+    role: Role
+    name: PartyName
+    data: DataSettings
+    model: ModelSettings
+    peers: dict[PartyName, Peer] = {}
+    keys: Keys | None = None
+    listen: Address | None = None
+    insecure: bool = False
+    device: str = "cpu"
+    threads: PositiveInt | None = None
+    run_dir: FilePath = Path("runs")
+    connect_s: PositiveFloat = 300.0
+    deadline_s: PositiveFloat = 120.0
+    link: LinkSettings | None = None
+
+    @model_validator(mode="after")
+    def _role_has_its_parts(self) -> PartySettings:
+        model = self.model
+        if self.role == "guest":
+            if self.data.label is None:
+                raise ValueError("data.label is missing: the guest holds the labels")
+            if model.top is None or model.loss is None:
+                raise ValueError("model.top and model.loss are missing: the guest holds both")
+        else:
+            if model.bottom is None:
+                raise ValueError("model.bottom is missing: a host brings a bottom model")
+            for key, value in (("model.top", model.top), ("model.loss", model.loss)):
+                if value is not None:
+                    raise ValueError(f"{key} belongs to the guest, not to a host")
+            if self.data.label is not None:
+                raise ValueError("data.label belongs to the guest, not to a host")
+        if model.bottom is not None and not self.data.inputs:
+            raise ValueError("data.inputs is missing: the bottom model needs columns to read")
+        return self
+
+    @model_validator(mode="after")
+    def _peers_can_be_reached_and_authenticated(self) -> PartySettings:
+        for name, peer in self.peers.items():
+            if peer.connect is None and self.listen is None:
+                raise ValueError(f"peers.{name}.connect is missing, and so is listen: give one")
+            if not self.insecure and peer.ca is None:
+                raise ValueError(f"peers.{name}.ca is missing: the peer's authority (PEM)")
+        if self.peers and not self.insecure and self.keys is None:
+            raise ValueError('keys is missing: make them with "celu certs party NAME"')
+        return self
+
+
+def read_party(path: Path) -> PartySettings:
+    """Read and validate a party's private settings; raises ConfigError."""
+    return read_settings(PartySettings, path)
+
+
+def check_names(job: Job, party: PartySettings, path: Path) -> None:
+    """A party must play the part that the contract gives its name; raises ConfigError."""
+    expected = {job.guest: "guest", **dict.fromkeys(job.hosts, "host")}
+    if expected.get(party.name) != party.role:
+        parts = ", ".join(f"{name} ({role})" for name, role in expected.items())
+        raise ConfigError(
+            f"{path}: name: expected one of the contract's parties, {parts}; "
+            f"got {party.name} ({party.role})"
+        )
+    peers = set(job.hosts) if party.role == "guest" else {job.guest}
+    if set(party.peers) != peers:
+        raise ConfigError(
+            f"{path}: peers: expected {', '.join(sorted(peers)) or 'none'}, "
+            f"got {', '.join(sorted(party.peers)) or 'none'}"
+        )

@@ -1,0 +1,72 @@
+"""Reading a settings file: TOML in, a frozen typed value out, or an error that names the key.
+
+Nothing else is read: no environment variables, no defaults in a third place.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+
+from celu.errors import ConfigError
+
+# A party's name stands in certificates (as a DNS name), so it keeps to what is allowed there.
+PartyName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+
+
+class Settings(BaseModel):
+    """Base of all settings: unknown keys and wrong types are refused, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _from_the_files_folder(value: Any, info: ValidationInfo) -> Any:
+    folder = (info.context or {}).get("folder", Path())
+    return folder / value if isinstance(value, str) else value
+
+
+FilePath = Annotated[Path, BeforeValidator(_from_the_files_folder)]
+
+_T = TypeVar("_T", bound=Settings)
+
+
+def read_settings(model: type[_T], path: Path) -> _T:
+    """Read and validate a TOML file; raises ConfigError with file, key, expected and got.
+
+    Relative paths in the file start at the file's own folder.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: expected a readable file, got: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: expected TOML, got: {error}") from error
+    return validate(model, values, path)
+
+
+def validate(model: type[_T], values: dict[str, Any], path: Path) -> _T:
+    """Check values that came from `path`; raises ConfigError as `read_settings` does."""
+    try:
+        return model.model_validate(values, context={"folder": path.parent})
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{path}: {line}" for line in describe(error))) from error
+
+
+def describe(error: ValidationError) -> list[str]:
+    """One line a problem: key, expected, got."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        key = ".".join(str(part) for part in problem["loc"])
+        expected = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "missing":
+            expected = "expected a value, got nothing"
+        elif problem["type"] == "extra_forbidden":
+            expected = "expected no such key; is it misspelt?"
+        elif problem["type"] != "value_error":
+            expected = f"{expected.replace('Input should', 'expected to')}, got "
+            expected = expected.replace("expected to be", "expected") + repr(problem["input"])
+        lines.append(f"{key}: {expected}" if key else expected)
+    return lines

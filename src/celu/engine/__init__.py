@@ -1,0 +1,1 @@
+"""The exchange, the local step and the order in which a party does them."""

@@ -1,0 +1,129 @@
+"""A host's side of the algorithm: exchange, local step, and the program that orders them.
+
+Paper: the lines of Party A in algorithms 1 and 2. Where weights have moved between the forward
+pass and the arrival of its derivative (local steps, other rounds in flight), Z is computed anew
+and the update weighted like any other use of stale statistics; where nothing has moved it is the
+vanilla update, bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from celu.config.job import Job
+from celu.data.order import BatchOrder
+from celu.data.table import Batch
+from celu.engine.local import Workset, seed_step
+from celu.engine.observe import Observer
+from celu.engine.optim import Optimizer
+from celu.engine.schedule import Schedule
+from celu.errors import ModelError
+from celu.party import Host
+from celu.transport.link import Link
+from celu.transport.message import Kind, Message, expect, rows_of
+
+
+@dataclass
+class _InFlight:
+    batch: Batch
+    z_BD: Tensor  # with its graph
+    updates: int  # how many updates the bottom had seen
+
+
+class HostTrainer:
+    """One host's model, its cache and its rounds in flight."""
+
+    def __init__(self, name: str, host: Host, job: Job) -> None:
+        self._name = name
+        self._host = host
+        self._bottom = host.bottom
+        self._seed = job.seed
+        self._width = job.hosts[name].z_width
+        self.batch_size = job.batch_size
+        self._order = BatchOrder(job.seed, host.train.num_rows, job.batch_size)
+        self._optimizer = Optimizer([host.bottom], job.optimizer)
+        self._in_flight: dict[int, _InFlight] = {}
+        self._updates = 0
+        self.workset = Workset.of(job.method, "host")
+
+    def activate(self, round_: int) -> Tensor:
+        """Z of a fresh batch, to be sent."""
+        batch = self._host.train.take(self._order.rows(round_))
+        seed_step(self._seed, self._name, round_, 0)
+        z_BD = self._forward(batch)
+        self._in_flight[round_] = _InFlight(batch, z_BD, self._updates)
+        return z_BD.detach()
+
+    def update(self, round_: int, dz_BD: Tensor) -> None:
+        """The exchanged update, the batch's first use; then it is cached."""
+        sent = self._in_flight.pop(round_)
+        dz_BD = dz_BD.to(sent.z_BD.device)
+        stale_BD = sent.z_BD.detach()
+        if self._updates == sent.updates:
+            self._apply(sent.z_BD, dz_BD)
+        else:
+            self._apply_stale(sent.batch, stale_BD, dz_BD, round_, 0)
+        self.workset.keep(round_, sent.batch, (stale_BD,), (dz_BD,))
+
+    def local_step(self) -> None:
+        """An update from a cached batch, if one is due; nothing is sent."""
+        entry = self.workset.draw()
+        if entry is not None:
+            self._apply_stale(entry.batch, entry.z[0], entry.dz[0], entry.round, entry.uses)
+
+    def activate_test(self, start: int, stop: int) -> Tensor:
+        """Z of held-out rows, to be sent."""
+        self._bottom.eval()
+        with torch.no_grad():
+            z_BD = self._forward(self._host.test.take(slice(start, stop)))
+        self._bottom.train()
+        return z_BD
+
+    def _apply_stale(
+        self, batch: Batch, stale_BD: Tensor, dz_BD: Tensor, round_: int, use: int
+    ) -> None:
+        seed_step(self._seed, self._name, round_, use)
+        z_BD = self._forward(batch)
+        weights_B = self.workset.weigh(z_BD.detach(), stale_BD)
+        self._apply(z_BD, dz_BD if weights_B is None else weights_B[:, None] * dz_BD)
+
+    def _apply(self, z_BD: Tensor, dz_BD: Tensor) -> None:
+        z_BD.backward(dz_BD)
+        self._optimizer.step()
+        self._updates += 1
+
+    def _forward(self, batch: Batch) -> Tensor:
+        z_BD: Tensor = self._bottom(**batch.inputs)
+        num_rows = len(next(iter(batch.inputs.values())))
+        if tuple(z_BD.shape) != (num_rows, self._width):
+            raise ModelError(
+                f"{self._name}: the bottom model must give Z of [{num_rows}, {self._width}] "
+                f"(the contract's z_width), got {list(z_BD.shape)}"
+            )
+        return z_BD
+
+
+async def train_host(trainer: HostTrainer, link: Link, schedule: Schedule, see: Observer) -> int:
+    """A host's whole training; the number of rounds done."""
+    for round_ in range(schedule.num_rounds):
+        for ahead in schedule.sends_in(round_):
+            z_BD = trainer.activate(ahead)
+            await link.send(Message(Kind.ACTIVATION, ahead, tensor=z_BD))
+        for _ in range(schedule.local_steps):  # while Z travels, is answered, the answer returns
+            trainer.local_step()
+        with see.waiting():
+            answer = expect(await link.receive(), Kind.DERIVATIVE, round_)
+        trainer.update(round_, rows_of(answer, trainer.batch_size))
+        see.round_done(round_, trainer.workset, None)
+        if schedule.evaluates_after(round_):
+            for part, start, stop in schedule.test_parts():
+                z_BD = trainer.activate_test(start, stop)
+                await link.send(Message(Kind.TEST_ACTIVATION, round_, part, z_BD))
+            with see.waiting():
+                verdict = expect(await link.receive(), Kind.VERDICT, round_)
+            if (verdict.body or {}).get("stop") is True:
+                return round_ + 1
+    return schedule.num_rounds

@@ -1,0 +1,72 @@
+"""What the two roles share in a local step: the table, its policies, and their record."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from celu.config.job import Method
+from celu.config.party import Role
+from celu.data.table import Batch
+from celu.models.building import find
+from celu.workset.sampling import RoundRobin, Sampling
+from celu.workset.table import Entry, WorksetTable
+from celu.workset.weighting import CosineWeighting, Weighting, Weights
+
+SAMPLINGS: dict[str, type[Sampling]] = {"round-robin": RoundRobin}
+WEIGHTINGS: dict[str, type[Weighting] | None] = {"cosine": CosineWeighting, "none": None}
+
+
+@dataclass
+class Workset:
+    """A party's table and policies, and counts of what it did with them."""
+
+    table: WorksetTable
+    sampling: Sampling
+    weighting: Weighting | None
+    local_steps: int = 0
+    bubbles: int = 0
+    similarity_B: Tensor | None = None  # of the latest weighted update
+
+    @staticmethod
+    def of(method: Method, role: Role) -> Workset:
+        """The workset of a role under the contract's method."""
+        weighting = find(method.weighting, WEIGHTINGS, "method.weighting")
+        return Workset(
+            WorksetTable(getattr(method.W, role), getattr(method.R, role)),
+            find(method.sampling, SAMPLINGS, "method.sampling")(),
+            weighting(getattr(method.xi, role)) if weighting is not None else None,
+        )
+
+    def draw(self) -> Entry | None:
+        """The entry of the next local step; None, and a bubble counted, where there is none."""
+        entry = self.table.sample(self.sampling)
+        self.local_steps += entry is not None
+        self.bubbles += entry is None
+        return entry
+
+    def keep(
+        self, round_: int, batch: Batch, z: tuple[Tensor, ...], dz: tuple[Tensor, ...]
+    ) -> None:
+        """Cache what was just exchanged; that update was its first use."""
+        self.table.insert(Entry(round_, batch, z, dz))
+
+    def weigh(self, fresh_BD: Tensor, stale_BD: Tensor) -> Tensor | None:
+        """Instance weights, [B]; None where every instance counts fully."""
+        if self.weighting is None:
+            return None
+        weights: Weights = self.weighting.weigh(fresh_BD, stale_BD)
+        self.similarity_B = weights.similarity_B
+        return weights.weights_B
+
+
+def seed_step(seed: int, party: str, round_: int, use: int) -> None:
+    """Make a module's own randomness (dropout) a function of where it is used.
+
+    So a run's bits do not depend on which parties share a process, and any step can be replayed.
+    """
+    key = hashlib.blake2b(f"{seed}/{party}/{round_}/{use}".encode(), digest_size=8).digest()
+    torch.manual_seed(int.from_bytes(key, "little") >> 1)

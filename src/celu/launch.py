@@ -1,0 +1,141 @@
+"""From settings files to a running party: read its rows, build its modules, open its links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from celu.config.job import Job
+from celu.config.party import PartySettings
+from celu.data.table import Table, read_table
+from celu.engine.local import seed_step
+from celu.errors import CeluError, ConfigError
+from celu.events import RunFolder
+from celu.models.building import BOTTOMS, TOPS, build, find_loss
+from celu.party import Guest, Host
+from celu.session import Result, guest_session, host_session
+from celu.transport.emulation import Line
+from celu.transport.grpc_carrier import Endpoint, open_links
+from celu.transport.link import run_blocking
+
+
+def load_party(settings: PartySettings, job: Job, folder: Path) -> Host | Guest:
+    """A party's rows and modules; `folder` is searched first for modules of the user's own.
+
+    The weights are a function of (seed, party), so a run can be repeated to the bit. Raises
+    ConfigError, DataError or ModelError.
+    """
+    device = _device(settings.device)
+    train, test = _read_tables(settings, device)
+    model = settings.model
+    guest_width = model.z_width or next((h.z_width for h in job.hosts.values()), 64)
+    own_width = job.hosts[settings.name].z_width if settings.role == "host" else guest_width
+    seed_step(job.seed, settings.name, 0, 0)
+    bottom = None
+    if model.bottom is not None:
+        facts = {
+            "z_width": own_width,
+            "columns": {name: t.shape[1] for name, t in train.inputs.items()},
+            "sizes": train.sizes,
+        }
+        bottom = build(
+            model.bottom.use,
+            model.bottom.options,
+            facts,
+            built_in=BOTTOMS,
+            what="model.bottom",
+            folder=folder,
+        ).to(device)
+    if settings.role == "host":
+        assert bottom is not None  # settings are checked: a host brings one
+        return Host(bottom, train, test)
+    assert model.top is not None and model.loss is not None  # likewise
+    widths = ([guest_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
+    top = build(
+        model.top.use,
+        model.top.options,
+        {"z_widths": widths},
+        built_in=TOPS,
+        what="model.top",
+        folder=folder,
+    ).to(device)
+    return Guest(top, find_loss(model.loss, folder), train, test, bottom)
+
+
+def run_party(
+    settings: PartySettings,
+    job: Job,
+    folder: Path,
+    run: RunFolder,
+    listening: Callable[[int], None],
+) -> Result:
+    """Run one party to its end over the network, recorded in `run`; raises what goes wrong."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    try:
+        party = load_party(settings, job, folder)
+        with open_links(_endpoint(settings), listening) as links:
+            run.emit("connected", {"peers": sorted(links), "secure": not settings.insecure})
+            if isinstance(party, Guest):
+                session = guest_session(settings.name, party, job, links, run.emit)
+            else:
+                session = host_session(settings.name, party, job, links[job.guest], run.emit)
+            result = run_blocking(session)
+        run.save_weights({"bottom": party.bottom, "top": getattr(party, "top", None)})
+        run.finish({"status": "done", **asdict(result)})
+        return result
+    except CeluError as error:
+        run.finish({"status": type(error).__name__, "message": str(error)})
+        raise
+    except BaseException as error:
+        run.finish({"status": type(error).__name__})
+        raise
+
+
+def _read_tables(settings: PartySettings, device: torch.device) -> tuple[Table, Table]:
+    data = settings.data
+    train = read_table(data.train, data.inputs, data.label)
+    test = read_table(data.test, data.inputs, data.label)
+    # Where no file declares the number of codes, held-out rows may hold codes never trained.
+    sizes = {
+        name: tuple(max(pair) for pair in zip(train.sizes[name], test.sizes[name], strict=True))
+        for name in train.sizes
+    }
+    return replace(train, sizes=sizes).to(device), replace(test, sizes=sizes).to(device)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device: expected one that is here, got {name!r}: {reason}") from error
+    return device
+
+
+def _endpoint(settings: PartySettings) -> Endpoint:
+    keys = None
+    if settings.peers and not settings.insecure:
+        assert settings.keys is not None  # settings are checked
+        authorities = {name: peer.ca for name, peer in settings.peers.items() if peer.ca}
+        keys = (settings.keys.certificate, settings.keys.key, authorities)
+    link = settings.link
+
+    def line() -> Line | None:
+        return None if link is None else Line(link.mbps, link.delay_ms / 1000)
+
+    connect = {name: peer.connect for name, peer in settings.peers.items() if peer.connect}
+    return Endpoint(
+        name=settings.name,
+        listen=settings.listen,
+        accept=tuple(name for name in settings.peers if name not in connect),
+        connect=connect,
+        keys=keys,
+        connect_s=settings.connect_s,
+        deadline_s=settings.deadline_s,
+        line=line,
+    )

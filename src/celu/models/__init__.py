@@ -1,0 +1,1 @@
+"""Built-in models and losses, and building modules by name."""

@@ -1,0 +1,77 @@
+"""Losses, one value an instance, and the metrics that go with each on held-out rows.
+
+A loss of the user's own is any function of (output, labels) that gives [B] values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PerInstance = Callable[[Tensor, Tensor], Tensor]
+Metrics = Callable[[Tensor, Tensor], dict[str, float]]
+
+
+def _loss_only(output: Tensor, labels: Tensor) -> dict[str, float]:
+    del output, labels
+    return {}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss and its metrics; `loss`, the mean over held-out rows, is always among them."""
+
+    per_instance: PerInstance
+    metrics: Metrics = _loss_only
+
+
+def _binary(output: Tensor, labels: Tensor) -> Tensor:
+    logits_B = output.reshape(-1) if output.numel() == len(labels) else output
+    return F.binary_cross_entropy_with_logits(logits_B, labels.to(output.dtype), reduction="none")
+
+
+def _multiclass(output: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(output, labels.long(), reduction="none")
+
+
+def _regression(output: Tensor, labels: Tensor) -> Tensor:
+    values_B = output.reshape(-1) if output.numel() == len(labels) else output
+    return F.mse_loss(values_B, labels.to(output.dtype), reduction="none")
+
+
+def auc(scores: Tensor, labels: Tensor) -> float:
+    """The exact area under the ROC curve: ties count half; NaN where only one class is present."""
+    scores, labels = scores.reshape(-1).double(), labels.reshape(-1) > 0.5
+    num_positive = int(labels.sum())
+    num_negative = len(labels) - num_positive
+    if num_positive == 0 or num_negative == 0:
+        return math.nan
+    _, tie_of, tie_sizes = torch.unique(scores, return_inverse=True, return_counts=True)
+    # Ranks are counted from 1; rows of equal score share the mean rank of their tie.
+    last_ranks = tie_sizes.cumsum(0).double()
+    mean_ranks = last_ranks - (tie_sizes.double() - 1) / 2
+    rank_sum = float(mean_ranks[tie_of[labels]].sum())
+    return (rank_sum - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)
+
+
+def _accuracy(output: Tensor, labels: Tensor) -> float:
+    return float((output.argmax(dim=1) == labels).double().mean())
+
+
+def _rmse(output: Tensor, labels: Tensor) -> float:
+    return math.sqrt(float((output.reshape(-1).double() - labels.double()).square().mean()))
+
+
+LOSSES: dict[str, Loss] = {
+    "binary": Loss(_binary, lambda output, labels: {"auc": auc(output, labels)}),
+    "multiclass": Loss(_multiclass, lambda output, labels: {"accuracy": _accuracy(output, labels)}),
+    "regression": Loss(_regression, lambda output, labels: {"rmse": _rmse(output, labels)}),
+}
+
+# Which way is better, for the metrics that a contract may name as its target.
+HIGHER_IS_BETTER = {"auc": True, "accuracy": True, "loss": False, "rmse": False}

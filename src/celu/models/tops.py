@@ -1,0 +1,49 @@
+"""The paper's two top models: WDL joins by concatenation, DSSM by an inner product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from celu.errors import ModelError
+from celu.models.tower import dense_layers
+
+
+class WideDeepTop(nn.Module):
+    """All Z side by side, then one linear layer (WDL). `outputs` is the number of classes.
+
+    The paper's top is linear, so that the parties' effects add up and never interact; layers in
+    `hidden` let them.
+    """
+
+    def __init__(
+        self,
+        z_widths: Sequence[int],
+        outputs: int = 1,
+        hidden: Sequence[int] = (),
+        init_std: float | None = 0.01,
+    ) -> None:
+        super().__init__()
+        self.layers = dense_layers([sum(z_widths), *hidden, outputs], init_std)
+
+    def forward(self, *zs: Tensor) -> Tensor:
+        """Logits, [B, outputs]."""
+        logits: Tensor = self.layers(torch.cat(zs, dim=1) if len(zs) > 1 else zs[0])
+        return logits
+
+
+class InnerProductTop(nn.Module):
+    """The inner product of the guest's tower with the sum of the hosts' (DSSM)."""
+
+    def __init__(self, z_widths: Sequence[int]) -> None:
+        super().__init__()
+        if len(z_widths) < 2 or len(set(z_widths)) != 1:
+            raise ModelError(
+                f"dssm needs two or more towers of one width, got widths {list(z_widths)}"
+            )
+
+    def forward(self, z_guest: Tensor, *z_hosts: Tensor) -> Tensor:
+        """Logits, [B]."""
+        return (z_guest * sum(z_hosts)).sum(dim=1)

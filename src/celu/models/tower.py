@@ -1,0 +1,80 @@
+"""A tower: ids through embeddings, numbers as they are, then layers without biases.
+
+Both of the paper's models use it as their bottoms. Its constants are the paper's; so are the
+weights drawn from N(0, 0.01).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+class Tower(nn.Module):
+    """Inputs of any names: those with `sizes` are ids, the others numbers.
+
+    The fields of an input of ids share one table of rows, each field from an offset of its own,
+    and its gradient is sparse: a step costs as much as the batch, whatever the table's size.
+    """
+
+    def __init__(
+        self,
+        z_width: int,
+        columns: Mapping[str, int],
+        sizes: Mapping[str, Sequence[int]],
+        embedding_dim: int = 128,
+        hidden: Sequence[int] = (256,),
+        init_std: float | None = 0.01,
+    ) -> None:
+        super().__init__()
+        self.embeddings = nn.ModuleDict()
+        width = 0
+        for name, num_columns in columns.items():
+            if name in sizes:
+                self.embeddings[name] = _FieldEmbedding(sizes[name], embedding_dim, init_std)
+                width += num_columns * embedding_dim
+            else:
+                width += num_columns
+        self.names = tuple(columns)
+        self.layers = dense_layers([width, *hidden, z_width], init_std)
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        """Z, [B, z_width]."""
+        parts = [
+            self.embeddings[name](inputs[name]) if name in self.embeddings else inputs[name]
+            for name in self.names
+        ]
+        z: Tensor = self.layers(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0])
+        return z
+
+
+def dense_layers(widths: Sequence[int], init_std: float | None) -> nn.Sequential:
+    """Linear layers without biases, ReLU between them; weights from N(0, init_std).
+
+    None keeps torch's own initialisation, which scales with the width of a layer.
+    """
+    layers: list[nn.Module] = []
+    for width, out in pairwise(widths):
+        layer = nn.Linear(width, out, bias=False)
+        if init_std is not None:
+            nn.init.normal_(layer.weight, std=init_std)
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class _FieldEmbedding(nn.Module):
+    offsets: Tensor
+
+    def __init__(self, sizes: Sequence[int], dim: int, init_std: float | None) -> None:
+        super().__init__()
+        starts = torch.tensor([0, *sizes[:-1]]).cumsum(0)
+        self.register_buffer("offsets", starts, persistent=False)
+        self.table = nn.Embedding(sum(sizes), dim, sparse=True)
+        nn.init.normal_(self.table.weight, std=0.01 if init_std is None else init_std)
+
+    def forward(self, ids_BF: Tensor) -> Tensor:
+        z: Tensor = self.table(ids_BF + self.offsets)
+        return z.flatten(start_dim=1)

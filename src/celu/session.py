@@ -1,0 +1,177 @@
+"""One party's whole conversation: compare contracts, train, say goodbye.
+
+A session is a coroutine over links that are already open; it neither opens nor reads files.
+Whatever goes wrong in it is told to the peers, as far as it may be, before it is raised.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celu.config.job import Job
+from celu.config.party import Role
+from celu.data.table import Table
+from celu.engine.guest import GuestTrainer, train_guest
+from celu.engine.host import HostTrainer, train_host
+from celu.engine.observe import Emit, Observer
+from celu.engine.schedule import Schedule
+from celu.errors import CeluError, ContractMismatch, DataError, PeerFailed, PeerLost, ProtocolError
+from celu.party import Guest, Host
+from celu.transport.link import Link
+from celu.transport.message import Kind, Message, TensorSpec, expect
+from celu.transport.wire import VERSION
+
+# At most this many rounds are reported one by one; longer runs report every n-th.
+_REPORTS = 2000
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a party knows at the end: rounds done, and the guest's evaluations in order."""
+
+    rounds: int
+    local_steps: int
+    bubbles: int
+    evaluations: list[dict[str, float]]
+    traffic: dict[str, int]
+
+
+async def host_session(name: str, host: Host, job: Job, link: Link, emit: Emit) -> Result:
+    """A host's part in a run."""
+    links = {link.peer: link}
+    try:
+        schedule = _schedule(name, "host", job, host.train, host.test)
+        await _handshake(name, job, host.train.num_rows, schedule.test_rows, links)
+        emit("started", {"num_rounds": schedule.num_rounds})
+        trainer = HostTrainer(name, host, job)
+        see = Observer(emit, [link.traffic], schedule.num_rounds, _report_every(schedule))
+        rounds = await train_host(trainer, link, schedule, see)
+        await _say_goodbye(links)
+    except Exception as error:
+        await _tell(links, error)
+        raise
+    return _result(rounds, trainer, see)
+
+
+async def guest_session(
+    name: str, guest: Guest, job: Job, links: Mapping[str, Link], emit: Emit
+) -> Result:
+    """The guest's part in a run; `links` hold one for each host."""
+    links = {host: links[host] for host in job.hosts}  # in the contract's order
+    try:
+        schedule = _schedule(name, "guest", job, guest.train, guest.test)
+        if guest.train.labels is None or guest.test.labels is None:
+            raise DataError(f"{name}: expected labels in the guest's training and test rows")
+        if guest.bottom is None and not links:
+            raise DataError(f"{name}: expected a bottom model or a host to learn from, got neither")
+        await _handshake(name, job, guest.train.num_rows, schedule.test_rows, links)
+        emit("started", {"num_rounds": schedule.num_rounds})
+        trainer = GuestTrainer(name, guest, job)
+        traffic = [link.traffic for link in links.values()]
+        see = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule))
+        rounds = await train_guest(trainer, links, schedule, see)
+        await _say_goodbye(links)
+    except Exception as error:
+        await _tell(links, error)
+        raise
+    return _result(rounds, trainer, see)
+
+
+def _schedule(name: str, role: Role, job: Job, train: Table, test: Table) -> Schedule:
+    rounds_per_epoch = train.num_rows // job.batch_size
+    if rounds_per_epoch == 0:
+        raise DataError(
+            f"{name}: expected at least one batch of {job.batch_size} training rows, "
+            f"got {train.num_rows}"
+        )
+    return Schedule(
+        num_rounds=job.num_rounds(rounds_per_epoch),
+        local_steps=getattr(job.method.R, role) - 1,
+        depth=job.method.depth,
+        evaluate_every=job.evaluation.every,
+        test_rows=min(test.num_rows, job.evaluation.rows or test.num_rows),
+        part_rows=job.batch_size,
+    )
+
+
+def _report_every(schedule: Schedule) -> int:
+    return max(1, schedule.num_rounds // _REPORTS)
+
+
+async def _handshake(
+    name: str, job: Job, train_rows: int, test_rows: int, links: Mapping[str, Link]
+) -> None:
+    """Refuse, by the name of the field, a peer that holds another contract."""
+    ours = {
+        "protocol": VERSION,
+        **job.contract(),
+        "train_rows": train_rows,
+        "test_rows": test_rows,
+    }
+    for link in links.values():
+        await link.send(Message(Kind.HELLO, body={"name": name, "contract": ours}))
+    for link in links.values():
+        theirs = expect(await link.receive(), Kind.HELLO).body or {}
+        _compare(name, ours, link.peer, theirs)
+        link.allow(_specs(job, name, link.peer))  # before READY: what follows it may be a tensor
+    for link in links.values():
+        await link.send(Message(Kind.READY))
+    for link in links.values():
+        expect(await link.receive(), Kind.READY)
+
+
+def _compare(name: str, ours: dict[str, Any], peer: str, hello: dict[str, Any]) -> None:
+    theirs = hello.get("contract")
+    if hello.get("name") != peer or not isinstance(theirs, dict):
+        raise ProtocolError(f"expected {peer} to give its name and contract, got neither or other")
+    differing = [
+        f"{key}: {name} has {_show(ours.get(key))}, {peer} has {_show(theirs.get(key))}"
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]
+    if differing:
+        raise ContractMismatch(
+            "the parties' contracts differ: " + "; ".join(differing[:10]) + ". "
+            "Agree on one job.toml and on the same rows, and start again"
+        )
+
+
+def _show(value: Any) -> str:
+    return json.dumps(value)[:100]
+
+
+def _specs(job: Job, name: str, peer: str) -> dict[Kind, TensorSpec]:
+    if name == job.guest:
+        spec = TensorSpec(job.batch_size, job.hosts[peer].z_width)
+        return {Kind.ACTIVATION: spec, Kind.TEST_ACTIVATION: spec}
+    return {Kind.DERIVATIVE: TensorSpec(job.batch_size, job.hosts[name].z_width)}
+
+
+async def _say_goodbye(links: Mapping[str, Link]) -> None:
+    for link in links.values():
+        await link.send(Message(Kind.GOODBYE))
+    for link in links.values():
+        expect(await link.receive(), Kind.GOODBYE)
+        link.close()
+
+
+async def _tell(links: Mapping[str, Link], error: Exception) -> None:
+    """Let the peers know that we stop, and why, as far as they may know; never raises."""
+    reason = error.public() if isinstance(error, CeluError) else "an unforeseen failure"
+    for link in links.values():
+        # A peer that is gone, or that told us it stops, needs no telling.
+        told = isinstance(error, PeerFailed) and str(error).startswith(f"{link.peer} stopped")
+        if not told:
+            try:
+                await link.send(Message(Kind.FAILURE, body={"reason": reason}))
+            except PeerLost:
+                continue
+        link.close()
+
+
+def _result(rounds: int, trainer: HostTrainer | GuestTrainer, see: Observer) -> Result:
+    workset = trainer.workset
+    return Result(rounds, workset.local_steps, workset.bubbles, see.evaluations, see.bytes())

@@ -1,0 +1,1 @@
+"""Messages between two parties: what they are, and the carriers that bring them across."""

@@ -1,0 +1,88 @@
+"""Links between parties of one process: messages are handed over as they are, nothing is copied."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Generator, Mapping
+
+from celu.errors import PeerFailed, PeerLost, ProtocolError
+from celu.transport.message import TENSORS, Kind, Message, TensorSpec, TrafficBothWays
+from celu.transport.wire import HEADER, check_finite
+
+# Bounds what an eager sender may pile up, as a network's buffers would.
+CAPACITY = 16
+
+
+class _Pipe:
+    """One direction: a bounded queue, and whether its sender has closed it."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Message] = deque()
+        self.closed = False
+
+
+class MemoryLink:
+    """One end of a pair; see `Link`. Waiting is suspending: run it under `celu.simulate`."""
+
+    def __init__(self, peer: str, outgoing: _Pipe, incoming: _Pipe) -> None:
+        self.peer = peer
+        self.traffic = TrafficBothWays()
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._specs: Mapping[Kind, TensorSpec] = {}
+
+    def allow(self, specs: Mapping[Kind, TensorSpec]) -> None:
+        """See `Link`."""
+        self._specs = specs
+
+    async def send(self, message: Message) -> None:
+        """See `Link`."""
+        if message.tensor is not None:
+            check_finite(message.tensor, message.kind.name, message.round)
+        while len(self._outgoing.queue) >= CAPACITY:
+            if self._incoming.closed:
+                raise PeerLost(f"{self.peer} has left")
+            await _suspend()
+        self._outgoing.queue.append(message)
+        self.traffic.sent.count(message.kind, _num_bytes(message))
+
+    async def receive(self) -> Message:
+        """See `Link`."""
+        while not self._incoming.queue:
+            if self._incoming.closed:
+                raise PeerLost(f"{self.peer} has left")
+            await _suspend()
+        message = self._incoming.queue.popleft()
+        self.traffic.received.count(message.kind, _num_bytes(message))
+        if message.kind is Kind.FAILURE:
+            raise PeerFailed(f"{self.peer} stopped: {(message.body or {}).get('reason')}")
+        if message.kind in TENSORS:
+            if message.kind not in self._specs or message.tensor is None:
+                raise ProtocolError(f"{message.kind.name}: not expected at this point")
+            tensor = message.tensor
+            self._specs[message.kind].check(message.kind, tensor.dtype, tuple(tensor.shape))
+        return message
+
+    def close(self) -> None:
+        """See `Link`."""
+        self._outgoing.closed = True
+
+
+def memory_links(a: str, b: str) -> tuple[MemoryLink, MemoryLink]:
+    """A's link to B, and B's link to A."""
+    to_b, to_a = _Pipe(), _Pipe()
+    return MemoryLink(b, to_b, to_a), MemoryLink(a, to_a, to_b)
+
+
+@types.coroutine
+def _suspend() -> Generator[None, None, None]:
+    yield
+
+
+def _num_bytes(message: Message) -> int:
+    # What the same message takes on a wire; JSON bodies are few and small.
+    payload = (
+        0 if message.tensor is None else message.tensor.numel() * message.tensor.element_size()
+    )
+    return HEADER.size + payload

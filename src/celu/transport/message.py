@@ -1,0 +1,116 @@
+"""What parties may say to each other, and what they may expect: a closed set of messages.
+
+A message carries either one tensor or one small JSON object, never both. This module knows nothing
+of carriers; `wire` turns a message into bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from celu.errors import ProtocolError, ShapeError
+
+
+class Kind(enum.IntEnum):
+    """The kinds of message; the values are part of the wire format."""
+
+    HELLO = 1  # who I am, and the contract I hold
+    READY = 2  # yours is the same: let us begin
+    ACTIVATION = 3  # Z of a training batch, host to guest
+    DERIVATIVE = 4  # dZ of a training batch, guest to host
+    TEST_ACTIVATION = 5  # Z of held-out rows, host to guest
+    VERDICT = 6  # after an evaluation, guest to host: go on, or stop
+    FAILURE = 7  # I stop, and this is what I may say of the reason
+    GOODBYE = 8  # all done; nothing follows
+
+
+TRAINING = frozenset({Kind.ACTIVATION, Kind.DERIVATIVE})
+TENSORS = TRAINING | {Kind.TEST_ACTIVATION}
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message: `round` and `part` say which; `part` counts the pieces of an evaluation."""
+
+    kind: Kind
+    round: int = 0
+    part: int = 0
+    tensor: Tensor | None = None
+    body: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What the contract allows a kind of tensor to be."""
+
+    max_rows: int
+    width: int
+    dtype: torch.dtype = torch.float32
+
+    def check(self, kind: Kind, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        """Raise ShapeError unless a tensor of this claim is within the contract."""
+        rows, width = (shape[0], shape[1]) if len(shape) == 2 else (0, 0)
+        if dtype != self.dtype or width != self.width or not 0 < rows <= self.max_rows:
+            raise ShapeError(
+                f"{kind.name}: expected {self.dtype} of at most [{self.max_rows}, {self.width}] "
+                f"as the contract says, got {dtype} of {list(shape)}"
+            )
+
+
+@dataclass
+class Traffic:
+    """Bytes and messages of one direction, training apart from evaluation and from the rest."""
+
+    training_bytes: int = 0
+    evaluation_bytes: int = 0
+    control_bytes: int = 0
+    messages: int = 0
+
+    def count(self, kind: Kind, num_bytes: int) -> None:
+        """Add one message."""
+        self.messages += 1
+        if kind in TRAINING:
+            self.training_bytes += num_bytes
+        elif kind is Kind.TEST_ACTIVATION:
+            self.evaluation_bytes += num_bytes
+        else:
+            self.control_bytes += num_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """All bytes of this direction."""
+        return self.training_bytes + self.evaluation_bytes + self.control_bytes
+
+
+@dataclass
+class TrafficBothWays:
+    """What one link carried, as this party counts it."""
+
+    sent: Traffic = field(default_factory=Traffic)
+    received: Traffic = field(default_factory=Traffic)
+
+
+def expect(message: Message, kind: Kind, round_: int = 0, part: int = 0) -> Message:
+    """The message, if it is the one that is due; ProtocolError otherwise."""
+    got = (message.kind, message.round, message.part)
+    if got != (kind, round_, part):
+        raise ProtocolError(
+            f"expected {kind.name} of round {round_} part {part}, "
+            f"got {message.kind.name} of round {message.round} part {message.part}"
+        )
+    return message
+
+
+def rows_of(message: Message, rows: int) -> Tensor:
+    """The tensor of a message that is due with this many rows; ShapeError otherwise."""
+    if message.tensor is None or len(message.tensor) != rows:
+        got = "none" if message.tensor is None else len(message.tensor)
+        raise ShapeError(
+            f"{message.kind.name} of round {message.round}: expected {rows} rows, got {got}"
+        )
+    return message.tensor

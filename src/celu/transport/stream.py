@@ -1,0 +1,134 @@
+"""A `Link` over any carrier that moves byte strings in order, one stream each way.
+
+The carrier pulls outgoing pieces from `outgoing()` on a thread of its own and hands what it
+receives to `pump()` on another; the party's compute thread only touches two bounded queues.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from celu.errors import CeluError, PeerFailed, PeerLost, ProtocolError
+from celu.transport.emulation import Line
+from celu.transport.message import Kind, Message, TensorSpec, TrafficBothWays
+from celu.transport.wire import HEADER, check_finite, decode, decode_header, encode
+
+# Messages that may wait on either side of the compute thread: bounds memory, and through the
+# carrier's flow control slows a peer that sends faster than this party computes.
+QUEUED_MESSAGES = 8
+# How long a closing link waits for what was sent to arrive and for the peer to close as well.
+CLOSE_S = 5.0
+
+
+class StreamLink:
+    """One end of a stream; see `Link`."""
+
+    def __init__(self, peer: str, *, deadline_s: float, line: Line | None = None) -> None:
+        self.peer = peer
+        self.traffic = TrafficBothWays()
+        self._deadline_s = deadline_s
+        self._line = line
+        self._specs: Mapping[Kind, TensorSpec] = {}
+        self._outgoing: queue.Queue[tuple[Message, float] | None] = queue.Queue(QUEUED_MESSAGES)
+        self._incoming: queue.Queue[Message | CeluError] = queue.Queue(QUEUED_MESSAGES)
+        self._ended = threading.Event()  # nothing more will arrive
+        self._sent_all = threading.Event()
+        self._closing = threading.Event()
+        self.explain: Callable[[Exception], CeluError] | None = None  # the carrier's own errors
+
+    def allow(self, specs: Mapping[Kind, TensorSpec]) -> None:
+        """See `Link`."""
+        self._specs = specs
+
+    async def send(self, message: Message) -> None:
+        """See `Link`. A tensor on an accelerator is brought to main memory here."""
+        if message.tensor is not None:
+            tensor = message.tensor.detach().to("cpu")
+            check_finite(tensor, message.kind.name, message.round)
+            message = Message(message.kind, message.round, message.part, tensor)
+        try:
+            self._outgoing.put((message, time.monotonic()), timeout=self._deadline_s)
+        except queue.Full:
+            raise PeerLost(
+                f"{self.peer} took nothing for {self._deadline_s:g} s (deadline_s); "
+                "is it still running?"
+            ) from None
+
+    async def receive(self) -> Message:
+        """See `Link`."""
+        try:
+            message = self._incoming.get(timeout=self._deadline_s)
+        except queue.Empty:
+            raise PeerLost(
+                f"{self.peer} sent nothing for {self._deadline_s:g} s (deadline_s); "
+                "is it still running, and is the link up?"
+            ) from None
+        if isinstance(message, CeluError):
+            self._ended.set()
+            raise message
+        if message.tensor is not None:
+            check_finite(message.tensor, f"{message.kind.name} from {self.peer}", message.round)
+        return message
+
+    def close(self) -> None:
+        """See `Link`."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        try:
+            self._outgoing.put(None, timeout=CLOSE_S)
+        except queue.Full:
+            return
+        self._sent_all.wait(CLOSE_S)
+        self._ended.wait(CLOSE_S)
+
+    def outgoing(self) -> Iterator[bytes]:
+        """What to send, for the carrier's sending thread; ends when the link is closed."""
+        sequence = 0
+        while (item := self._outgoing.get()) is not None:
+            message, given_at = item
+            num_bytes = 0
+            for piece in encode(message, sequence):
+                if self._line is not None:
+                    self._line.carry(len(piece), given_at)
+                num_bytes += len(piece)
+                yield piece
+            self.traffic.sent.count(message.kind, num_bytes)
+            sequence += 1
+        self._sent_all.set()
+
+    def pump(self, pieces: Iterator[bytes]) -> None:
+        """Take in what arrives, for the carrier's receiving thread; returns when it ends."""
+        sequence = 0
+        try:
+            for data in pieces:
+                header = decode_header(data, sequence, self._specs)
+                message = decode(header, pieces)
+                self.traffic.received.count(header.kind, HEADER.size + header.length)
+                sequence += 1
+                if message.kind is Kind.FAILURE:
+                    reason = str((message.body or {}).get("reason"))[:1000]
+                    self._put(PeerFailed(f"{self.peer} stopped: {reason}"))
+                    return
+                self._put(message)
+            self._put(PeerLost(f"{self.peer} closed the link"))
+        except ProtocolError as error:
+            self._put(type(error)(f"from {self.peer}: {error}"))
+        except Exception as error:  # whatever the carrier raises, it ends here, with its name
+            explained = self.explain(error) if self.explain else None
+            self._put(explained or PeerLost(f"the link to {self.peer} broke: {error}"))
+        finally:
+            self._ended.set()
+
+    def _put(self, item: Message | CeluError) -> None:
+        # A full queue stops this thread and so, by flow control, the peer. The compute thread
+        # has a deadline of its own; while the link closes, nobody will empty the queue.
+        while not self._closing.is_set():
+            try:
+                return self._incoming.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+        return None

@@ -1,0 +1,1 @@
+"""The workset table and the two policies that draw from it (paper, section 3)."""

