@@ -22,14 +22,18 @@ from celu.transport.grpc_carrier import Endpoint, open_links
 from celu.transport.link import run_blocking
 
 
-def load_party(settings: PartySettings, job: Job, folder: Path) -> Host | Guest:
+def load_party(
+    settings: PartySettings, job: Job, folder: Path, rows: tuple[Table, Table] | None = None
+) -> Host | Guest:
     """A party's rows and modules; `folder` is searched first for modules of the user's own.
+
+    `rows`, training and test, are read from the files of the settings unless given.
 
     The weights are a function of (seed, party), so a run can be repeated to the bit. Raises
     ConfigError, DataError or ModelError.
     """
     device = _device(settings.device)
-    train, test = _read_tables(settings, device)
+    train, test = rows or read_tables(settings, device)
     model = settings.model
     guest_width = model.z_width or next((h.z_width for h in job.hosts.values()), 64)
     own_width = job.hosts[settings.name].z_width if settings.role == "host" else guest_width
@@ -95,7 +99,8 @@ def run_party(
         raise
 
 
-def _read_tables(settings: PartySettings, device: torch.device) -> tuple[Table, Table]:
+def read_tables(settings: PartySettings, device: torch.device) -> tuple[Table, Table]:
+    """A party's training and test rows on a device; raises DataError."""
     data = settings.data
     train = read_table(data.train, data.inputs, data.label)
     test = read_table(data.test, data.inputs, data.label)

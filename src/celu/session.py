@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from celu.config.job import Job
-from celu.config.party import Role
+from celu.config.job import Job, Role
 from celu.data.table import Table
 from celu.engine.guest import GuestTrainer, train_guest
 from celu.engine.host import HostTrainer, train_host
@@ -89,7 +88,7 @@ def _schedule(name: str, role: Role, job: Job, train: Table, test: Table) -> Sch
         )
     return Schedule(
         num_rounds=job.num_rounds(rounds_per_epoch),
-        local_steps=getattr(job.method.R, role) - 1,
+        local_steps=job.method.for_role(role).R - 1,
         depth=job.method.depth,
         evaluate_every=job.evaluation.every,
         test_rows=min(test.num_rows, job.evaluation.rows or test.num_rows),

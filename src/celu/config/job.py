@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -16,6 +16,8 @@ from pydantic import (
 )
 
 from celu.config.reading import PartyName, Settings, read_settings
+
+Role = Literal["guest", "host"]
 
 
 def _role_pair(value: Any) -> Any:
@@ -36,20 +38,41 @@ class DegreesByRole(Settings):
     host: Annotated[float, Field(gt=0, le=180)]
 
 
+if TYPE_CHECKING:  # what a caller may write; at run time it is always turned into a pair
+    RoleInts = int | Mapping[str, int] | IntByRole
+    RoleDegrees = float | Mapping[str, float] | DegreesByRole
+else:
+    RoleInts = Annotated[IntByRole, BeforeValidator(_role_pair)]
+    RoleDegrees = Annotated[DegreesByRole, BeforeValidator(_role_pair)]
+
+
 class Method(Settings):
     """The algorithm: R=1 is vanilla VFL, W=1 without weighting is FedBCD, else CELU.
 
     R counts all updates made from a batch, the exchanged one included. W is the capacity of the
     workset table. xi is the angle, in degrees, beyond which a stale instance counts for nothing.
-    `depth` is the number of rounds in flight.
+    Each is one value for all, as in the paper, or one for each role. `depth` is the number of
+    rounds in flight. `sampling` and `weighting` name policies, built in or "module:Class".
     """
 
-    W: Annotated[IntByRole, BeforeValidator(_role_pair)] = IntByRole(guest=5, host=5)
-    R: Annotated[IntByRole, BeforeValidator(_role_pair)] = IntByRole(guest=3, host=1)
-    xi: Annotated[DegreesByRole, BeforeValidator(_role_pair)] = DegreesByRole(guest=60, host=60)
+    W: RoleInts = IntByRole(guest=5, host=5)
+    R: RoleInts = IntByRole(guest=3, host=1)
+    xi: RoleDegrees = DegreesByRole(guest=60, host=60)
     depth: PositiveInt = 1
     sampling: str = "round-robin"
     weighting: str = "cosine"
+
+    def for_role(self, role: Role) -> RoleMethod:
+        """W, R and xi of one role."""
+        return RoleMethod(*(getattr(pair, role) for pair in (self.W, self.R, self.xi)))
+
+
+class RoleMethod(NamedTuple):
+    """The part of a method that one role keeps to."""
+
+    W: int
+    R: int
+    xi: float
 
 
 class Optimizer(Settings):

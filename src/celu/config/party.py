@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
-from celu.config.job import Job
+from celu.config.job import Job, Role
 from celu.config.reading import FilePath, PartyName, Settings, read_settings
 from celu.errors import ConfigError
 
-Role = Literal["guest", "host"]
 Address = Annotated[str, Field(pattern=r"^[^\s:]+:\d{1,5}$")]
 
 

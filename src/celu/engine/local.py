@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from celu.config.job import Method
-from celu.config.party import Role
+from celu.config.job import Method, Role
 from celu.data.table import Batch
 from celu.models.building import find
 from celu.workset.sampling import RoundRobin, Sampling
@@ -34,11 +33,12 @@ class Workset:
     @staticmethod
     def of(method: Method, role: Role) -> Workset:
         """The workset of a role under the contract's method."""
+        W, R, xi = method.for_role(role)
         weighting = find(method.weighting, WEIGHTINGS, "method.weighting")
         return Workset(
-            WorksetTable(getattr(method.W, role), getattr(method.R, role)),
+            WorksetTable(W, R),
             find(method.sampling, SAMPLINGS, "method.sampling")(),
-            weighting(getattr(method.xi, role)) if weighting is not None else None,
+            weighting(xi) if weighting is not None else None,
         )
 
     def draw(self) -> Entry | None:

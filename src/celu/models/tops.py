@@ -23,7 +23,7 @@ class WideDeepTop(nn.Module):
         z_widths: Sequence[int],
         outputs: int = 1,
         hidden: Sequence[int] = (),
-        init_std: float | None = 0.01,
+        init_std: float | None = 0.1,
     ) -> None:
         super().__init__()
         self.layers = dense_layers([sum(z_widths), *hidden, outputs], init_std)

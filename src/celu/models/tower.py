@@ -1,7 +1,7 @@
 """A tower: ids through embeddings, numbers as they are, then layers without biases.
 
-Both of the paper's models use it as their bottoms. Its constants are the paper's; so are the
-weights drawn from N(0, 0.01).
+Both of the paper's models use it as their bottoms, with the paper's constants. Its N(0, 0.01) for
+the weights is read as a variance: a deviation of 0.01 starts so small that training stalls at first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Tower(nn.Module):
         sizes: Mapping[str, Sequence[int]],
         embedding_dim: int = 128,
         hidden: Sequence[int] = (256,),
-        init_std: float | None = 0.01,
+        init_std: float | None = 0.1,
     ) -> None:
         super().__init__()
         self.embeddings = nn.ModuleDict()
@@ -73,7 +73,7 @@ class _FieldEmbedding(nn.Module):
         starts = torch.tensor([0, *sizes[:-1]]).cumsum(0)
         self.register_buffer("offsets", starts, persistent=False)
         self.table = nn.Embedding(sum(sizes), dim, sparse=True)
-        nn.init.normal_(self.table.weight, std=0.01 if init_std is None else init_std)
+        nn.init.normal_(self.table.weight, std=0.1 if init_std is None else init_std)
 
     def forward(self, ids_BF: Tensor) -> Tensor:
         z: Tensor = self.table(ids_BF + self.offsets)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import types
 from collections import deque
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 
-from celu.errors import PeerFailed, PeerLost, ProtocolError
-from celu.transport.message import TENSORS, Kind, Message, TensorSpec, TrafficBothWays
-from celu.transport.wire import HEADER, check_finite
+from celu.errors import PeerLost, ProtocolError
+from celu.transport.message import TENSORS, Kind, Message, TensorSpec, TrafficBothWays, failure_of
+from celu.transport.wire import check_sendable, num_bytes
 
 # Bounds what an eager sender may pile up, as a network's buffers would.
 CAPACITY = 16
@@ -39,13 +40,14 @@ class MemoryLink:
     async def send(self, message: Message) -> None:
         """See `Link`."""
         if message.tensor is not None:
-            check_finite(message.tensor, message.kind.name, message.round)
+            message = replace(message, tensor=message.tensor.detach())
+        check_sendable(message)
         while len(self._outgoing.queue) >= CAPACITY:
             if self._incoming.closed:
                 raise PeerLost(f"{self.peer} has left")
             await _suspend()
         self._outgoing.queue.append(message)
-        self.traffic.sent.count(message.kind, _num_bytes(message))
+        self.traffic.sent.count(message.kind, num_bytes(message))
 
     async def receive(self) -> Message:
         """See `Link`."""
@@ -54,9 +56,9 @@ class MemoryLink:
                 raise PeerLost(f"{self.peer} has left")
             await _suspend()
         message = self._incoming.queue.popleft()
-        self.traffic.received.count(message.kind, _num_bytes(message))
+        self.traffic.received.count(message.kind, num_bytes(message))
         if message.kind is Kind.FAILURE:
-            raise PeerFailed(f"{self.peer} stopped: {(message.body or {}).get('reason')}")
+            raise failure_of(self.peer, message)
         if message.kind in TENSORS:
             if message.kind not in self._specs or message.tensor is None:
                 raise ProtocolError(f"{message.kind.name}: not expected at this point")
@@ -78,11 +80,3 @@ def memory_links(a: str, b: str) -> tuple[MemoryLink, MemoryLink]:
 @types.coroutine
 def _suspend() -> Generator[None, None, None]:
     yield
-
-
-def _num_bytes(message: Message) -> int:
-    # What the same message takes on a wire; JSON bodies are few and small.
-    payload = (
-        0 if message.tensor is None else message.tensor.numel() * message.tensor.element_size()
-    )
-    return HEADER.size + payload

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from celu.errors import ProtocolError, ShapeError
+from celu.errors import PeerFailed, ProtocolError, ShapeError
 
 
 class Kind(enum.IntEnum):
@@ -104,6 +104,12 @@ def expect(message: Message, kind: Kind, round_: int = 0, part: int = 0) -> Mess
             f"got {message.kind.name} of round {message.round} part {message.part}"
         )
     return message
+
+
+def failure_of(peer: str, message: Message) -> PeerFailed:
+    """The error that a FAILURE stands for; its reason is the peer's, so cut and made printable."""
+    reason = str((message.body or {}).get("reason"))[:1000]
+    return PeerFailed(f"{peer} stopped: {''.join(c if c.isprintable() else '?' for c in reason)}")
 
 
 def rows_of(message: Message, rows: int) -> Tensor:

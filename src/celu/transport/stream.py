@@ -10,11 +10,20 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
-from celu.errors import CeluError, PeerFailed, PeerLost, ProtocolError
+from celu.errors import CeluError, PeerLost, ProtocolError
 from celu.transport.emulation import Line
-from celu.transport.message import Kind, Message, TensorSpec, TrafficBothWays
-from celu.transport.wire import HEADER, check_finite, decode, decode_header, encode
+from celu.transport.message import Kind, Message, TensorSpec, TrafficBothWays, failure_of
+from celu.transport.wire import (
+    HEADER,
+    check_finite,
+    check_sendable,
+    decode,
+    decode_header,
+    encode,
+    num_bytes,
+)
 
 # Messages that may wait on either side of the compute thread: bounds memory, and through the
 # carrier's flow control slows a peer that sends faster than this party computes.
@@ -34,8 +43,9 @@ class StreamLink:
         self._specs: Mapping[Kind, TensorSpec] = {}
         self._outgoing: queue.Queue[tuple[Message, float] | None] = queue.Queue(QUEUED_MESSAGES)
         self._incoming: queue.Queue[Message | CeluError] = queue.Queue(QUEUED_MESSAGES)
+        self._end: CeluError | None = None  # why nothing more will be received
         self._ended = threading.Event()  # nothing more will arrive
-        self._sent_all = threading.Event()
+        self._sent_all = threading.Event()  # ... or be sent
         self._closing = threading.Event()
         self.explain: Callable[[Exception], CeluError] | None = None  # the carrier's own errors
 
@@ -46,9 +56,9 @@ class StreamLink:
     async def send(self, message: Message) -> None:
         """See `Link`. A tensor on an accelerator is brought to main memory here."""
         if message.tensor is not None:
-            tensor = message.tensor.detach().to("cpu")
-            check_finite(tensor, message.kind.name, message.round)
-            message = Message(message.kind, message.round, message.part, tensor)
+            message = replace(message, tensor=message.tensor.detach().to("cpu"))
+        check_sendable(message)
+        size = num_bytes(message)
         try:
             self._outgoing.put((message, time.monotonic()), timeout=self._deadline_s)
         except queue.Full:
@@ -56,9 +66,12 @@ class StreamLink:
                 f"{self.peer} took nothing for {self._deadline_s:g} s (deadline_s); "
                 "is it still running?"
             ) from None
+        self.traffic.sent.count(message.kind, size)
 
     async def receive(self) -> Message:
         """See `Link`."""
+        if self._end is not None:
+            raise self._end
         try:
             message = self._incoming.get(timeout=self._deadline_s)
         except queue.Empty:
@@ -68,6 +81,7 @@ class StreamLink:
             ) from None
         if isinstance(message, CeluError):
             self._ended.set()
+            self._end = message
             raise message
         if message.tensor is not None:
             check_finite(message.tensor, f"{message.kind.name} from {self.peer}", message.round)
@@ -88,17 +102,16 @@ class StreamLink:
     def outgoing(self) -> Iterator[bytes]:
         """What to send, for the carrier's sending thread; ends when the link is closed."""
         sequence = 0
-        while (item := self._outgoing.get()) is not None:
-            message, given_at = item
-            num_bytes = 0
-            for piece in encode(message, sequence):
-                if self._line is not None:
-                    self._line.carry(len(piece), given_at)
-                num_bytes += len(piece)
-                yield piece
-            self.traffic.sent.count(message.kind, num_bytes)
-            sequence += 1
-        self._sent_all.set()
+        try:
+            while (item := self._outgoing.get()) is not None:
+                message, given_at = item
+                for piece in encode(message, sequence):
+                    if self._line is not None:
+                        self._line.carry(len(piece), given_at)
+                    yield piece
+                sequence += 1
+        finally:  # also where the carrier drops us half-way: closing must not wait for more
+            self._sent_all.set()
 
     def pump(self, pieces: Iterator[bytes]) -> None:
         """Take in what arrives, for the carrier's receiving thread; returns when it ends."""
@@ -110,8 +123,7 @@ class StreamLink:
                 self.traffic.received.count(header.kind, HEADER.size + header.length)
                 sequence += 1
                 if message.kind is Kind.FAILURE:
-                    reason = str((message.body or {}).get("reason"))[:1000]
-                    self._put(PeerFailed(f"{self.peer} stopped: {reason}"))
+                    self._put(failure_of(self.peer, message))
                     return
                 self._put(message)
             self._put(PeerLost(f"{self.peer} closed the link"))

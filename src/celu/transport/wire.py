@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from celu.errors import NonFiniteError, ProtocolError
+from celu.errors import NonFiniteError, ProtocolError, ShapeError
 from celu.transport.message import TENSORS, Kind, Message, TensorSpec
 
 MAGIC = b"CELU"
@@ -35,6 +35,7 @@ VERSION = 1
 HEADER = struct.Struct("<4sBBBBQQIIIQ")
 PIECE_BYTES = 256 * 1024  # small enough that copying, encrypting and sending overlap
 MAX_BODY_BYTES = 256 * 1024
+MAX_BODY_LEVELS = 16  # deeper ones could exhaust the stack of whoever handles them later
 
 _DTYPES: dict[torch.dtype, int] = {torch.float32: 1}
 _DTYPES_BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
@@ -89,10 +90,10 @@ def decode_header(data: bytes, sequence: int, specs: Mapping[Kind, TensorSpec]) 
     except ValueError:
         raise ProtocolError(f"expected a known kind of message, got kind {code}") from None
     if kind not in TENSORS:
-        if dtype != _JSON or rank != 0 or length > MAX_BODY_BYTES:
+        if (dtype, rank, rows, width) != (_JSON, 0, 0, 0) or length > MAX_BODY_BYTES:
             raise ProtocolError(
                 f"{kind.name}: expected a body of at most {MAX_BODY_BYTES} bytes, "
-                f"got dtype {dtype}, rank {rank}, {length} bytes"
+                f"got dtype {dtype}, rank {rank}, [{rows}, {width}], {length} bytes"
             )
         return Header(kind, round_, part, None, torch.uint8, length)
     if kind not in specs:
@@ -119,9 +120,16 @@ def decode(header: Header, pieces: Iterator[bytes]) -> Message:
         body = json.loads(buffer)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"{header.kind.name}: expected JSON") from error
-    if not isinstance(body, dict):
-        raise ProtocolError(f"{header.kind.name}: expected a JSON object")
+    if not isinstance(body, dict) or not _within(body, MAX_BODY_LEVELS):
+        raise ProtocolError(
+            f"{header.kind.name}: expected a JSON object of at most {MAX_BODY_LEVELS} levels"
+        )
     return Message(header.kind, header.round, header.part, body=body)
+
+
+def _within(value: object, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels >= 0 and all(_within(v, levels - 1) for v in inner)
 
 
 def _fill(buffer: memoryview, pieces: Iterator[bytes]) -> None:
@@ -134,6 +142,29 @@ def _fill(buffer: memoryview, pieces: Iterator[bytes]) -> None:
             raise ProtocolError(f"expected {len(buffer) - filled} more bytes, got {len(piece)}")
         buffer[filled : filled + len(piece)] = piece
         filled += len(piece)
+
+
+def num_bytes(message: Message) -> int:
+    """What a message takes on a wire."""
+    if message.tensor is not None:
+        return HEADER.size + message.tensor.nbytes
+    return HEADER.size + len(json.dumps(message.body or {}))
+
+
+def check_sendable(message: Message) -> None:
+    """Raise ShapeError for a tensor that the wire has no form for, NonFiniteError for NaN or Inf.
+
+    Called by the compute thread, so that it learns of the mistake, and not the carrier's.
+    """
+    tensor = message.tensor
+    if tensor is None:
+        return
+    if tensor.dtype not in _DTYPES or tensor.dim() != 2 or tensor.numel() == 0:
+        raise ShapeError(
+            f"{message.kind.name} of round {message.round}: expected a float32 matrix with rows, "
+            f"got {tensor.dtype} of {list(tensor.shape)}"
+        )
+    check_finite(tensor, message.kind.name, message.round)
 
 
 def check_finite(tensor: Tensor, what: str, round_: int) -> None:

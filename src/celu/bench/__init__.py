@@ -1,0 +1,1 @@
+"""Where speed and quality are measured: `celu bench NAME --out DIR`."""

@@ -1,0 +1,72 @@
+"""The flights pair in memory, with the models of its settings files: for benches by simulation."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import celu
+from celu.config.party import PartySettings, read_party
+from celu.data.flights import write_flights
+from celu.data.starter import FLIGHTS_PAPER, write_settings
+from celu.launch import load_party, read_tables
+from celu.party import Guest, Host
+
+
+@dataclass(frozen=True)
+class FlightsPair:
+    """Rows read once; modules built anew for each run, as a function of the job's seed."""
+
+    airline: PartySettings
+    weather: PartySettings
+    rows: dict[str, tuple[celu.Table, celu.Table]]
+
+    @staticmethod
+    def load() -> FlightsPair:
+        """Prepare the data; raises DataError where the package with it is absent."""
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            write_flights(folder)
+            write_settings(folder, FLIGHTS_PAPER)
+            parties = {
+                name: read_party(folder / name / "party.toml") for name in ("airline", "weather")
+            }
+            rows = {name: read_tables(p, torch.device("cpu")) for name, p in parties.items()}
+        return FlightsPair(parties["airline"], parties["weather"], rows)
+
+    def simulate(self, job: celu.Job) -> celu.Result:
+        """Train the pair, or the airline alone where the job has no hosts."""
+        guest = load_party(self.airline, job, Path(), self.rows["airline"])
+        assert isinstance(guest, Guest)
+        hosts = {}
+        if job.hosts:
+            host = load_party(self.weather, job, Path(), self.rows["weather"])
+            assert isinstance(host, Host)
+            hosts["weather"] = host
+        return celu.simulate(job, guest, hosts)
+
+
+def flights_job(
+    *,
+    seed: int,
+    rounds: int,
+    method: celu.Method,
+    optimizer: celu.Optimizer,
+    evaluation: celu.Evaluation,
+    alone: bool = False,
+) -> celu.Job:
+    """The contract of the flights pair with this method and optimizer."""
+    hosts = {} if alone else {FLIGHTS_PAPER.host: celu.HostTerms(z_width=FLIGHTS_PAPER.z_width)}
+    return celu.Job(
+        seed=seed,
+        batch_size=FLIGHTS_PAPER.batch_size,
+        rounds=rounds,
+        guest=FLIGHTS_PAPER.guest,
+        hosts=hosts,
+        method=method,
+        optimizer=optimizer,
+        evaluation=evaluation,
+    )

@@ -1,0 +1,71 @@
+"""A bench's result: a table for people, `result.json` for following figures over time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from celu.events import hardware, versions
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class BenchResult:
+    """Rows of a table, and figures by fixed names."""
+
+    bench: str
+    seeds: list[int]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    figures: dict[str, float | None] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def show(self, console: Console) -> None:
+        """Print the rows, the figures and the notes."""
+        table = Table(title=f"bench {self.bench}")
+        columns = list(dict.fromkeys(key for row in self.rows for key in row))
+        for column in columns:
+            table.add_column(column)
+        for row in self.rows:
+            table.add_row(*(_cell(row.get(column)) for column in columns))
+        console.print(table)
+        for name, value in self.figures.items():
+            console.print(f"{name} = {_cell(value)}")
+        for note in self.notes:
+            console.print(note, soft_wrap=True)
+
+    def write(self, folder: Path) -> Path:
+        """Write `result.json` into a folder, made if need be."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "result.json"
+        content = {
+            "bench": self.bench,
+            "command": " ".join(["celu", *sys.argv[1:]]),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": versions(),
+            "hardware": hardware(),
+            "seeds": self.seeds,
+            "rows": self.rows,
+            "figures": self.figures,
+            "notes": self.notes,
+        }
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        return path
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(_cell(v) for v in value)
+    return str(value)

@@ -1,0 +1,208 @@
+"""The weighted local update of either role, against numbers worked out by hand."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import celu
+from celu.data.table import Batch
+from celu.engine.guest import GuestTrainer
+from celu.engine.host import HostTrainer
+from celu.errors import ModelError
+from celu.transport.message import Kind, Message
+from federation import federation, train_in_memory
+
+LR = 0.5
+
+
+class Scale(nn.Module):
+    """Z = x * weight, elementwise: every derivative can be worked out on paper."""
+
+    def __init__(self, weight: list[float]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class SumTop(nn.Module):
+    """The output is the sum of all Z, times a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, *zs: Tensor) -> Tensor:
+        return self.scale * sum(z.sum(dim=1) for z in zs)
+
+
+def job(**method: object) -> celu.Job:
+    return celu.Job(
+        rounds=4,
+        batch_size=3,
+        hosts={"host": celu.HostTerms(z_width=2)},
+        method=celu.Method(**method),
+        optimizer=celu.Optimizer(name="sgd", lr=LR),
+    )
+
+
+X = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
+
+
+def host_with_cached(stale: Tensor, dz: Tensor, xi: float) -> tuple[HostTrainer, Scale]:
+    bottom = Scale([1.0, 1.0])
+    table = celu.Table({"x": X})
+    trainer = HostTrainer("host", celu.Host(bottom, table, table), job(W=1, R=2, xi=xi))
+    trainer.workset.keep(0, Batch({"x": X}, None), (stale,), (dz,))
+    return trainer, bottom
+
+
+def test_a_hosts_local_step_weights_the_rows_of_the_stale_derivative() -> None:
+    # Fresh Z is X. Cosines with the stale Z: row 0 is 45 degrees off, row 1 unchanged, row 2
+    # turned by 90 degrees: weights sqrt(1/2), 1 and 0 at xi = 60.
+    stale = torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, 0.0]])
+    dz = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
+    trainer, bottom = host_with_cached(stale, dz, xi=60.0)
+    trainer.local_step()
+    root = 0.5**0.5
+    gradient = torch.tensor([root * 0.1 * 1 + 0.3 * 1, root * 0.2 * 1 + 0.4 * 0 + 0.0 * 0.6])
+    torch.testing.assert_close(bottom.weight.data, torch.ones(2) - LR * gradient)
+
+
+def test_without_weighting_a_hosts_local_step_repeats_the_derivative() -> None:
+    dz = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
+    bottom = Scale([1.0, 1.0])
+    table = celu.Table({"x": X})
+    settings = job(W=1, R=2, weighting="none")
+    trainer = HostTrainer("host", celu.Host(bottom, table, table), settings)
+    trainer.workset.keep(0, Batch({"x": X}, None), (-X,), (dz,))
+    trainer.local_step()
+    torch.testing.assert_close(bottom.weight.data, torch.ones(2) - LR * (X * dz).sum(dim=0))
+
+
+def squared(output: Tensor, labels: Tensor) -> Tensor:
+    return (output - labels).square() / 2
+
+
+def guest(loss: Callable[[Tensor, Tensor], Tensor], xi: float) -> tuple[GuestTrainer, SumTop]:
+    top = SumTop()
+    labels = torch.tensor([0.0, 1.0, 5.0])
+    table = celu.Table({}, labels)
+    trainer = GuestTrainer(
+        "guest", celu.Guest(top, celu.Loss(loss), table, table), job(W=1, R=2, xi=xi)
+    )
+    return trainer, top
+
+
+def test_the_guests_local_step_weights_the_losses_of_instances() -> None:
+    # Output is the row sum 2, 2, 2; errors are 2, 1, -3; dZ of a row is error/3 in both columns.
+    z = torch.tensor([[1.0, 1.0], [2.0, 0.0], [0.0, 2.0]])
+    labels = torch.tensor([0.0, 1.0, 5.0])
+    # Stale dZ: row 0 points the same way, row 1 45 degrees off, row 2 the opposite way.
+    stale_dz = torch.tensor([[0.9, 0.9], [1.0, 0.0], [1.0, 1.0]])
+    trainer, top = guest(squared, xi=60.0)
+    trainer.workset.keep(0, Batch({}, labels), (z,), (stale_dz,))
+    trainer.local_step()
+    # d(mean of weight * loss)/d scale = mean of weight * error * row sum.
+    gradient = (1.0 * 2 * 2 + 0.5**0.5 * 1 * 2 + 0.0 * -3 * 2) / 3
+    assert top.scale.item() == pytest.approx(1.0 - LR * gradient, abs=1e-6)
+
+
+def test_the_guest_answers_with_the_derivative_of_the_mean_loss() -> None:
+    trainer, _ = guest(squared, xi=60.0)
+    z = torch.ones(3, 2)
+    loss, (dz,) = trainer.answer(0, [Message(Kind.ACTIVATION, 0, tensor=z)])
+    rows = trainer._order.rows(0)
+    errors = 2.0 - torch.tensor([0.0, 1.0, 5.0])[rows]
+    assert float(loss) == pytest.approx(float((errors**2 / 2).mean()))
+    torch.testing.assert_close(dz, (errors / 3)[:, None].expand(3, 2))
+
+
+def test_a_loss_of_b_by_1_is_refused_rather_than_broadcast_to_b_by_b() -> None:
+    trainer, _ = guest(lambda output, labels: squared(output, labels)[:, None], xi=60.0)
+    with pytest.raises(ModelError, match=r"\[3\], got \[3, 1\]"):
+        trainer.answer(0, [Message(Kind.ACTIVATION, 0, tensor=torch.ones(3, 2))])
+
+
+def test_a_mean_loss_is_refused() -> None:
+    trainer, _ = guest(lambda output, labels: squared(output, labels).mean(), xi=60.0)
+    with pytest.raises(ModelError, match="one value an instance"):
+        trainer.answer(0, [Message(Kind.ACTIVATION, 0, tensor=torch.ones(3, 2))])
+
+
+def test_a_binary_top_of_b_by_1_is_taken_as_b() -> None:
+    losses = celu.LOSSES["binary"].per_instance(torch.zeros(4, 1), torch.ones(4))
+    assert losses.shape == (4,)
+
+
+def test_a_bottom_of_the_wrong_width_is_refused_by_name() -> None:
+    table = celu.Table({"x": X[:, :1]})
+    trainer = HostTrainer("host", celu.Host(Scale([1.0]), table, table), job(R=1))
+    with pytest.raises(ModelError, match=r"host: .* \[3, 2\] .* got \[3, 1\]"):
+        trainer.activate(0)
+
+
+def test_a_top_that_ignores_a_host_is_refused_by_name() -> None:
+    class Deaf(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, z: Tensor) -> Tensor:
+            return self.scale
+
+    table = celu.Table({}, torch.zeros(3))
+    trainer = GuestTrainer("guest", celu.Guest(Deaf(), celu.Loss(squared), table, table), job(R=1))
+    with pytest.raises(ModelError, match="does not use Z of host"):
+        trainer.answer(0, [Message(Kind.ACTIVATION, 0, tensor=torch.ones(3, 2))])
+
+
+def test_each_role_keeps_to_its_own_w_and_r() -> None:
+    method = celu.Method(W={"guest": 4, "host": 2}, R={"guest": 3, "host": 2})
+    fed = federation(method=method, rounds=30)
+    host = HostTrainer("host", fed.hosts["host"], fed.job)
+    guest_trainer = GuestTrainer("guest", fed.guest, fed.job)
+    assert (host.workset.table.W, host.workset.table.R) == (2, 2)
+    assert (guest_trainer.workset.table.W, guest_trainer.workset.table.R) == (4, 3)
+    result = celu.simulate(fed.job, fed.guest, fed.hosts)
+    # The guest offers R - 1 = 2 steps a round; none is cached in round 0.
+    assert result.local_steps + result.bubbles == 30 * 2
+
+
+class NewestFirst:
+    """A researcher's own sampling: always the newest batch."""
+
+    def choose(self, entries, step, W):  # type: ignore[no-untyped-def]
+        return entries[-1] if entries else None
+
+
+class HalfWeights:
+    """A researcher's own weighting: everything counts half."""
+
+    def __init__(self, xi_degrees: float) -> None:
+        del xi_degrees
+
+    def weigh(self, fresh_BD: Tensor, stale_BD: Tensor) -> object:
+        from celu.workset.weighting import Weights
+
+        half = torch.full((len(fresh_BD),), 0.5)
+        return Weights(half, half)
+
+
+@pytest.mark.parametrize("policy", [{"sampling": "NewestFirst"}, {"weighting": "HalfWeights"}])
+def test_a_policy_of_the_users_own_is_plugged_in_by_name(
+    policy: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+    import types
+
+    module = types.ModuleType("own_policies")
+    module.NewestFirst, module.HalfWeights = NewestFirst, HalfWeights  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_policies", module)
+    named = {key: f"own_policies:{value}" for key, value in policy.items()}
+    own = train_in_memory(federation(method=celu.Method(W=4, R=3, **named)))
+    built_in = train_in_memory(federation(method=celu.Method(W=4, R=3)))
+    assert any(not torch.equal(own[name], built_in[name]) for name in own)

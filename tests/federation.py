@@ -1,0 +1,197 @@
+"""Small federations for tests, and three ways to train one: by hand, in memory, over gRPC."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import celu
+from celu.certs import make_authority, make_party
+from celu.data.order import BatchOrder
+from celu.engine.optim import Optimizer
+from celu.models.tops import WideDeepTop
+from celu.models.tower import Tower
+from celu.session import guest_session, host_session
+from celu.transport.grpc_carrier import Endpoint, open_links
+from celu.transport.link import run_blocking
+
+ROWS, BATCH = 192, 32
+OUTPUTS = {"binary": 1, "multiclass": 3, "regression": 1}
+
+
+@dataclass
+class Federation:
+    """A guest and its hosts, with the contract they hold."""
+
+    job: celu.Job
+    guest: celu.Guest
+    hosts: dict[str, celu.Host]
+
+    def modules(self) -> dict[str, nn.Module]:
+        named: dict[str, nn.Module | None] = {"top": self.guest.top, "bottom": self.guest.bottom}
+        named |= {f"{name}.bottom": host.bottom for name, host in self.hosts.items()}
+        return {name: module for name, module in named.items() if module is not None}
+
+    def weights(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{key}": tensor.clone()
+            for name, module in self.modules().items()
+            for key, tensor in module.state_dict().items()
+        }
+
+
+def federation(
+    *,
+    hosts: dict[str, int] | None = None,
+    loss: str = "binary",
+    guest_has_features: bool = True,
+    init_std: float = 0.2,
+    **job: Any,
+) -> Federation:
+    """Seeded rows and modules; `hosts` maps names to widths of Z; `job` are fields of the Job."""
+    widths = {"host": 6} if hosts is None else hosts
+    random = torch.Generator().manual_seed(7)
+    numbers = {n: torch.randn(ROWS, 4, generator=random) for n in ["guest", *widths]}
+    ids = {n: torch.randint(0, 20, (ROWS, 3), generator=random) for n in ["guest", *widths]}
+    signal = sum(
+        x[:, 0] + 0.5 * (i[:, 0] % 3) for x, i in zip(numbers.values(), ids.values(), strict=True)
+    )
+    labels = {
+        "binary": (signal > signal.median()).float(),
+        "multiclass": torch.bucketize(signal, signal.quantile(torch.tensor([0.33, 0.66]))),
+        "regression": signal,
+    }[loss]
+    columns, sizes = {"numbers": 4, "ids": 3}, {"ids": (20, 20, 20)}
+
+    def table(name: str, labels: Tensor | None = None) -> celu.Table:
+        return celu.Table({"numbers": numbers[name], "ids": ids[name]}, labels, sizes)
+
+    def tower(width: int) -> Tower:
+        return Tower(width, columns, sizes, embedding_dim=4, hidden=(8,), init_std=init_std)
+
+    torch.manual_seed(3)
+    own = [5] if guest_has_features else []
+    top = WideDeepTop([*own, *widths.values()], OUTPUTS[loss], hidden=(7,), init_std=init_std)
+    guest_table = table("guest", labels)
+    if not guest_has_features:
+        guest_table = celu.Table({}, labels)
+    guest = celu.Guest(
+        top,
+        celu.LOSSES[loss],
+        guest_table,
+        guest_table,
+        tower(5) if guest_has_features else None,
+    )
+    defaults: dict[str, Any] = {"rounds": 14, "batch_size": BATCH}
+    terms = {name: celu.HostTerms(z_width=width) for name, width in widths.items()}
+    evaluation = celu.Evaluation(every=5, metric="loss")
+    return Federation(
+        celu.Job(**{**defaults, "hosts": terms, "evaluation": evaluation, **job}),
+        guest,
+        {name: celu.Host(tower(width), table(name), table(name)) for name, width in widths.items()},
+    )
+
+
+def train_by_hand(fed: Federation) -> dict[str, Tensor]:
+    """The same model in one process, as anyone would write it: the reference."""
+    fed = copy.deepcopy(fed)
+    order = BatchOrder(fed.job.seed, ROWS, fed.job.batch_size)
+    optimizer = Optimizer(fed.modules().values(), fed.job.optimizer)
+    for round_ in range(fed.job.rounds or 0):
+        rows = order.rows(round_)
+        guest = fed.guest.train.take(rows)
+        z = [] if fed.guest.bottom is None else [fed.guest.bottom(**guest.inputs)]
+        z += [host.bottom(**host.train.take(rows).inputs) for host in fed.hosts.values()]
+        assert guest.labels is not None
+        fed.guest.loss.per_instance(fed.guest.top(*z), guest.labels).mean().backward()
+        optimizer.step()
+    return fed.weights()
+
+
+def train_in_memory(fed: Federation) -> dict[str, Tensor]:
+    fed = copy.deepcopy(fed)
+    celu.simulate(fed.job, fed.guest, fed.hosts)
+    return fed.weights()
+
+
+def train_over_grpc(
+    fed: Federation, folder: Path, *, host_listens: bool = False
+) -> dict[str, Tensor]:
+    """Each party on a thread of its own, over mutual TLS on loopback."""
+    fed = copy.deepcopy(fed)
+    names = [fed.job.guest, *fed.hosts]
+    for name in names:
+        if not (folder / name).exists():
+            make_authority(folder / name, name)
+            make_party(folder / name, name)
+
+    def keys(name: str, peers: list[str]) -> tuple[Path, Path, dict[str, Path]]:
+        authorities = {peer: folder / peer / "ca.pem" for peer in peers}
+        return folder / name / f"{name}.pem", folder / name / f"{name}.key", authorities
+
+    ports: dict[str, int] = {}
+    bound = threading.Condition()
+
+    def listening(name: str) -> Callable[[int], None]:
+        def tell(port: int) -> None:
+            with bound:
+                ports[name] = port
+                bound.notify_all()
+
+        return tell
+
+    def address(name: str) -> str:
+        with bound:
+            assert bound.wait_for(lambda: name in ports, timeout=20)
+        return f"127.0.0.1:{ports[name]}"
+
+    def endpoint(name: str, peers: list[str], listens: bool) -> Endpoint:
+        return Endpoint(
+            name=name,
+            listen="127.0.0.1:0" if listens else None,
+            accept=tuple(peers) if listens else (),
+            connect={} if listens else {peer: address(peer) for peer in peers},
+            keys=keys(name, peers),
+            connect_s=20,
+            deadline_s=20,
+        )
+
+    failures: list[BaseException] = []
+
+    def run_host(name: str) -> None:
+        try:
+            with open_links(
+                endpoint(name, [fed.job.guest], host_listens), listening(name)
+            ) as links:
+                session = host_session(
+                    name, fed.hosts[name], fed.job, links[fed.job.guest], lambda e, f: None
+                )
+                run_blocking(session)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run_host, args=(name,)) for name in fed.hosts]
+    for thread in threads:
+        thread.start()
+    try:
+        own = endpoint(fed.job.guest, list(fed.hosts), not host_listens)
+        with open_links(own, listening(fed.job.guest)) as links:
+            run_blocking(guest_session(fed.job.guest, fed.guest, fed.job, links, lambda e, f: None))
+    finally:
+        for thread in threads:
+            thread.join(30)
+    assert not failures, failures
+    return fed.weights()
+
+
+def assert_same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    different = [name for name in a if not torch.equal(a[name], b[name])]
+    assert not different

@@ -1,0 +1,187 @@
+"""Handshake, evaluation and failure, between parties in one process."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+import celu
+from celu.errors import (
+    ConfigError,
+    ContractMismatch,
+    DataError,
+    NonFiniteError,
+    PeerFailed,
+    ShapeError,
+)
+from celu.session import guest_session, host_session
+from celu.simulate import _run_together
+from celu.transport.memory import memory_links
+from celu.transport.message import Kind, Message
+from federation import Federation, federation
+
+
+def run(fed: Federation, *, hosts_job: celu.Job | None = None) -> celu.Result:
+    to_host, to_guest = memory_links("guest", "host")
+    programs = {
+        "host": host_session(
+            "host", fed.hosts["host"], hosts_job or fed.job, to_guest, lambda e, f: None
+        ),
+        "guest": guest_session("guest", fed.guest, fed.job, {"host": to_host}, lambda e, f: None),
+    }
+    return _run_together(programs, [to_host])["guest"]
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("seed", {"seed": 9}),
+        ("batch_size", {"batch_size": 16}),
+        ("rounds", {"rounds": 9}),
+        ("method.R.host", {"method": celu.Method(R={"guest": 3, "host": 2})}),
+        ("method.W.guest", {"method": celu.Method(W={"guest": 3, "host": 5})}),
+        ("method.xi.guest", {"method": celu.Method(xi={"guest": 30, "host": 60})}),
+        ("method.depth", {"method": celu.Method(depth=2)}),
+        ("method.weighting", {"method": celu.Method(weighting="none")}),
+        ("hosts.host.z_width", {"hosts": {"host": celu.HostTerms(z_width=4)}}),
+        ("optimizer.lr", {"optimizer": celu.Optimizer(lr=0.1)}),
+        ("optimizer.name", {"optimizer": celu.Optimizer(name="sgd", lr=0.03)}),
+        ("evaluation.every", {"evaluation": celu.Evaluation(every=7, metric="loss")}),
+        ("evaluation.target", {"evaluation": celu.Evaluation(every=5, metric="loss", target=0.1)}),
+    ],
+)
+def test_a_differing_contract_is_refused_by_the_name_of_the_field(
+    field: str, change: dict[str, object]
+) -> None:
+    fed = federation()
+    with pytest.raises(ContractMismatch, match=rf"{field}: (guest|host) has .*(guest|host) has"):
+        run(fed, hosts_job=fed.job.model_copy(update=change))
+
+
+def test_differing_numbers_of_rows_are_refused_by_name() -> None:
+    fed = federation()
+    host = fed.hosts["host"]
+    fewer = celu.Table({n: t[:-1] for n, t in host.train.inputs.items()}, None, host.train.sizes)
+    fed.hosts["host"] = dataclasses.replace(host, train=fewer)
+    with pytest.raises(ContractMismatch, match=r"train_rows: .*191"):
+        run(fed)
+
+
+def test_training_stops_at_the_target_at_all_parties() -> None:
+    evaluation = celu.Evaluation(every=2, metric="loss", target=100.0)
+    result = run(federation(evaluation=evaluation))
+    assert result.rounds == 2
+
+
+def test_held_out_metrics_are_exact_and_counted_apart() -> None:
+    fed = federation(rounds=10)
+    result = run(fed)
+    guest, host = fed.guest, fed.hosts["host"]
+    assert guest.bottom is not None and guest.test.labels is not None
+    with torch.no_grad():
+        z = guest.bottom(**guest.test.inputs), host.bottom(**host.test.inputs)
+        scores = guest.top(*z).reshape(-1)
+    from sklearn.metrics import log_loss, roc_auc_score
+
+    last = result.evaluations[-1]
+    assert last["round"] == 10
+    assert last["auc"] == pytest.approx(roc_auc_score(guest.test.labels, scores), abs=1e-12)
+    assert last["loss"] == pytest.approx(
+        log_loss(guest.test.labels, scores.double().sigmoid()), abs=1e-6
+    )
+    num_evaluations, rows, width = 2, 192, 6
+    payload = num_evaluations * rows * width * 4
+    assert payload < last["evaluation_bytes"] < payload * 1.2
+    assert last["bytes_received"] == last["bytes_sent"]
+
+
+def test_the_last_incomplete_part_of_the_test_rows_is_scored_too() -> None:
+    evaluation = celu.Evaluation(every=5, metric="loss", rows=50)
+    fed = federation(rounds=5, evaluation=evaluation)
+    assert math.isfinite(run(fed).evaluations[-1]["loss"])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_bottom_that_gives_nan_is_refused_with_the_round_and_no_step_is_made(bad: float) -> None:
+    fed = federation(method=celu.Method(R=1))
+    host = fed.hosts["host"]
+    poisoned = {n: t.clone() for n, t in host.train.inputs.items()}
+    poisoned["numbers"][:, 0] = bad
+    train = celu.Table(poisoned, None, host.train.sizes)
+    fed.hosts["host"] = dataclasses.replace(host, train=train)
+    before = fed.weights()
+    with pytest.raises(NonFiniteError, match="ACTIVATION of round 0"):
+        run(fed)
+    after = fed.weights()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_loss_of_nan_is_refused_before_anything_is_sent_or_applied() -> None:
+    fed = federation(loss="regression")
+    assert fed.guest.train.labels is not None
+    fed.guest.train.labels.fill_(math.nan)
+    before = fed.weights()
+    with pytest.raises(NonFiniteError, match="the loss of round 0"):
+        run(fed)
+    after = fed.weights()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_peer_that_sends_another_shape_is_refused() -> None:
+    fed = federation()
+    to_host, to_guest = memory_links("guest", "host")
+
+    async def rogue() -> None:
+        hello = await to_guest.receive()
+        assert hello.body is not None
+        await to_guest.send(Message(Kind.HELLO, body={**hello.body, "name": "host"}))
+        await to_guest.receive()
+        await to_guest.send(Message(Kind.READY))
+        await to_guest.send(Message(Kind.ACTIVATION, 0, tensor=torch.zeros(32, 7)))
+        await to_guest.receive()
+
+    guest = guest_session("guest", fed.guest, fed.job, {"host": to_host}, lambda e, f: None)
+    with pytest.raises(ShapeError, match=r"\[32, 6\].*\[32, 7\]"):
+        _run_together({"guest": guest, "host": rogue()}, [to_host])  # type: ignore[dict-item]
+
+
+def test_the_peer_learns_why_but_no_more_than_it_may() -> None:
+    fed = federation()
+    to_host, to_guest = memory_links("guest", "host")
+    small = celu.Table({}, torch.zeros(5))
+    guest = dataclasses.replace(fed.guest, train=small)
+    session = guest_session("guest", guest, fed.job, {"host": to_host}, lambda e, f: None)
+    with pytest.raises(DataError, match="got 5"):
+        session.send(None)
+
+    async def peer() -> None:
+        await to_guest.receive()
+
+    with pytest.raises(PeerFailed, match=r"guest stopped: DataError$"):
+        peer().send(None)
+
+
+def test_a_guest_alone_is_a_job_without_hosts() -> None:
+    fed = federation(hosts={}, rounds=6)
+    result = celu.simulate(fed.job, fed.guest, {})
+    assert result.rounds == 6
+    assert result.traffic == {
+        "bytes_sent": 0,
+        "bytes_received": 0,
+        "evaluation_bytes": 0,
+        "control_bytes": 0,
+    }
+
+
+def test_a_guest_with_labels_only_and_no_hosts_has_nothing_to_learn_from() -> None:
+    fed = federation()
+    guest = dataclasses.replace(fed.guest, bottom=None)
+    with pytest.raises(DataError, match="got neither"):
+        celu.simulate(fed.job.model_copy(update={"hosts": {}}), guest, {})
+
+
+def test_simulate_names_the_hosts_that_are_missing() -> None:
+    fed = federation()
+    with pytest.raises(ConfigError, match="host"):
+        celu.simulate(fed.job, fed.guest, {})

@@ -1,0 +1,233 @@
+"""Parties to test links with: their certificates, and links of every kind between them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from celu.certs import make_authority, make_party
+from celu.transport import stream
+from celu.transport.grpc_carrier import Endpoint, open_links
+from celu.transport.link import Link, run_blocking
+from celu.transport.memory import memory_links
+
+GUEST = "guest"
+HOSTS = ["airline", "bank", "clinic"]
+HOUR = dt.timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class Company:
+    """A folder with an authority and one party, as `celu certs` makes them."""
+
+    name: str
+    folder: Path
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.pem"
+
+    @property
+    def certificate(self) -> Path:
+        return self.folder / f"{self.name}.pem"
+
+    @property
+    def key(self) -> Path:
+        return self.folder / f"{self.name}.key"
+
+    def keys(self, *peers: Company) -> tuple[Path, Path, dict[str, Path]]:
+        return self.certificate, self.key, {peer.name: peer.ca for peer in peers}
+
+    def issue(self, folder: Path, name: str, **changes: Any) -> tuple[Path, Path]:
+        """A certificate and key that this company's authority signed, with something odd."""
+        ca_key = serialization.load_pem_private_key((self.folder / "ca.key").read_bytes(), None)
+        ca = x509.load_pem_x509_certificate(self.ca.read_bytes())
+        return issue(folder, name, ca.subject, ca_key, **changes)
+
+
+def issue(
+    folder: Path,
+    name: str,
+    issuer: x509.Name,
+    issuer_key: Any,
+    *,
+    valid: tuple[dt.timedelta, dt.timedelta] = (-HOUR, HOUR),
+    uses: tuple[x509.ObjectIdentifier, ...] = (
+        ExtendedKeyUsageOID.SERVER_AUTH,
+        ExtendedKeyUsageOID.CLIENT_AUTH,
+    ),
+    use_rsa: bool = False,
+) -> tuple[Path, Path]:
+    """A party's certificate and key; `issuer_key` None makes it self-signed."""
+    key: Any = rsa.generate_private_key(65537, 2048) if use_rsa else None
+    key = key or ec.generate_private_key(ec.SECP256R1())
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + valid[0])
+        .not_valid_after(now + valid[1])
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(issuer_key or key, hashes.SHA256())
+    )
+    certificate_path, key_path = folder / "odd.pem", folder / "odd.key"
+    certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return certificate_path, key_path
+
+
+@pytest.fixture(scope="session")
+def companies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Company]:
+    """The guest and three hosts. All authorities bear one name, as they do by default."""
+    made = {}
+    for name in [GUEST, *HOSTS]:
+        company = Company(name, tmp_path_factory.mktemp(name))
+        make_authority(company.folder, "celu")
+        make_party(company.folder, name)
+        made[name] = company
+    return made
+
+
+class Waiting:
+    """What became of a program that waits and that nobody will wake."""
+
+
+Program = Coroutine[Any, Any, Any]
+
+
+class Federation(Protocol):
+    """The guest's links and the hosts', by host; and a way to run programs over them."""
+
+    guest: dict[str, Link]
+    hosts: dict[str, Link]
+
+    def run(self, programs: dict[str, Program]) -> dict[str, Any]:
+        """Run programs side by side; what each returned or raised, or `Waiting`."""
+        ...
+
+
+class InMemory:
+    """Links of one process, and a scheduler that gives each program its turn."""
+
+    def __init__(self, hosts: list[str]) -> None:
+        pairs = {name: memory_links(GUEST, name) for name in hosts}
+        self.guest: dict[str, Link] = {name: pair[0] for name, pair in pairs.items()}
+        self.hosts: dict[str, Link] = {name: pair[1] for name, pair in pairs.items()}
+
+    def run(self, programs: dict[str, Program]) -> dict[str, Any]:
+        ended: dict[str, Any] = {}
+        before = -1
+        while len(ended) < len(programs) and before != self._progress() + len(ended):
+            before = self._progress() + len(ended)
+            for name, program in programs.items():
+                if name not in ended:
+                    try:
+                        program.send(None)
+                    except StopIteration as done:
+                        ended[name] = done.value
+                    except Exception as error:
+                        ended[name] = error
+        for name in programs.keys() - ended.keys():
+            programs[name].close()
+            ended[name] = Waiting()
+        return ended
+
+    def _progress(self) -> int:
+        links = [*self.guest.values(), *self.hosts.values()]
+        return sum(link.traffic.sent.messages + link.traffic.received.messages for link in links)
+
+
+class OverSockets:
+    """Links over gRPC on this machine, and a thread for each program."""
+
+    def __init__(
+        self, hosts: list[str], companies: dict[str, Company] | None, deadline_s: float
+    ) -> None:
+        self._pool = ThreadPoolExecutor(len(hosts) + 1)
+        self._contexts: list[AbstractContextManager[Any]] = []
+        ports: queue.Queue[int] = queue.Queue()
+        keys = companies and companies[GUEST].keys(*(companies[name] for name in hosts))
+        here = Endpoint(
+            GUEST, "127.0.0.1:0", tuple(hosts), keys=keys, connect_s=10, deadline_s=deadline_s
+        )
+        guest = open_links(here, ports.put)
+        self._contexts.append(guest)
+        opening = self._pool.submit(guest.__enter__)
+        address = f"127.0.0.1:{ports.get(timeout=10)}"
+        self.hosts: dict[str, Link] = {}
+        for name in hosts:
+            keys = companies and companies[name].keys(companies[GUEST])
+            there = Endpoint(
+                name, connect={GUEST: address}, keys=keys, connect_s=10, deadline_s=deadline_s
+            )
+            host = open_links(there)
+            self._contexts.append(host)
+            self.hosts[name] = host.__enter__()[GUEST]
+        self.guest: dict[str, Link] = dict(opening.result(timeout=10))
+
+    def run(self, programs: dict[str, Program]) -> dict[str, Any]:
+        running = {name: self._pool.submit(run_blocking, p) for name, p in programs.items()}
+        return {
+            name: future.exception(timeout=30) or future.result()
+            for name, future in running.items()
+        }
+
+    def close(self) -> None:
+        leaving = [self._pool.submit(c.__exit__, None, None, None) for c in self._contexts]
+        for future in leaving:
+            future.result(timeout=30)
+        self._pool.shutdown()
+
+
+Federate = Callable[..., Federation]
+
+
+@pytest.fixture
+def federate(
+    request: pytest.FixtureRequest,
+    companies: dict[str, Company],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Federate]:
+    """Makes a federation of the kind and size in the parameter: (carrier, number of hosts)."""
+    carrier, num_hosts = request.param
+    monkeypatch.setattr(stream, "CLOSE_S", 0.5)  # a peer that does not answer is usual here
+    with ExitStack() as stack:
+
+        def make(deadline_s: float = 10.0) -> Federation:
+            if carrier == "memory":
+                return InMemory(HOSTS[:num_hosts])
+            secured = companies if carrier == "tls" else None
+            made = OverSockets(HOSTS[:num_hosts], secured, deadline_s)
+            stack.callback(made.close)
+            return made
+
+        yield make
+    lingering = [t.name for t in threading.enumerate() if t.name.startswith("from-")]
+    for thread in threading.enumerate():
+        if thread.name.startswith("from-"):
+            thread.join(timeout=5)
+            assert not thread.is_alive(), f"receiving threads outlive their links: {lingering}"

@@ -1,0 +1,99 @@
+"""An emulated line, on a clock that only moves where somebody sleeps or the test says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from celu.transport.emulation import Line
+from celu.transport.link import run_blocking
+from celu.transport.message import Kind, Message
+from celu.transport.stream import StreamLink
+
+MEGABYTE = 1_000_000  # takes 1 s at 8 Mbps
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+
+def line(clock: Clock, delay_s: float = 0.0) -> Line:
+    return Line(mbps=8.0, delay_s=delay_s, clock=clock, sleep=clock.sleep)
+
+
+def arrivals(clock: Clock, on: Line, *given: tuple[int, float]) -> list[float]:
+    arrived = []
+    for num_bytes, given_at in given:
+        on.carry(num_bytes, given_at)
+        arrived.append(clock.now)
+    return arrived
+
+
+def test_a_piece_takes_its_bytes_over_the_bandwidth_and_then_the_delay() -> None:
+    clock = Clock()
+    assert arrivals(clock, line(clock, 0.25), (MEGABYTE, 100.0)) == [101.25]
+
+
+def test_pieces_given_together_leave_one_after_another() -> None:
+    clock = Clock()
+    given = [(MEGABYTE, 100.0), (MEGABYTE // 2, 100.0), (MEGABYTE, 100.0)]
+    assert arrivals(clock, line(clock), *given) == [101.0, 101.5, 102.5]
+
+
+def test_the_delay_of_one_piece_does_not_hold_up_the_next() -> None:
+    clock = Clock()
+    given = [(MEGABYTE, 100.0)] * 4
+    assert arrivals(clock, line(clock, delay_s=10), *given) == [111.0, 112.0, 113.0, 114.0]
+
+
+def test_an_idle_line_starts_anew_when_it_is_given_something() -> None:
+    clock = Clock()
+    slow = line(clock, 0.5)
+    assert arrivals(clock, slow, (MEGABYTE, 100.0)) == [101.5]
+    clock.now = 200.0
+    assert arrivals(clock, slow, (MEGABYTE, 200.0)) == [201.5]
+
+
+def test_a_piece_that_waited_for_its_carrier_counts_from_when_it_was_given() -> None:
+    clock = Clock()
+    slow = line(clock)
+    clock.now = 100.75  # given at 100, but the sending thread came only now
+    assert arrivals(clock, slow, (MEGABYTE, 100.0)) == [101.0]
+
+
+def test_a_piece_that_has_arrived_already_waits_no_more() -> None:
+    clock = Clock()
+    slow = line(clock)
+    clock.now = 150.0
+    assert arrivals(clock, slow, (MEGABYTE, 100.0)) == [150.0]
+
+
+def test_two_lines_do_not_share_their_bandwidth() -> None:
+    clock = Clock()
+    assert arrivals(clock, line(clock), (MEGABYTE, 100.0)) == [101.0]
+    assert arrivals(clock, line(clock), (MEGABYTE, 101.0)) == [102.0]
+
+
+def test_a_link_paces_every_byte_that_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("celu.transport.stream.time.monotonic", clock)
+    link = StreamLink("bank", deadline_s=1, line=line(clock, delay_s=0.5))
+    for _ in range(2):
+        run_blocking(link.send(Message(Kind.ACTIVATION, tensor=torch.ones(1000, 250))))
+    monkeypatch.undo()
+    sending = link.outgoing()
+    pieces = []
+    while sum(len(piece) for piece in pieces) < link.traffic.sent.total_bytes:
+        pieces.append(next(sending))
+    sending.close()
+    assert clock.now == pytest.approx(100 + link.traffic.sent.total_bytes * 8 / 8e6 + 0.5)

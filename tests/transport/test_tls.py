@@ -1,0 +1,409 @@
+"""Who gets in and who does not, over real sockets; and the files that this rests on."""
+
+from __future__ import annotations
+
+import datetime as dt
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from typer.testing import CliRunner
+
+from celu.certs import make_authority, make_party
+from celu.cli.app import app
+from celu.errors import CertificateError, PeerLost
+from celu.transport import stream, tls
+from celu.transport.grpc_carrier import Connection, Endpoint, Listener, open_links
+from celu.transport.link import run_blocking
+from celu.transport.message import Kind, Message
+from celu.transport.stream import StreamLink
+from celu.transport.tls import Identity
+
+Keys = tuple[Path, Path, dict[str, Path]]
+HOUR = dt.timedelta(hours=1)
+SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+
+
+@pytest.fixture(autouse=True)
+def quick_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "CLOSE_S", 0.5)
+
+
+@contextmanager
+def listening(keys: Keys, deadline_s: float = 10.0) -> Iterator[Listener]:
+    """The guest's side, awaiting whoever it has authorities for."""
+
+    def make_link(peer: str) -> StreamLink:
+        return StreamLink(peer, deadline_s=deadline_s)
+
+    listener = Listener("127.0.0.1:0", list(keys[2]), Identity.read(*keys), make_link)
+    try:
+        yield listener
+    finally:
+        listener.stop()
+
+
+def at(listener: Listener) -> str:
+    return f"127.0.0.1:{listener.port}"
+
+
+def call(name: str, address: str, keys: Keys, connect_s: float = 10.0) -> Message:
+    """A host's side as `celu run` has it: the first thing that the guest says."""
+    endpoint = Endpoint(name, connect={"guest": address}, keys=keys, connect_s=connect_s)
+    with open_links(endpoint) as links:
+        return run_blocking(links["guest"].receive())
+
+
+def intrude(name: str, address: str, keys: Keys) -> None:
+    """A host's side that skips the polite knock: gRPC alone decides."""
+    make: Callable[[str], StreamLink] = lambda peer: StreamLink(peer, deadline_s=0.4)  # noqa: E731
+    connection = Connection(address, name, "guest", Identity.read(*keys), make)
+    try:
+        run_blocking(connection.link.receive())
+    finally:
+        connection.stop()
+
+
+def assert_nobody_came(listener: Listener) -> None:
+    with pytest.raises(PeerLost, match="did not connect with an acceptable certificate"):
+        listener.wait(0)
+
+
+def test_two_companies_that_hold_each_others_authority_meet(companies: dict[str, Any]) -> None:
+    guest, bank = companies["guest"], companies["bank"]
+    with listening(guest.keys(bank)) as listener:
+        endpoint = Endpoint("bank", connect={"guest": at(listener)}, keys=bank.keys(guest))
+        with open_links(endpoint) as links:
+            ours = listener.wait(10)["bank"]
+            run_blocking(ours.send(Message(Kind.HELLO, body={"name": "guest"})))
+            assert run_blocking(links["guest"].receive()).body == {"name": "guest"}
+            run_blocking(links["guest"].send(Message(Kind.READY)))
+            assert run_blocking(ours.receive()).kind is Kind.READY
+    assert listener.refused == []
+
+
+# What a caller may be wrong about. Each takes (companies, folder) and gives the bank's keys.
+
+
+def of_another_authority(companies: dict[str, Any], folder: Path) -> Keys:
+    stranger = type(companies["bank"])("bank", folder)
+    make_authority(folder, "celu")
+    make_party(folder, "bank")
+    return stranger.keys(companies["guest"])
+
+
+def self_signed(companies: dict[str, Any], folder: Path) -> Keys:
+    module = __import__("inspect").getmodule(type(companies["bank"]))
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "bank")])
+    return (*module.issue(folder, "bank", name, None), companies["bank"].keys(companies["guest"])[2])
+
+
+def issued(**changes: Any) -> Callable[[dict[str, Any], Path], Keys]:
+    def keys(companies: dict[str, Any], folder: Path) -> Keys:
+        bank = companies["bank"]
+        return (*bank.issue(folder, "bank", **changes), bank.keys(companies["guest"])[2])
+
+    return keys
+
+
+BAD_CALLERS = {
+    "another authority": of_another_authority,
+    "self-signed": self_signed,
+    "expired": issued(valid=(-2 * HOUR, -HOUR)),
+    "not yet valid": issued(valid=(HOUR, 2 * HOUR)),
+    "a server's certificate": issued(uses=(SERVER,)),
+}
+bad_callers = pytest.mark.parametrize("caller", BAD_CALLERS.values(), ids=BAD_CALLERS)
+
+
+@bad_callers
+def test_a_caller_whose_certificate_will_not_do_is_refused_and_told_why(
+    companies: dict[str, Any], tmp_path: Path, caller: Any
+) -> None:
+    with listening(companies["guest"].keys(companies["bank"])) as listener:
+        keys = caller(companies, tmp_path)
+        with pytest.raises(CertificateError, match="refused our certificate") as refused:
+            call("bank", at(listener), keys)
+        assert str(keys[0]) in str(refused.value)
+        assert_nobody_came(listener)
+
+
+@bad_callers
+def test_a_caller_who_does_not_knock_is_refused_by_the_carrier_itself(
+    companies: dict[str, Any], tmp_path: Path, caller: Any
+) -> None:
+    with listening(companies["guest"].keys(companies["bank"])) as listener:
+        with pytest.raises(PeerLost):
+            intrude("bank", at(listener), caller(companies, tmp_path))
+        assert_nobody_came(listener)
+
+
+BAD_LISTENERS = {
+    "expired": (dict(valid=(-2 * HOUR, -HOUR)), "certificate has expired"),
+    "not yet valid": (dict(valid=(HOUR, 2 * HOUR)), "not yet valid"),
+    "a client's certificate": (dict(uses=(CLIENT,)), "purpose"),
+}
+
+
+@pytest.mark.parametrize(("changes", "why"), BAD_LISTENERS.values(), ids=BAD_LISTENERS)
+@pytest.mark.parametrize("knocks", [True, False])
+def test_a_listener_whose_certificate_will_not_do_is_refused(
+    companies: dict[str, Any], tmp_path: Path, changes: dict[str, Any], why: str, knocks: bool
+) -> None:
+    guest, bank = companies["guest"], companies["bank"]
+    odd: Keys = (*guest.issue(tmp_path, "guest", **changes), guest.keys(bank)[2])
+    with listening(odd) as listener:
+        if knocks:
+            with pytest.raises(CertificateError, match=why):
+                call("bank", at(listener), bank.keys(guest))
+        else:
+            with pytest.raises(PeerLost):
+                intrude("bank", at(listener), bank.keys(guest))
+        assert_nobody_came(listener)
+
+
+@pytest.mark.parametrize("knocks", [True, False])
+def test_a_listener_of_another_authority_or_name_is_refused(
+    companies: dict[str, Any], knocks: bool
+) -> None:
+    guest, bank, clinic = companies["guest"], companies["bank"], companies["clinic"]
+    expected, error = (CertificateError, "not acceptable") if knocks else (PeerLost, "")
+    reach: Callable[..., Any] = call if knocks else intrude
+    with listening(guest.keys(bank)) as listener:
+        with pytest.raises(expected, match=error):  # the authority is not the one we hold
+            reach("bank", at(listener), (bank.certificate, bank.key, {"guest": clinic.ca}))
+        assert_nobody_came(listener)
+    with listening(clinic.keys(bank)) as listener:
+        with pytest.raises(expected, match=error):  # the clinic says that it is the guest
+            reach("bank", at(listener), (bank.certificate, bank.key, {"guest": clinic.ca}))
+        assert_nobody_came(listener)
+
+
+def test_an_authority_vouches_for_its_own_company_alone(
+    companies: dict[str, Any], tmp_path: Path
+) -> None:
+    guest, bank, clinic = companies["guest"], companies["bank"], companies["clinic"]
+    forged: Keys = (*bank.issue(tmp_path, "clinic"), bank.keys(guest)[2])
+    with listening(guest.keys(bank, clinic)) as listener:
+        with pytest.raises(CertificateError, match="for none of the expected parties"):
+            call("clinic", at(listener), forged)
+        assert listener.refused == ["a caller's certificate is for none of the expected parties"]
+        assert_nobody_came(listener)
+
+
+def test_a_name_that_the_listener_does_not_expect_is_refused(
+    companies: dict[str, Any], tmp_path: Path
+) -> None:
+    guest, bank = companies["guest"], companies["bank"]
+    other: Keys = (*bank.issue(tmp_path, "branch"), bank.keys(guest)[2])
+    with listening(guest.keys(bank)) as listener:
+        # It claims to be the bank in its metadata, which counts for nothing here.
+        with pytest.raises(CertificateError, match="for none of the expected parties"):
+            call("bank", at(listener), other)
+        with pytest.raises(PeerLost, match="turned away: a caller's certificate"):
+            listener.wait(0)
+
+
+def test_a_party_that_connects_twice_is_refused_and_the_first_stays(
+    companies: dict[str, Any],
+) -> None:
+    guest, bank = companies["guest"], companies["bank"]
+    with listening(guest.keys(bank)) as listener:
+        endpoint = Endpoint("bank", connect={"guest": at(listener)}, keys=bank.keys(guest))
+        with open_links(endpoint) as links:
+            ours = listener.wait(10)["bank"]
+            with pytest.raises(CertificateError, match="bank is connected already"):
+                call("bank", at(listener), bank.keys(guest))
+            run_blocking(ours.send(Message(Kind.READY)))
+            assert run_blocking(links["guest"].receive()).kind is Kind.READY
+
+
+@pytest.mark.parametrize("use_rsa", [False, True], ids=["elliptic", "rsa"])
+@pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
+def test_only_tls_1_3_is_spoken(
+    companies: dict[str, Any], tmp_path: Path, version: str, use_rsa: bool
+) -> None:
+    guest, bank = companies["guest"], companies["bank"]
+    odd: Keys = (*guest.issue(tmp_path, "guest", use_rsa=use_rsa), guest.keys(bank)[2])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+    context.load_cert_chain(bank.certificate, bank.key)
+    context.load_verify_locations(guest.ca)
+    context.set_alpn_protocols(["h2"])
+
+    def greeted() -> bool:
+        with (
+            socket.create_connection(("127.0.0.1", listener.port), timeout=10) as raw,
+            context.wrap_socket(raw, server_hostname="guest") as secured,
+        ):
+            return bool(secured.recv(1))
+
+    with listening(odd) as listener:
+        if version == "TLSv1_3":
+            assert greeted()
+        else:
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                assert not greeted(), "a TLS 1.2 client was let in"
+
+
+def test_nobody_listening_is_a_lost_peer_after_connect_s(
+    companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(tls.time, "monotonic", lambda: float(next(clock)))
+    slept: list[float] = []
+    monkeypatch.setattr(tls.time, "sleep", slept.append)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and not listening
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(PeerLost, match=rf"nobody answers for guest at {address} after 5 s"):
+            call("bank", address, companies["bank"].keys(companies["guest"]), connect_s=5)
+    assert len(slept) == 4, "it tries again until then"
+
+
+def test_a_peer_that_never_comes_is_lost_after_connect_s(companies: dict[str, Any]) -> None:
+    guest, bank = companies["guest"], companies["bank"]
+    endpoint = Endpoint(
+        "guest", "127.0.0.1:0", ("bank",), keys=guest.keys(bank), connect_s=0.1
+    )
+    with (
+        pytest.raises(PeerLost, match=r"bank did not connect .* within 0.1 s \(connect_s\)"),
+        open_links(endpoint),
+    ):
+        pass
+
+
+def test_a_listener_that_starts_late_is_waited_for(companies: dict[str, Any]) -> None:
+    guest, bank = companies["guest"], companies["bank"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    refused = threading.Event()
+    outcome: list[Message] = []
+
+    def late() -> None:
+        outcome.append(call("bank", f"127.0.0.1:{port}", bank.keys(guest)))
+
+    tried = tls.time.sleep
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tls.time, "sleep", lambda s: (refused.set(), tried(s))[1])
+        caller = threading.Thread(target=late)
+        caller.start()
+        assert refused.wait(10)  # it has knocked in vain once
+    keys = guest.keys(bank)
+    listener = Listener(
+        f"127.0.0.1:{port}", ["bank"], Identity.read(*keys), lambda p: StreamLink(p, deadline_s=10)
+    )
+    try:
+        run_blocking(listener.wait(10)["bank"].send(Message(Kind.READY)))
+        caller.join(10)
+        assert [m.kind for m in outcome] == [Kind.READY]
+    finally:
+        listener.stop()
+
+
+def test_a_port_that_is_taken_is_named(companies: dict[str, Any]) -> None:
+    keys = companies["guest"].keys(companies["bank"])
+    with listening(keys) as listener, pytest.raises(PeerLost, match=f"at {at(listener)}: .*taken"):
+        Listener(at(listener), ["bank"], Identity.read(*keys), lambda p: StreamLink(p, deadline_s=1))
+
+
+# Files.
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["certificate", "key", "authority"])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"no PEM", "another's"], ids=["absent", "empty", "no PEM", "another's"]
+)
+def test_a_file_that_will_not_do_is_named(
+    companies: dict[str, Any], tmp_path: Path, which: int, content: bytes | str | None
+) -> None:
+    bad = tmp_path / "bad.pem"
+    certificate, key, authorities = companies["bank"].keys(companies["guest"])
+    if content == "another's":
+        # A key is no certificate, and somebody else's key is not ours.
+        content = (companies["clinic"].key if which == 1 else key).read_bytes()
+    if isinstance(content, bytes):
+        bad.write_bytes(content)
+    files: list[Any] = [certificate, key, authorities]
+    files[which] = {"guest": bad} if which == 2 else bad
+    with pytest.raises(CertificateError, match=r"expected ") as error:
+        Identity.read(*files)
+    assert str(bad) in str(error.value)
+
+
+def test_a_sound_set_of_files_is_read(companies: dict[str, Any]) -> None:
+    bank, guest = companies["bank"], companies["guest"]
+    identity = Identity.read(*bank.keys(guest))
+    assert identity.key == bank.key.read_bytes()
+    assert identity.authorities == {"guest": guest.ca.read_bytes()}
+
+
+def test_secret_keys_are_readable_by_their_owner_alone(companies: dict[str, Any]) -> None:
+    for path in companies["bank"].folder.glob("*.key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert {p.name for p in companies["bank"].folder.iterdir()} == {
+        "ca.pem", "ca.key", "bank.pem", "bank.key",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", ["ca.pem", "ca.key"])
+def test_an_authority_is_never_replaced(tmp_path: Path, kept: str) -> None:
+    (tmp_path / kept).write_text("mine")
+    with pytest.raises(CertificateError, match=f"{kept} exists"):
+        make_authority(tmp_path, "celu")
+    assert [p.name for p in tmp_path.iterdir()] == [kept]
+    assert (tmp_path / kept).read_text() == "mine"
+
+
+@pytest.mark.parametrize("kept", ["bank.pem", "bank.key"])
+def test_a_partys_certificate_is_never_replaced(tmp_path: Path, kept: str) -> None:
+    make_authority(tmp_path, "celu")
+    (tmp_path / kept).write_text("mine")
+    with pytest.raises(CertificateError, match=f"{kept} exists"):
+        make_party(tmp_path, "bank")
+    assert {p.name for p in tmp_path.iterdir()} == {"ca.pem", "ca.key", kept}
+    assert (tmp_path / kept).read_text() == "mine"
+
+
+@pytest.mark.parametrize("content", [None, "no key"], ids=["absent", "unreadable"])
+def test_a_party_needs_an_authority(tmp_path: Path, content: str | None) -> None:
+    if content:
+        make_authority(tmp_path, "celu")
+        (tmp_path / "ca.key").write_text(content)
+    with pytest.raises(CertificateError, match=f"{tmp_path}: expected an authority"):
+        make_party(tmp_path, "bank")
+
+
+@pytest.mark.parametrize("name", ["", "Bank", "bänk", "a/b", "../bank", "a" * 64, "-a", "a.b"])
+def test_a_name_that_no_contract_can_hold_is_refused(tmp_path: Path, name: str) -> None:
+    make_authority(tmp_path / "certs", "celu")
+    with pytest.raises(CertificateError, match="expected a party's name"):
+        make_party(tmp_path / "certs", name)
+    assert {p.name for p in tmp_path.rglob("*")} == {"certs", "ca.pem", "ca.key"}
+
+
+@pytest.mark.parametrize("name", ["", "x" * 60])
+def test_a_company_name_that_no_certificate_can_hold_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CertificateError, match="expected a company's name"):
+        make_authority(tmp_path, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_commands_make_what_a_party_needs(tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    made = CliRunner().invoke(app, ["certs", "ca", "--dir", str(folder), "--name", "Bank AG"])
+    assert made.exit_code == 0
+    assert f"{folder / 'ca.pem'}: send this file" in made.output.replace("\n", " ").replace("  ", " ")
+    made = CliRunner().invoke(app, ["certs", "party", "bank", "--dir", str(folder)])
+    assert made.exit_code == 0
+    assert f'certificate = "{folder / "bank.pem"}"\nkey = "{folder / "bank.key"}"' in made.output
+    Identity.read(folder / "bank.pem", folder / "bank.key", {"guest": folder / "ca.pem"})

@@ -1,0 +1,365 @@
+"""Messages as bytes, and what becomes of bytes that are no message."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tracemalloc
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celu.errors import (
+    CeluError,
+    NonFiniteError,
+    PeerFailed,
+    PeerLost,
+    ProtocolError,
+    ShapeError,
+)
+from celu.transport import wire
+from celu.transport.link import run_blocking
+from celu.transport.message import Kind, Message, TensorSpec, expect, rows_of
+from celu.transport.stream import StreamLink
+from celu.transport.wire import HEADER, PIECE_BYTES, Header, decode, decode_header, encode
+
+SPEC = TensorSpec(max_rows=8, width=3)
+SPECS = {Kind.ACTIVATION: SPEC, Kind.DERIVATIVE: SPEC, Kind.TEST_ACTIVATION: SPEC}
+FIELDS = [
+    "magic", "version", "kind", "dtype", "rank",
+    "sequence", "round", "part", "rows", "width", "length",
+]  # fmt: skip
+TENSOR = Message(Kind.ACTIVATION, 9, 2, torch.arange(12.0).reshape(4, 3))
+BODY = Message(Kind.VERDICT, 9, 2, body={"stop": True})
+
+
+def header_of(message: Message, **changes: Any) -> bytes:
+    """A message's header as number 5 of its sender, with some fields changed."""
+    fields = dict(zip(FIELDS, HEADER.unpack(next(encode(message, 5))), strict=True))
+    assert changes.keys() <= fields.keys()
+    return HEADER.pack(*(fields | changes).values())
+
+
+def round_trip(message: Message) -> Message:
+    pieces = encode(message, 5)
+    return decode(decode_header(next(pieces), 5, SPECS), pieces)
+
+
+def body_of(payload: bytes) -> Message:
+    header = Header(Kind.HELLO, 0, 0, None, torch.uint8, len(payload))
+    return decode(header, iter([payload] if payload else []))
+
+
+def test_the_header_is_laid_out_as_documented() -> None:
+    header = bytes.fromhex(
+        "43454c55 01 03 01 02 0500000000000000 0900000000000000 02000000 04000000 03000000"
+        "3000000000000000"
+    )
+    assert next(encode(TENSOR, 5)) == header
+
+
+@pytest.mark.parametrize("kind", [Kind.ACTIVATION, Kind.DERIVATIVE, Kind.TEST_ACTIVATION])
+def test_a_tensor_survives_the_round_trip_bit_for_bit(kind: Kind) -> None:
+    tensor = torch.tensor([[0.1, -0.0, 1e-45]])
+    arrived = round_trip(Message(kind, 2**63, 2**32 - 1, tensor))
+    assert (arrived.kind, arrived.round, arrived.part) == (kind, 2**63, 2**32 - 1)
+    assert arrived.tensor is not None
+    assert arrived.body is None
+    assert torch.equal(arrived.tensor.view(torch.int32), tensor.view(torch.int32))
+
+
+@pytest.mark.parametrize("kind", sorted(set(Kind) - SPECS.keys()))
+def test_a_body_survives_the_round_trip(kind: Kind) -> None:
+    message = Message(kind, 3, 1, body={"a": [1, 2.5, None, "ü"], "b": {"c": False}})
+    assert round_trip(message) == message
+
+
+def test_a_large_payload_comes_in_pieces_no_larger_than_the_limit() -> None:
+    rows = 3 * PIECE_BYTES // (4 * 1024) + 1
+    message = Message(Kind.ACTIVATION, tensor=torch.randn(rows, 1024))
+    header, *pieces = encode(message, 0)
+    assert [len(p) for p in pieces] == [PIECE_BYTES] * 3 + [4 * 1024]
+    assert wire.num_bytes(message) == len(header) + sum(len(p) for p in pieces)
+
+
+def test_a_message_takes_the_bytes_that_are_counted_for_it() -> None:
+    for message in (TENSOR, BODY, Message(Kind.READY), Message(Kind.HELLO, body={"ü": "日本"})):
+        assert wire.num_bytes(message) == sum(len(piece) for piece in encode(message, 0))
+
+
+@pytest.mark.parametrize(
+    ("message", "changes", "error"),
+    [
+        (TENSOR, {"magic": b"CELV"}, ProtocolError),
+        (TENSOR, {"magic": b"HTTP", "version": 0}, ProtocolError),
+        (TENSOR, {"version": 0}, ProtocolError),
+        (TENSOR, {"version": 2}, ProtocolError),
+        (TENSOR, {"kind": 0}, ProtocolError),
+        (TENSOR, {"kind": 9}, ProtocolError),
+        (TENSOR, {"kind": 255}, ProtocolError),
+        (TENSOR, {"kind": Kind.HELLO}, ProtocolError),
+        (TENSOR, {"dtype": 0}, ProtocolError),
+        (TENSOR, {"dtype": 2}, ProtocolError),
+        (TENSOR, {"rank": 0}, ProtocolError),
+        (TENSOR, {"rank": 1}, ProtocolError),
+        (TENSOR, {"rank": 3}, ProtocolError),
+        (TENSOR, {"sequence": 4}, ProtocolError),
+        (TENSOR, {"sequence": 6}, ProtocolError),
+        (TENSOR, {"sequence": 2**64 - 1}, ProtocolError),
+        (TENSOR, {"rows": 0, "length": 0}, ShapeError),
+        (TENSOR, {"rows": 3}, ProtocolError),
+        (TENSOR, {"rows": 9, "length": 9 * 12}, ShapeError),
+        (TENSOR, {"rows": 2**32 - 1, "length": (2**32 - 1) * 12}, ShapeError),
+        (TENSOR, {"width": 0, "length": 0}, ShapeError),
+        (TENSOR, {"width": 4, "length": 64}, ShapeError),
+        (TENSOR, {"width": 2**32 - 1}, ShapeError),
+        (TENSOR, {"length": 0}, ProtocolError),
+        (TENSOR, {"length": 47}, ProtocolError),
+        (TENSOR, {"length": 2**63}, ProtocolError),
+        (TENSOR, {"length": 2**64 - 1}, ProtocolError),
+        (BODY, {"kind": Kind.ACTIVATION}, ProtocolError),
+        (BODY, {"dtype": 1}, ProtocolError),
+        (BODY, {"rank": 2}, ProtocolError),
+        (BODY, {"rows": 1}, ProtocolError),
+        (BODY, {"width": 1}, ProtocolError),
+        (BODY, {"length": wire.MAX_BODY_BYTES + 1}, ProtocolError),
+        (BODY, {"length": 2**63}, ProtocolError),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or str(getattr(value, "kind", value)),
+)
+def test_a_header_with_one_field_changed_is_refused(
+    message: Message, changes: dict[str, Any], error: type[CeluError]
+) -> None:
+    decode_header(header_of(message), 5, SPECS)
+    with pytest.raises(error) as refused:
+        decode_header(header_of(message, **changes), 5, SPECS)
+    assert type(refused.value) is error
+
+
+@pytest.mark.parametrize("message", [TENSOR, BODY], ids=["tensor", "body"])
+@pytest.mark.parametrize("field", ["round", "part"])
+def test_a_round_or_part_that_is_not_due_is_refused_by_its_reader(
+    message: Message, field: str
+) -> None:
+    pieces = iter(list(encode(message, 5))[1:])
+    arrived = decode(decode_header(header_of(message, **{field: 11}), 5, SPECS), pieces)
+    expect(round_trip(message), message.kind, 9, 2)
+    with pytest.raises(ProtocolError, match=rf"expected {message.kind.name} .*got .*{field} 11"):
+        expect(arrived, message.kind, 9, 2)
+
+
+def test_a_message_of_another_kind_or_number_of_rows_is_refused_by_its_reader() -> None:
+    with pytest.raises(ProtocolError, match="expected READY .*got VERDICT"):
+        expect(BODY, Kind.READY, 9, 2)
+    with pytest.raises(ShapeError, match="expected 5 rows, got 4"):
+        rows_of(TENSOR, 5)
+    with pytest.raises(ShapeError, match="expected 4 rows, got none"):
+        rows_of(BODY, 4)
+
+
+@pytest.mark.parametrize("size", [0, 1, HEADER.size - 1, HEADER.size + 1, PIECE_BYTES])
+def test_a_header_of_another_size_is_refused(size: int) -> None:
+    with pytest.raises(ProtocolError, match=f"got {size}"):
+        decode_header((header_of(TENSOR) * (size // HEADER.size + 1))[:size], 5, SPECS)
+
+
+def test_no_claim_of_size_allocates_anything() -> None:
+    huge = 2**63
+    claims = [
+        header_of(BODY, length=huge),
+        header_of(TENSOR, length=huge),
+        header_of(TENSOR, rows=2**32 - 1, width=2**32 - 1, length=huge),
+        header_of(TENSOR, rows=2**31, width=3, length=2**31 * 12),
+    ]
+    tracemalloc.start()
+    try:
+        for claim in claims:
+            with pytest.raises(ProtocolError):  # here, before decode allocates
+                decode_header(claim, 5, SPECS)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+@given(st.binary(min_size=HEADER.size - 2, max_size=HEADER.size + 2))
+def test_arbitrary_bytes_are_refused_with_a_protocol_error(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode_header(data, 5, SPECS)
+
+
+@given(
+    st.tuples(
+        st.sampled_from([wire.MAGIC, b"CELV"]),
+        *(st.integers(0, limit) for limit in (2, 10, 3, 3, 6)),
+        st.integers(0, 2**64 - 1),
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 10),
+        st.integers(0, 4),
+        st.integers(0, 100) | st.integers(0, 2**64 - 1),
+    )
+)
+def test_headers_that_look_right_are_refused_or_within_the_contract(fields: Any) -> None:
+    try:
+        header = decode_header(HEADER.pack(*fields), 5, SPECS)
+    except ProtocolError:
+        return
+    if header.shape is None:
+        assert header.length <= wire.MAX_BODY_BYTES
+    else:
+        rows, width = header.shape
+        assert 0 < rows <= SPEC.max_rows
+        assert width == SPEC.width
+        assert header.length == rows * width * 4
+
+
+@given(st.binary(max_size=64))
+def test_an_arbitrary_payload_is_a_json_object_or_refused(payload: bytes) -> None:
+    try:
+        assert isinstance(body_of(payload).body, dict)
+    except ProtocolError as error:
+        assert error.public().startswith("HELLO: expected")
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe\x00",
+        b"\x80\x04N.",  # a pickle
+        b"[]",
+        b"3",
+        b"null",
+        b'"text"',
+        b"[" * 100_000,
+        b'{"a":' * 40_000 + b"1" + b"}" * 40_000,
+        b'{"a":' * 500 + b"1" + b"}" * 500,
+        json.dumps({"a": [[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]}).encode(),
+        b'{"a":' + b"9" * 5000 + b"}",
+    ],
+    ids=lambda payload: repr(payload[:12]),
+)
+def test_a_body_that_is_no_plain_json_object_is_refused(payload: bytes) -> None:
+    with pytest.raises(ProtocolError, match="HELLO: expected"):
+        body_of(payload)
+
+
+def split(payload: bytes, *sizes: int) -> list[bytes]:
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [payload[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [],
+        split(bytes(48), 47),
+        split(bytes(48), 20, 20),
+        [bytes(49)],
+        split(bytes(60), 40, 9),
+        [bytes(40), b"", bytes(8)],
+        [b""],
+    ],
+    ids=["none", "short", "cut", "long", "long at the end", "an empty piece", "empty"],
+)
+@pytest.mark.parametrize("shape", [(4, 3), None], ids=["tensor", "body"])
+def test_a_payload_of_another_length_than_announced_is_refused(
+    pieces: list[bytes], shape: tuple[int, int] | None
+) -> None:
+    kind = Kind.ACTIVATION if shape else Kind.HELLO
+    header = Header(kind, 0, 0, shape, torch.float32 if shape else torch.uint8, 48)
+    with pytest.raises(ProtocolError, match=r"expected \d+ (more )?bytes, got \d+"):
+        decode(header, iter(pieces))
+
+
+# What a party receives from bytes that a peer made by hand.
+
+
+def fed(pieces: Iterable[bytes]) -> StreamLink:
+    link = StreamLink("bank", deadline_s=0.05)
+    link.allow(SPECS)
+    link.pump(iter(pieces))
+    return link
+
+
+def numbered(*numbers: int) -> list[bytes]:
+    return [piece for n in numbers for piece in encode(Message(Kind.READY, round=n), n)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "accepted"), [((1,), 0), ((0, 0), 1), ((0, 1, 3), 2), ((0, 1, 2, 1), 3)]
+)
+def test_a_gap_or_a_repeat_ends_the_link_with_nothing_applied_after_it(
+    numbers: tuple[int, ...], accepted: int
+) -> None:
+    link = fed(numbered(*numbers))
+    for number in range(accepted):
+        assert run_blocking(link.receive()).round == number
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match=f"from bank: expected message number {accepted}"):
+            run_blocking(link.receive())
+    assert link.traffic.received.messages == accepted
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_nan_or_inf_from_a_peer_is_refused_when_it_is_received(value: float) -> None:
+    tensor = torch.zeros(4, 3)
+    tensor[3, 2] = value
+    link = fed(encode(Message(Kind.ACTIVATION, 17, tensor=tensor), 0))
+    with pytest.raises(NonFiniteError, match="ACTIVATION from bank of round 17"):
+        run_blocking(link.receive())
+
+
+def test_a_stream_cut_within_a_message_is_refused() -> None:
+    header, payload = encode(TENSOR, 0)
+    for pieces in ([header], [header, payload[:-1]]):
+        with pytest.raises(ProtocolError, match="from bank: expected 48 bytes"):
+            run_blocking(fed(pieces).receive())
+
+
+def test_bytes_after_a_message_are_read_as_a_header_and_refused() -> None:
+    link = fed([*encode(BODY, 0), b"more"])
+    assert run_blocking(link.receive()) == BODY
+    with pytest.raises(ProtocolError, match="expected a header"):
+        run_blocking(link.receive())
+
+
+def test_nothing_follows_a_peers_failure() -> None:
+    failure = Message(Kind.FAILURE, body={"reason": "DataError"})
+    link = fed([*encode(failure, 0), *encode(Message(Kind.READY), 1)])
+    for _ in range(2):
+        with pytest.raises(PeerFailed, match="bank stopped: DataError"):
+            run_blocking(link.receive())
+
+
+def test_an_error_of_the_carrier_is_a_lost_peer_and_never_silent() -> None:
+    def broken() -> Iterable[bytes]:
+        yield from encode(BODY, 0)
+        raise OSError("no route")
+
+    link = fed(broken())
+    assert run_blocking(link.receive()) == BODY
+    with pytest.raises(PeerLost, match="the link to bank broke: no route"):
+        run_blocking(link.receive())
+
+
+def test_closing_does_not_wait_for_a_carrier_that_gave_up_sending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("celu.transport.stream.CLOSE_S", 60.0)
+    link = fed([])
+    run_blocking(link.send(TENSOR))
+    sending = link.outgoing()
+    next(sending)
+    sending.close()  # what gRPC does with the rest when a call has ended
+    link.close()  # would take a minute
+
+
+def test_a_float_is_packed_little_endian() -> None:
+    _, payload = encode(Message(Kind.ACTIVATION, tensor=torch.tensor([[1.5, -2.0, 0.0]])), 0)
+    assert payload == struct.pack("<3f", 1.5, -2.0, 0.0)

@@ -1,0 +1,48 @@
+"""Instance weighting by hand on three rows."""
+
+import math
+
+import pytest
+import torch
+
+from celu.workset.weighting import CosineWeighting
+
+# Angles between fresh and stale: 0, 45 and 135 degrees.
+FRESH = torch.tensor([[2.0, 0.0], [1.0, 1.0], [-1.0, 1.0]])
+STALE = torch.tensor([[5.0, 0.0], [3.0, 0.0], [4.0, 0.0]])
+COSINES = [1.0, math.sqrt(0.5), -math.sqrt(0.5)]
+
+
+@pytest.mark.parametrize(
+    ("xi", "expected"),
+    [
+        (180.0, COSINES),
+        (90.0, [1.0, math.sqrt(0.5), 0.0]),
+        (60.0, [1.0, math.sqrt(0.5), 0.0]),
+        (30.0, [1.0, 0.0, 0.0]),
+    ],
+)
+def test_weights_are_cosines_and_zero_beyond_xi(xi: float, expected: list[float]) -> None:
+    weights = CosineWeighting(xi).weigh(FRESH, STALE)
+    assert weights.weights_B.tolist() == pytest.approx(expected, abs=1e-6)
+    assert weights.similarity_B.tolist() == pytest.approx(COSINES, abs=1e-6)
+
+
+def test_weights_are_one_value_an_instance() -> None:
+    assert CosineWeighting(60).weigh(FRESH, STALE).weights_B.shape == (3,)
+
+
+def test_no_gradient_flows_through_the_weights() -> None:
+    fresh = FRESH.clone().requires_grad_()
+    assert not CosineWeighting(60).weigh(fresh, STALE).weights_B.requires_grad
+
+
+def test_tiny_derivatives_keep_their_direction() -> None:
+    tiny = 1e-12
+    weights = CosineWeighting(60).weigh(FRESH * tiny, STALE * tiny)
+    assert weights.similarity_B.tolist() == pytest.approx(COSINES, abs=1e-6)
+
+
+def test_a_row_of_zeros_counts_for_nothing() -> None:
+    weights = CosineWeighting(60).weigh(torch.zeros(1, 2), torch.ones(1, 2))
+    assert weights.weights_B.tolist() == [0.0]
