@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name in ("run", "simulate", "certs", "data", "bench"):
+for _name in ("demo", "run", "simulate", "certs", "data", "bench"):
     import_module(f"celu.cli.{_name}").register(app)
 
 

@@ -149,9 +149,10 @@ async def train_guest(
             scored = []
             for part, start, stop in schedule.test_parts():
                 kind = Kind.TEST_ACTIVATION
-                arrived = [
-                    expect(await link.receive(), kind, round_, part) for link in links.values()
-                ]
+                with see.waiting():
+                    arrived = [
+                        expect(await link.receive(), kind, round_, part) for link in links.values()
+                    ]
                 scored.append(trainer.score(start, stop, arrived))
             metrics = trainer.metrics(scored)
             done = trainer.reached_target(metrics)

@@ -1,7 +1,7 @@
 """A tower: ids through embeddings, numbers as they are, then layers without biases.
 
 Both of the paper's models use it as their bottoms, with the paper's constants. Its N(0, 0.01) for
-the weights is read as a variance: a deviation of 0.01 starts so small that training stalls at first.
+the weights is read as a variance: with a deviation of 0.01 training stalls at first.
 """
 
 from __future__ import annotations

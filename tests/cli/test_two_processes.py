@@ -1,0 +1,283 @@
+"""Two real processes, real certificates, real sockets: what users run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from celu.bench.processes import free_port, read_events
+from celu.data.starter import Starter, write_settings
+
+TINY = Starter(
+    guest="airline",
+    host="weather",
+    bottom='{ use = "wdl", embedding_dim = 4, hidden = [8] }',
+    top='"wdl"',
+    batch_size=64,
+    z_width=8,
+    rounds=60,
+    evaluate_every=20,
+)
+
+
+def celu(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "celu.cli.app", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keys made with the commands that users have."""
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("airline", "weather", "stranger"):
+        for arguments in (["ca"], ["party", "airline" if name == "stranger" else name]):
+            made = celu("certs", *arguments, "--dir", folder / name / "certs")
+            assert made.returncode == 0, made.stderr
+    return folder
+
+
+@dataclass
+class Pair:
+    """A guest that listens and a host that connects, with files of their own."""
+
+    folder: Path
+    port: int
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        path = self.folder / name
+        text = path.read_text()
+        assert old in text, (old, text)
+        path.write_text(text.replace(old, new))
+
+    def start(self, name: str, *more: str, job: str = "job.toml") -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "celu.cli.app", "run"]
+        command += [str(self.folder / name / "party.toml"), "--job", str(self.folder / job), *more]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def run(self, host_job: str = "job.toml") -> tuple[Ended, Ended]:
+        guest, host = self.start("airline"), self.start("weather", job=host_job)
+        return ended(guest), ended(host)
+
+
+@dataclass
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+def ended(process: subprocess.Popen[str]) -> Ended:
+    out, err = process.communicate(timeout=120)
+    return Ended(process.returncode, out, err)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, keys: Path) -> Pair:
+    random = np.random.default_rng(1)
+    rows = 1024
+    x, y = random.normal(size=(2, rows, 3)).astype(np.float32)
+    ids = random.integers(0, 9, size=rows).astype(np.int32)
+    label = (x[:, 0] + y[:, 0] + (ids > 4) > 0.5).astype(np.float32)
+    tables = {
+        "airline": pa.table({"a": x[:, 0], "b": x[:, 1], "label": label}),
+        "weather": pa.table({"c": y[:, 0], "d": y[:, 1]}),
+    }
+    for name, table in tables.items():
+        (tmp_path / name).mkdir()
+        for part in ("train", "test"):
+            pq.write_table(table, tmp_path / name / f"{part}.parquet")
+        (tmp_path / name / "certs").symlink_to(keys / name / "certs")
+    port = free_port()
+    write_settings(tmp_path, TINY, port=port, local=True)
+    for name in ("airline", "weather"):
+        path = tmp_path / name / "party.toml"
+        path.write_text(path.read_text().replace("[peers", "connect_s = 20\n[peers", 1))
+    return Pair(tmp_path, port)
+
+
+def test_they_train_to_a_target_and_leave_a_record(pair: Pair) -> None:
+    with (pair.folder / "job.toml").open("a") as job:
+        job.write("target = 0.75\n")
+    guest, host = pair.run()
+    assert (guest.code, host.code) == (0, 0), guest.err + host.err
+    events = read_events(pair.folder / "airline" / "run")
+    assert next(e for e in events if e["event"] == "connected")["secure"] is True
+    last = [e for e in events if e["event"] == "evaluation"][-1]
+    assert last["auc"] >= 0.75 and last["target_reached"]
+    summary = json.loads((pair.folder / "weather" / "run" / "summary.json").read_text())
+    assert summary["status"] == "done" and summary["rounds"] == last["round"]
+    settings = json.loads((pair.folder / "airline" / "run" / "settings.json").read_text())
+    assert settings["job"]["seed"] == 1 and "torch" in settings["versions"]
+    weights = load_file(pair.folder / "airline" / "run" / "weights.safetensors")
+    assert any(name.startswith("top.") for name in weights)
+    # The host learns neither labels nor how well they are predicted.
+    host_events = (pair.folder / "weather" / "run" / "events.jsonl").read_text()
+    assert "auc" not in host_events and "loss" not in host_events
+
+
+def test_the_listening_side_prints_the_line_that_the_other_side_runs(pair: Pair) -> None:
+    # The host does not know where the guest listens until it is told.
+    pair.edit("weather/party.toml", f'connect = "localhost:{pair.port}"', "")
+    pair.edit("weather/party.toml", "threads = 1", 'threads = 1\nlisten = "127.0.0.1:1"')
+    guest = pair.start("airline")
+    assert guest.stdout is not None
+    printed = ""
+    while "--connect" not in printed:
+        line = guest.stdout.readline()
+        assert line, "the guest ended without saying where it listens"
+        printed += line
+    found = re.search(r"--connect (\S+)", printed)
+    assert found is not None
+    host = pair.start("weather", "--connect", found[1])
+    assert ended(host).code == 0
+    assert ended(guest).code == 0
+
+
+def test_either_side_may_listen_and_the_bits_are_those_of_a_simulation(pair: Pair) -> None:
+    method = "[method]\nW = 3\nR = 3\n"
+    with (pair.folder / "job.toml").open("a") as job:
+        job.write(method)
+    simulated = celu(
+        "simulate",
+        pair.folder / "airline" / "party.toml",
+        pair.folder / "weather" / "party.toml",
+        "--job",
+        pair.folder / "job.toml",
+        "--out",
+        pair.folder / "simulation",
+    )
+    assert simulated.returncode == 0, simulated.stderr
+    pair.edit("airline/party.toml", f'listen = "127.0.0.1:{pair.port}"', "")
+    pair.edit(
+        "airline/party.toml", "weather sent\n", f'weather sent\nconnect = "localhost:{pair.port}"\n'
+    )
+    pair.edit("weather/party.toml", f'connect = "localhost:{pair.port}"', "")
+    pair.edit("weather/party.toml", "threads = 1", f'threads = 1\nlisten = "127.0.0.1:{pair.port}"')
+    guest, host = pair.run()
+    assert (guest.code, host.code) == (0, 0), guest.err + host.err
+    expected = load_file(pair.folder / "simulation" / "weights.safetensors")
+    for name, prefix in (("airline", "guest."), ("weather", "weather.")):
+        weights = load_file(pair.folder / name / "run" / "weights.safetensors")
+        for key, tensor in weights.items():
+            assert torch.equal(tensor, expected[prefix + key]), key
+
+
+def test_a_wrong_certificate_is_refused(pair: Pair, keys: Path) -> None:
+    # Somebody else's certificate, for the right name but from another authority.
+    (pair.folder / "airline" / "certs").unlink()
+    (pair.folder / "airline" / "certs").symlink_to(keys / "stranger" / "certs")
+    path = pair.folder / "airline" / "party.toml"
+    path.write_text(path.read_text().replace("connect_s = 20", "connect_s = 6"))
+    pair.edit("weather/party.toml", "../airline/certs/ca.pem", str(keys / "airline/certs/ca.pem"))
+    guest, host = pair.run()
+    assert host.code == 6
+    assert "CertificateError" in host.err and "airline" in host.err
+    assert guest.code == 11  # nobody acceptable came
+
+
+def test_a_differing_contract_is_refused_by_name_at_both_sides(pair: Pair) -> None:
+    other = (pair.folder / "job.toml").read_text().replace("batch_size = 64", "batch_size = 32")
+    (pair.folder / "other.toml").write_text(other)
+    guest, host = pair.run(host_job="other.toml")
+    assert (guest.code, host.code) == (7, 7)
+    for side in (guest, host):
+        assert "batch_size: " in side.err and "ContractMismatch" in side.err
+
+
+def test_a_wrong_shape_stops_both_sides_by_name(pair: Pair) -> None:
+    pair.edit("weather/party.toml", "hidden = [8]", "hidden = [8], z_width = 5")
+    guest, host = pair.run()
+    assert host.code == 5
+    assert "ModelError" in host.err and "[64, 8]" in host.err and "[64, 5]" in host.err
+    assert guest.code == 12
+    assert "weather stopped: ModelError" in guest.err
+
+
+def test_nan_stops_both_sides_with_the_round(pair: Pair) -> None:
+    (pair.folder / "weather" / "broken.py").write_text(
+        "import torch\n"
+        "class Broken(torch.nn.Module):\n"
+        "    def __init__(self, z_width: int):\n"
+        "        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(2, z_width)\n"
+        "        self.calls = 0\n"
+        "    def forward(self, numbers):\n"
+        "        self.calls += 1\n"
+        "        return self.layer(numbers) / (0.0 if self.calls == 4 else 1.0)\n"
+    )
+    path = pair.folder / "weather" / "party.toml"
+    text = re.sub(r"bottom = .*", 'bottom = "broken:Broken"', path.read_text())
+    path.write_text(text)
+    guest, host = pair.run()
+    assert (guest.code, host.code) == (12, 10)
+    assert "NonFiniteError" in host.err and "round 3" in host.err
+    assert "round 3" in guest.err
+
+
+def test_a_peer_that_dies_is_noticed(pair: Pair) -> None:
+    pair.edit("job.toml", "rounds = 60", "rounds = 1000000")
+    pair.edit("job.toml", "every = 20", "every = 1000000")
+    guest, host = pair.start("airline"), pair.start("weather")
+    events = pair.folder / "airline" / "run"
+    give_up = time.monotonic() + 60
+    while not any(e["event"] == "round" for e in read_events(events)):
+        assert time.monotonic() < give_up and guest.poll() is None
+        time.sleep(0.05)
+    host.kill()
+    host.communicate(timeout=10)
+    stopped = ended(guest)
+    assert stopped.code == 11
+    assert "PeerLost" in stopped.err and "weather" in stopped.err
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "code", "expected"),
+    [
+        (
+            "job.toml",
+            "batch_size = 64",
+            'batch_size = "many"',
+            3,
+            "batch_size: expected a valid int",
+        ),
+        ("job.toml", "batch_size = 64", "batch_size = 4096", 4, "at least one batch of 4096"),
+        ("airline/party.toml", 'name = "airline"', 'name = "bank"', 3, "name: expected one of"),
+        ("airline/party.toml", 'numbers = ["a"', 'numbers = ["z"', 4, "expected a column 'z'"),
+        ("airline/party.toml", 'loss = "binary"', 'loss = "sum"', 3, "model.loss: expected one of"),
+        ("airline/party.toml", 'train = "train', 'train = "absent', 4, "absent.parquet"),
+        ("airline/party.toml", "threads = 1", 'threads = 1\ndevice = "tpu"', 3, "device: expected"),
+        ("airline/party.toml", "airline.pem", "nobody.pem", 6, "nobody.pem"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(
+    pair: Pair, file: str, old: str, new: str, code: int, expected: str
+) -> None:
+    pair.edit(file, old, new)
+    if new == "batch_size = 4096":  # both sides must have begun for this one to show
+        guest, _ = pair.run()
+    else:
+        guest = ended(pair.start("airline"))
+    assert guest.code == code, guest.err
+    assert expected in " ".join(guest.err.split())
+    assert "Traceback" not in guest.err
+
+
+def test_a_run_folder_is_never_overwritten(pair: Pair) -> None:
+    run = pair.folder / "airline" / "run"
+    run.mkdir()
+    (run / "events.jsonl").write_text("precious\n")
+    guest = ended(pair.start("airline"))
+    assert guest.code == 3 and "--out" in guest.err
+    assert (run / "events.jsonl").read_text() == "precious\n"
