@@ -74,6 +74,12 @@ def test_training_stops_at_the_target_at_all_parties() -> None:
     assert result.rounds == 2
 
 
+def test_a_target_that_the_loss_cannot_give_is_refused_before_training() -> None:
+    evaluation = celu.Evaluation(every=2, metric="auc", target=0.9)
+    with pytest.raises(ConfigError, match=r"loss, rmse\), got auc"):
+        run(federation(loss="regression", evaluation=evaluation))
+
+
 def test_held_out_metrics_are_exact_and_counted_apart() -> None:
     fed = federation(rounds=10)
     result = run(fed)

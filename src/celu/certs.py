@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 from pathlib import Path
 
 from cryptography import x509
@@ -15,13 +16,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from celu.config.reading import PARTY_NAME
 from celu.errors import CertificateError
 
+_MAX_COMPANY_NAME = 64 - len(" authority")  # a certificate's common name holds 64
 _CLOCK_SKEW = dt.timedelta(hours=1)  # the peer's clock may be behind
 
 
 def make_authority(folder: Path, name: str, days: int = 3650) -> Path:
     """Write ca.pem and ca.key; raises CertificateError rather than replace an authority."""
+    if not 0 < len(name) <= _MAX_COMPANY_NAME:
+        raise CertificateError(
+            f"expected a company's name of 1 to {_MAX_COMPANY_NAME} characters, got {len(name)}"
+        )
     certificate_path, key_path = folder / "ca.pem", folder / "ca.key"
     _refuse_existing(certificate_path, key_path)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -43,6 +50,10 @@ def make_party(folder: Path, name: str, days: int = 365) -> Path:
 
     Raises CertificateError where there is no authority, or a certificate of that name already.
     """
+    if not re.fullmatch(PARTY_NAME, name):
+        raise CertificateError(
+            f"expected a party's name as in the contract (a-z, 0-9 and -), got {name!r}"
+        )
     certificate_path, key_path = folder / f"{name}.pem", folder / f"{name}.key"
     _refuse_existing(certificate_path, key_path)
     authority, authority_key = _read_authority(folder)

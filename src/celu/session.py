@@ -17,7 +17,15 @@ from celu.engine.guest import GuestTrainer, train_guest
 from celu.engine.host import HostTrainer, train_host
 from celu.engine.observe import Emit, Observer
 from celu.engine.schedule import Schedule
-from celu.errors import CeluError, ContractMismatch, DataError, PeerFailed, PeerLost, ProtocolError
+from celu.errors import (
+    CeluError,
+    ConfigError,
+    ContractMismatch,
+    DataError,
+    PeerFailed,
+    PeerLost,
+    ProtocolError,
+)
 from celu.party import Guest, Host
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, TensorSpec, expect
@@ -64,6 +72,12 @@ async def guest_session(
         schedule = _schedule(name, "guest", job, guest.train, guest.test)
         if guest.train.labels is None or guest.test.labels is None:
             raise DataError(f"{name}: expected labels in the guest's training and test rows")
+        known = ("loss", *guest.loss.metric_names)
+        if job.evaluation.target is not None and job.evaluation.metric not in known:
+            raise ConfigError(
+                f"evaluation.metric: expected one that {name}'s loss gives ({', '.join(known)}), "
+                f"got {job.evaluation.metric}"
+            )
         if guest.bottom is None and not links:
             raise DataError(f"{name}: expected a bottom model or a host to learn from, got neither")
         await _handshake(name, job, guest.train.num_rows, schedule.test_rows, links)

@@ -8,8 +8,9 @@ from scipy import sparse
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from celu.data import clicks
-from celu.data.clicks import SIZES_KEY, Clicks, Shape, click_chunk, field_sizes, write_clicks
+from celu.data import click_model, clicks
+from celu.data.clicks import Clicks, Shape, click_chunk, field_sizes, write_clicks
+from celu.data.table import SIZES_KEY
 from celu.errors import DataError
 
 SHAPES: list[Shape] = ["criteo", "avazu"]
@@ -58,7 +59,7 @@ def test_codes_stay_below_their_sizes_and_numbers_are_finite(shape: Shape, max_c
 @both_shapes
 def test_a_chunk_depends_on_seed_and_number_only(shape: Shape) -> None:
     stream = [click_chunk(shape, seed=1, chunk=chunk, rows=1_000) for chunk in range(3)]
-    clicks._hidden.cache_clear()
+    click_model.hidden_model.cache_clear()
     assert same(click_chunk(shape, seed=1, chunk=2, rows=1_000), stream[2])
     assert not same(stream[1], stream[2])
     assert not same(click_chunk(shape, seed=2, chunk=2, rows=1_000), stream[2])
@@ -118,7 +119,7 @@ def crossed(left: sparse.csr_matrix, right: sparse.csr_matrix) -> sparse.csr_mat
 @both_shapes
 def test_the_host_adds_to_the_guest_and_their_crossing_adds_to_both(shape: Shape) -> None:
     sizes = field_sizes(shape, max_codes=500)
-    crossing = clicks._RECIPES[shape].crossing
+    crossing = click_model._RECIPES[shape].crossing
     train, test = (
         click_chunk(shape, seed=1, chunk=chunk, rows=60_000, max_codes=500) for chunk in (0, 1)
     )

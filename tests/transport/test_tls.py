@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import queue
 import socket
 import ssl
 import stat
@@ -103,7 +104,10 @@ def of_another_authority(companies: dict[str, Any], folder: Path) -> Keys:
 def self_signed(companies: dict[str, Any], folder: Path) -> Keys:
     module = __import__("inspect").getmodule(type(companies["bank"]))
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "bank")])
-    return (*module.issue(folder, "bank", name, None), companies["bank"].keys(companies["guest"])[2])
+    return (
+        *module.issue(folder, "bank", name, None),
+        companies["bank"].keys(companies["guest"])[2],
+    )
 
 
 def issued(**changes: Any) -> Callable[[dict[str, Any], Path], Keys]:
@@ -175,7 +179,9 @@ def test_a_listener_of_another_authority_or_name_is_refused(
     companies: dict[str, Any], knocks: bool
 ) -> None:
     guest, bank, clinic = companies["guest"], companies["bank"], companies["clinic"]
-    expected, error = (CertificateError, "not acceptable") if knocks else (PeerLost, "")
+    expected, error = (
+        (CertificateError, "not acceptable") if knocks else (PeerLost, "lost|sent nothing")
+    )
     reach: Callable[..., Any] = call if knocks else intrude
     with listening(guest.keys(bank)) as listener:
         with pytest.raises(expected, match=error):  # the authority is not the one we hold
@@ -271,14 +277,37 @@ def test_nobody_listening_is_a_lost_peer_after_connect_s(
 
 def test_a_peer_that_never_comes_is_lost_after_connect_s(companies: dict[str, Any]) -> None:
     guest, bank = companies["guest"], companies["bank"]
-    endpoint = Endpoint(
-        "guest", "127.0.0.1:0", ("bank",), keys=guest.keys(bank), connect_s=0.1
-    )
+    endpoint = Endpoint("guest", "127.0.0.1:0", ("bank",), keys=guest.keys(bank), connect_s=0.1)
     with (
         pytest.raises(PeerLost, match=r"bank did not connect .* within 0.1 s \(connect_s\)"),
         open_links(endpoint),
     ):
         pass
+
+
+def test_those_who_came_are_let_go_where_another_never_comes(companies: dict[str, Any]) -> None:
+    guest, bank, clinic = companies["guest"], companies["bank"], companies["clinic"]
+    ports: queue.Queue[int] = queue.Queue()
+    here = Endpoint(
+        "guest", "127.0.0.1:0", ("bank", "clinic"), keys=guest.keys(bank, clinic), connect_s=1
+    )
+    outcome: list[str] = []
+
+    def wait_for_both() -> None:
+        with pytest.raises(PeerLost, match="clinic did not connect"), open_links(here, ports.put):
+            outcome.append("both came")
+        outcome.append("gave up")
+
+    waiting = threading.Thread(target=wait_for_both)
+    waiting.start()
+    with pytest.raises(PeerLost, match="closed the link"):
+        call("bank", f"127.0.0.1:{ports.get(timeout=10)}", bank.keys(guest))
+    waiting.join(10)
+    assert outcome == ["gave up"]
+    for thread in threading.enumerate():
+        if thread.name.startswith("celu-listen"):  # one of these would keep the process alive
+            thread.join(5)
+            assert not thread.is_alive()
 
 
 def test_a_listener_that_starts_late_is_waited_for(companies: dict[str, Any]) -> None:
@@ -313,7 +342,9 @@ def test_a_listener_that_starts_late_is_waited_for(companies: dict[str, Any]) ->
 def test_a_port_that_is_taken_is_named(companies: dict[str, Any]) -> None:
     keys = companies["guest"].keys(companies["bank"])
     with listening(keys) as listener, pytest.raises(PeerLost, match=f"at {at(listener)}: .*taken"):
-        Listener(at(listener), ["bank"], Identity.read(*keys), lambda p: StreamLink(p, deadline_s=1))
+        Listener(
+            at(listener), ["bank"], Identity.read(*keys), lambda p: StreamLink(p, deadline_s=1)
+        )
 
 
 # Files.
@@ -402,7 +433,9 @@ def test_the_commands_make_what_a_party_needs(tmp_path: Path) -> None:
     folder = tmp_path / "certs"
     made = CliRunner().invoke(app, ["certs", "ca", "--dir", str(folder), "--name", "Bank AG"])
     assert made.exit_code == 0
-    assert f"{folder / 'ca.pem'}: send this file" in made.output.replace("\n", " ").replace("  ", " ")
+    assert f"{folder / 'ca.pem'}: send this file" in made.output.replace("\n", " ").replace(
+        "  ", " "
+    )
     made = CliRunner().invoke(app, ["certs", "party", "bank", "--dir", str(folder)])
     assert made.exit_code == 0
     assert f'certificate = "{folder / "bank.pem"}"\nkey = "{folder / "bank.key"}"' in made.output

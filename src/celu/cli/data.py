@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from celu.data.starter import AVAZU, CRITEO, FLIGHTS, write_settings
 
 _Folder = Annotated[Path, typer.Argument(help="Where to write.")]
+_Rows = Annotated[int, typer.Option(min=10, help="Training and test rows together.")]
+_MaxCodes = Annotated[
+    int | None, typer.Option(help="Most ids a field has; by default one for 100 rows.")
+]
 _Seed = Annotated[int, typer.Option(min=0, help="Of the split, or of the rows made up.")]
 
 
@@ -34,22 +38,38 @@ def flights(folder: _Folder = Path("flights"), seed: _Seed = 1) -> None:
     _say(folder)
 
 
-def criteo(folder: _Folder = Path("criteo"), rows: int = 1_000_000, seed: _Seed = 1) -> None:
+def criteo(
+    folder: _Folder = Path("criteo"),
+    rows: _Rows = 1_000_000,
+    max_codes: _MaxCodes = None,
+    seed: _Seed = 1,
+) -> None:
     """Synthetic clicks in the shape of Criteo: 13 numeric fields (guest), 26 of ids (host)."""
-    from celu.data.clicks import write_clicks
-
-    write_clicks(folder, "criteo", rows=rows, seed=seed)
+    _write_clicks(folder, "criteo", rows, max_codes, seed)
     write_settings(folder, CRITEO)
     _say(folder)
 
 
-def avazu(folder: _Folder = Path("avazu"), rows: int = 1_000_000, seed: _Seed = 1) -> None:
+def avazu(
+    folder: _Folder = Path("avazu"),
+    rows: _Rows = 1_000_000,
+    max_codes: _MaxCodes = None,
+    seed: _Seed = 1,
+) -> None:
     """Synthetic clicks in the shape of Avazu: 8 fields of ids (guest), 14 of ids (host)."""
-    from celu.data.clicks import write_clicks
-
-    write_clicks(folder, "avazu", rows=rows, seed=seed)
+    _write_clicks(folder, "avazu", rows, max_codes, seed)
     write_settings(folder, AVAZU)
     _say(folder)
+
+
+def _write_clicks(
+    folder: Path, shape: Literal["criteo", "avazu"], rows: int, max_codes: int | None, seed: int
+) -> None:
+    from celu.data.clicks import write_clicks
+
+    # An id that few rows hold is memorised rather than learnt.
+    codes = max_codes or min(max(rows // 100, 100), 1_000_000)
+    write_clicks(folder, shape, rows=rows, seed=seed, max_codes=codes)
 
 
 def _say(folder: Path) -> None:

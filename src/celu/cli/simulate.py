@@ -43,11 +43,16 @@ def simulate(
         )
     record = {name: p.model_dump(mode="json") for name, (p, _) in settings.items()}
     folder = RunFolder(out, {"job": contract.model_dump(mode="json"), "parties": record})
+    import torch
+
     from celu.launch import load_party
     from celu.party import Guest, Host
     from celu.simulate import simulate as run_all
 
     started = time.monotonic()
+    threads = settings[contract.guest][0].threads
+    if threads is not None:
+        torch.set_num_threads(threads)
     loaded = {name: load_party(p, contract, home) for name, (p, home) in settings.items()}
     guest = loaded.pop(contract.guest)
     hosts = {name: party for name, party in loaded.items() if isinstance(party, Host)}

@@ -14,7 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from celu.errors import ConfigError
 
 # A party's name stands in certificates (as a DNS name), so it keeps to what is allowed there.
-PartyName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+PARTY_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+PartyName = Annotated[str, Field(pattern=PARTY_NAME)]
 
 
 class Settings(BaseModel):

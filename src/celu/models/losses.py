@@ -24,10 +24,11 @@ def _loss_only(output: Tensor, labels: Tensor) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss and its metrics; `loss`, the mean over held-out rows, is always among them."""
+    """A loss and its metrics, by name; the mean loss over held-out rows is added to them."""
 
     per_instance: PerInstance
     metrics: Metrics = _loss_only
+    metric_names: tuple[str, ...] = ()
 
 
 def _binary(output: Tensor, labels: Tensor) -> Tensor:
@@ -68,9 +69,13 @@ def _rmse(output: Tensor, labels: Tensor) -> float:
 
 
 LOSSES: dict[str, Loss] = {
-    "binary": Loss(_binary, lambda output, labels: {"auc": auc(output, labels)}),
-    "multiclass": Loss(_multiclass, lambda output, labels: {"accuracy": _accuracy(output, labels)}),
-    "regression": Loss(_regression, lambda output, labels: {"rmse": _rmse(output, labels)}),
+    "binary": Loss(_binary, lambda output, labels: {"auc": auc(output, labels)}, ("auc",)),
+    "multiclass": Loss(
+        _multiclass, lambda output, labels: {"accuracy": _accuracy(output, labels)}, ("accuracy",)
+    ),
+    "regression": Loss(
+        _regression, lambda output, labels: {"rmse": _rmse(output, labels)}, ("rmse",)
+    ),
 }
 
 # Which way is better, for the metrics that a contract may name as its target.

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Read by gRPC once, when it is first used. Its TLS 1.2 suites are narrowed to one that our
-# elliptic-curve certificates cannot use, which leaves TLS 1.3 (whose suites this does not touch)
-# as the only version that can be negotiated.
-os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")
+# Read by gRPC once, when it is first used. Its TLS 1.2 suites are narrowed to one for pre-shared
+# keys, of which there are none, so no certificate can use it. That leaves TLS 1.3 (whose suites
+# this does not touch) as the only version that can be negotiated.
+os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-PSK-CHACHA20-POLY1305"
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors reach the user through ours
 
 import grpc
@@ -51,6 +51,7 @@ class Listener:
         self._links = {name: make_link(name) for name in peers}
         self._arrived = {name: threading.Event() for name in peers}
         self._claim = threading.Lock()
+        self._stopping = False
         self.refused: list[str] = []
         # One thread a peer carries its outgoing side for the whole run; two more turn away others.
         self._server: Any = grpc.server(
@@ -91,6 +92,11 @@ class Listener:
 
     def stop(self) -> None:
         """Stop listening; links that are still open get a moment to end."""
+        with self._claim:
+            self._stopping = True
+        for name, arrived in self._arrived.items():
+            if arrived.is_set():  # its thread waits for something to send, and would for good
+                self._links[name].close()
         self._server.stop(grace=1.0).wait(2.0)
 
     def _exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -98,6 +104,8 @@ class Listener:
         with self._claim:
             if not problem and self._arrived[name].is_set():
                 problem = f"{name} is connected already"
+            if self._stopping:
+                problem = "no longer listening"
             if not problem:
                 self._arrived[name].set()
         if problem:
@@ -210,8 +218,5 @@ def open_links(
             stack.callback(connection.link.close)
             links[peer] = connection.link
         if listener is not None:
-            arrived = listener.wait(endpoint.connect_s)
-            for link in arrived.values():
-                stack.callback(link.close)
-            links |= arrived
+            links |= listener.wait(endpoint.connect_s)
         yield links

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from celu.errors import CertificateError, PeerLost
 
@@ -38,6 +40,14 @@ class Identity:
                 x509.load_pem_x509_certificate(_read(path))
             except ValueError as error:
                 raise CertificateError(f"{path}: expected a certificate in PEM form") from error
+        try:
+            secret = load_pem_private_key(_read(key), password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise CertificateError(
+                f"{key}: expected a private key in PEM form, without a password"
+            ) from error
+        if secret.public_key() != x509.load_pem_x509_certificate(_read(certificate)).public_key():
+            raise CertificateError(f"{key}: expected the key of {certificate}, got another's")
         return Identity(
             _read(certificate), _read(key), {name: _read(p) for name, p in authorities.items()}
         )
@@ -45,11 +55,11 @@ class Identity:
 
 def issued_for(certificate_pem: bytes, name: str, authority_pem: bytes) -> bool:
     """Whether a certificate names this party and was signed by this very authority."""
-    certificate = x509.load_pem_x509_certificate(certificate_pem)
     try:
+        certificate = x509.load_pem_x509_certificate(certificate_pem)
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority_pem))
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except Exception:  # a wrong key type, signature or issuer, or no name at all: the answer is no
+    except Exception:  # malformed, a wrong key type, signature or issuer, no name: the answer is no
         return False
     return name in names.get_values_for_type(x509.DNSName)
 

@@ -1,0 +1,58 @@
+"""Your own PyTorch modules at both parties, trained in this process.
+
+    python examples/own_model.py
+
+Across two machines the same classes are named in party.toml: bottom = "own_model:Clinic".
+"""
+
+import torch
+from torch import Tensor, nn
+
+import celu
+
+
+class Clinic(nn.Module):  # the host's bottom: what it knows becomes Z, [B, z_width]
+    def __init__(self, z_width: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, z_width))
+
+    def forward(self, readings: Tensor) -> Tensor:
+        return self.net(readings)
+
+
+class Insurer(nn.Module):  # the guest's top: no bottom, for this guest has labels only
+    def __init__(self, z_widths: list[int]) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(sum(z_widths), 32), nn.ReLU(), nn.Linear(32, 3))
+
+    def forward(self, z_clinic: Tensor) -> Tensor:
+        return self.net(z_clinic)
+
+
+def main() -> None:
+    random = torch.Generator().manual_seed(0)
+    readings = torch.randn(4096, 6, generator=random)
+    score = readings[:, 0] * readings[:, 1] + readings[:, 2]
+    risk = torch.bucketize(score, torch.tensor([-0.5, 0.5]))
+    job = celu.Job(
+        rounds=200,
+        batch_size=256,
+        guest="insurer",
+        hosts={"clinic": celu.HostTerms(z_width=16)},
+        method=celu.Method(W=5, R=3, xi=60),
+        evaluation=celu.Evaluation(every=50, metric="accuracy"),
+    )
+    labels = celu.Table({}, risk)
+    rows = celu.Table({"readings": readings})
+    torch.manual_seed(job.seed)
+    result = celu.simulate(
+        job,
+        celu.Guest(Insurer([16]), celu.LOSSES["multiclass"], labels, labels),
+        {"clinic": celu.Host(Clinic(16), rows, rows)},
+    )
+    for evaluation in result.evaluations:
+        print(f"round {evaluation['round']}: accuracy {evaluation['accuracy']:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Every example runs as its first lines say."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_it_runs_and_prints_a_result(path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "AUC" in ran.stdout or "accuracy" in ran.stdout
+
+
+def test_a_users_own_model_takes_under_25_lines_and_inherits_nothing_of_ours() -> None:
+    tree = ast.parse((EXAMPLES[0].parent / "own_model.py").read_text())
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    lines = sum((node.end_lineno or 0) - node.lineno + 1 for node in classes)
+    assert lines < 25
+    assert [ast.unparse(base) for node in classes for base in node.bases] == ["nn.Module"] * 2
