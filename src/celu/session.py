@@ -57,7 +57,7 @@ async def host_session(name: str, host: Host, job: Job, link: Link, emit: Emit) 
         see = Observer(emit, [link.traffic], schedule.num_rounds, _report_every(schedule))
         rounds = await train_host(trainer, link, schedule, see)
         await _say_goodbye(links)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         await _tell(links, error)
         raise
     return _result(rounds, trainer, see)
@@ -87,7 +87,7 @@ async def guest_session(
         see = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule))
         rounds = await train_guest(trainer, links, schedule, see)
         await _say_goodbye(links)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         await _tell(links, error)
         raise
     return _result(rounds, trainer, see)
@@ -171,9 +171,13 @@ async def _say_goodbye(links: Mapping[str, Link]) -> None:
         link.close()
 
 
-async def _tell(links: Mapping[str, Link], error: Exception) -> None:
+async def _tell(links: Mapping[str, Link], error: BaseException) -> None:
     """Let the peers know that we stop, and why, as far as they may know; never raises."""
-    reason = error.public() if isinstance(error, CeluError) else "an unforeseen failure"
+    reason = "an unforeseen failure"
+    if isinstance(error, CeluError):
+        reason = error.public()
+    elif isinstance(error, KeyboardInterrupt):
+        reason = "interrupted by its operator"
     for link in links.values():
         # A peer that is gone, or that told us it stops, needs no telling.
         told = isinstance(error, PeerFailed) and str(error).startswith(f"{link.peer} stopped")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -226,7 +228,9 @@ def test_nan_stops_both_sides_with_the_round(pair: Pair) -> None:
     assert "round 3" in guest.err
 
 
-def test_a_peer_that_dies_is_noticed(pair: Pair) -> None:
+@pytest.fixture
+def training(pair: Pair) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+    """A pair in the middle of a run that would take days."""
     pair.edit("job.toml", "rounds = 60", "rounds = 1000000")
     pair.edit("job.toml", "every = 20", "every = 1000000")
     guest, host = pair.start("airline"), pair.start("weather")
@@ -235,11 +239,30 @@ def test_a_peer_that_dies_is_noticed(pair: Pair) -> None:
     while not any(e["event"] == "round" for e in read_events(events)):
         assert time.monotonic() < give_up and guest.poll() is None
         time.sleep(0.05)
+    yield guest, host
+    for process in (guest, host):
+        process.kill()
+        process.communicate(timeout=10)
+
+
+Parties = tuple[subprocess.Popen[str], subprocess.Popen[str]]
+
+
+def test_a_peer_that_dies_is_noticed(training: Parties) -> None:
+    guest, host = training
     host.kill()
-    host.communicate(timeout=10)
     stopped = ended(guest)
     assert stopped.code == 11
     assert "PeerLost" in stopped.err and "weather" in stopped.err
+
+
+def test_an_interrupt_ends_both_sides_with_a_word(training: Parties) -> None:
+    guest, host = training
+    guest.send_signal(signal.SIGINT)
+    assert ended(guest).code == 130
+    other = ended(host)
+    assert other.code == 12
+    assert "airline stopped: interrupted by its operator" in " ".join(other.err.split())
 
 
 @pytest.mark.parametrize(

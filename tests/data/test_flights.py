@@ -57,7 +57,7 @@ def test_train_and_test_hold_every_flight_with_a_known_arrival_once(tables: Tabl
 @needs_data
 def test_the_airline_holds_nothing_known_only_after_departure(tables: Tables) -> None:
     assert tables["airline"]["train"].column_names == [
-        *("carrier", "origin", "dest", "tailnum", "flight", "month", "day_of_week", "hour"),
+        *("carrier", "origin", "dest", "flight", "month", "day_of_week", "hour"),
         *("distance", "minute_of_day", "day_of_year", "label"),
     ]
     assert "label" not in tables["weather"]["train"].column_names
@@ -84,8 +84,8 @@ def test_ids_are_int32_below_their_size_and_all_else_is_finite_float32(
 
 @needs_data
 def test_a_rare_tail_number_shares_code_zero_with_the_unknown(tables: Tables) -> None:
-    codes = column(tables["airline"]["train"], "tailnum")
-    counts = np.bincount(codes, minlength=sizes_of(tables["airline"]["train"])["tailnum"])
+    codes = column(tables["airline"]["train"], "flight")
+    counts = np.bincount(codes, minlength=sizes_of(tables["airline"]["train"])["flight"])
     assert counts[0] > 0
     assert counts[1:].min() >= flights.MIN_ID_ROWS
 

@@ -14,8 +14,14 @@ from typing import Any, Protocol
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from celu.certs import make_authority, make_party
@@ -27,6 +33,7 @@ from celu.transport.memory import memory_links
 GUEST = "guest"
 HOSTS = ["airline", "bank", "clinic"]
 HOUR = dt.timedelta(hours=1)
+EITHER_ROLE = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
 @dataclass(frozen=True)
@@ -51,53 +58,45 @@ class Company:
     def keys(self, *peers: Company) -> tuple[Path, Path, dict[str, Path]]:
         return self.certificate, self.key, {peer.name: peer.ca for peer in peers}
 
-    def issue(self, folder: Path, name: str, **changes: Any) -> tuple[Path, Path]:
-        """A certificate and key that this company's authority signed, with something odd."""
-        ca_key = serialization.load_pem_private_key((self.folder / "ca.key").read_bytes(), None)
-        ca = x509.load_pem_x509_certificate(self.ca.read_bytes())
-        return issue(folder, name, ca.subject, ca_key, **changes)
-
-
-def issue(
-    folder: Path,
-    name: str,
-    issuer: x509.Name,
-    issuer_key: Any,
-    *,
-    valid: tuple[dt.timedelta, dt.timedelta] = (-HOUR, HOUR),
-    uses: tuple[x509.ObjectIdentifier, ...] = (
-        ExtendedKeyUsageOID.SERVER_AUTH,
-        ExtendedKeyUsageOID.CLIENT_AUTH,
-    ),
-    use_rsa: bool = False,
-) -> tuple[Path, Path]:
-    """A party's certificate and key; `issuer_key` None makes it self-signed."""
-    key: Any = rsa.generate_private_key(65537, 2048) if use_rsa else None
-    key = key or ec.generate_private_key(ec.SECP256R1())
-    now = dt.datetime.now(dt.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now + valid[0])
-        .not_valid_after(now + valid[1])
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .sign(issuer_key or key, hashes.SHA256())
-    )
-    certificate_path, key_path = folder / "odd.pem", folder / "odd.key"
-    certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+    def issue(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        valid: tuple[dt.timedelta, dt.timedelta] = (-HOUR, HOUR),
+        uses: tuple[x509.ObjectIdentifier, ...] = EITHER_ROLE,
+        use_rsa: bool = False,
+        self_signed: bool = False,
+    ) -> tuple[Path, Path]:
+        """A certificate and key signed by this company's authority, as odd as asked for."""
+        key: Any = (
+            rsa.generate_private_key(65537, 2048)
+            if use_rsa
+            else ec.generate_private_key(ec.SECP256R1())
         )
-    )
-    return certificate_path, key_path
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        issuer, issuer_key = subject, key
+        if not self_signed:
+            issuer = x509.load_pem_x509_certificate(self.ca.read_bytes()).subject
+            issuer_key = load_pem_private_key((self.folder / "ca.key").read_bytes(), None)
+        now = dt.datetime.now(dt.UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now + valid[0])
+            .not_valid_after(now + valid[1])
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .sign(issuer_key, hashes.SHA256())
+        )
+        secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        (folder / "odd.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+        (folder / "odd.key").write_bytes(secret)
+        return folder / "odd.pem", folder / "odd.key"
 
 
 @pytest.fixture(scope="session")
@@ -164,11 +163,15 @@ class InMemory:
 class OverSockets:
     """Links over gRPC on this machine, and a thread for each program."""
 
-    def __init__(
+    def __init__(self, num_hosts: int) -> None:
+        self._pool = ThreadPoolExecutor(num_hosts + 1)
+        self._contexts: list[AbstractContextManager[Any]] = []
+        self.guest: dict[str, Link] = {}
+        self.hosts: dict[str, Link] = {}
+
+    def open(
         self, hosts: list[str], companies: dict[str, Company] | None, deadline_s: float
     ) -> None:
-        self._pool = ThreadPoolExecutor(len(hosts) + 1)
-        self._contexts: list[AbstractContextManager[Any]] = []
         ports: queue.Queue[int] = queue.Queue()
         keys = companies and companies[GUEST].keys(*(companies[name] for name in hosts))
         here = Endpoint(
@@ -178,16 +181,15 @@ class OverSockets:
         self._contexts.append(guest)
         opening = self._pool.submit(guest.__enter__)
         address = f"127.0.0.1:{ports.get(timeout=10)}"
-        self.hosts: dict[str, Link] = {}
         for name in hosts:
             keys = companies and companies[name].keys(companies[GUEST])
             there = Endpoint(
                 name, connect={GUEST: address}, keys=keys, connect_s=10, deadline_s=deadline_s
             )
             host = open_links(there)
-            self._contexts.append(host)
             self.hosts[name] = host.__enter__()[GUEST]
-        self.guest: dict[str, Link] = dict(opening.result(timeout=10))
+            self._contexts.append(host)
+        self.guest.update(opening.result(timeout=15))
 
     def run(self, programs: dict[str, Program]) -> dict[str, Any]:
         running = {name: self._pool.submit(run_blocking, p) for name, p in programs.items()}
@@ -221,13 +223,13 @@ def federate(
             if carrier == "memory":
                 return InMemory(HOSTS[:num_hosts])
             secured = companies if carrier == "tls" else None
-            made = OverSockets(HOSTS[:num_hosts], secured, deadline_s)
+            made = OverSockets(num_hosts)
             stack.callback(made.close)
+            made.open(HOSTS[:num_hosts], secured, deadline_s)
             return made
 
         yield make
-    lingering = [t.name for t in threading.enumerate() if t.name.startswith("from-")]
     for thread in threading.enumerate():
         if thread.name.startswith("from-"):
             thread.join(timeout=5)
-            assert not thread.is_alive(), f"receiving threads outlive their links: {lingering}"
+            assert not thread.is_alive(), "a receiving thread outlives its link"

@@ -153,7 +153,7 @@ def test_a_round_or_part_that_is_not_due_is_refused_by_its_reader(
 
 
 def test_a_message_of_another_kind_or_number_of_rows_is_refused_by_its_reader() -> None:
-    with pytest.raises(ProtocolError, match="expected READY .*got VERDICT"):
+    with pytest.raises(ProtocolError, match=r"expected READY .*got VERDICT"):
         expect(BODY, Kind.READY, 9, 2)
     with pytest.raises(ShapeError, match="expected 5 rows, got 4"):
         rows_of(TENSOR, 5)

@@ -7,7 +7,7 @@ includes the accumulator: what local updates have to beat to be worth it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from statistics import mean
 
 import torch
@@ -18,14 +18,18 @@ from celu.bench.report import BenchResult, Say
 
 TARGET = 0.74
 EVERY = 10
-PAPER_RATES = (0.1, 0.2, 0.5, 1.0, 2.0)
+MAX_ROUNDS = 1000
+PAPER_RATES = (0.1, 0.3, 1.0, 3.0)
+# Between two rates of the grid, where vanilla is fastest and close to diverging: shown, so that
+# nobody is fooled, but too fine a point to be found by the tuning that the paper describes.
+EDGE_RATE = 2.0
 STRONG_RATES = (0.01, 0.03, 0.1)
-MAX_ROUNDS = 1500
 
 VANILLA = celu.Method(R=1)
 CELU = celu.Method(W=5, R=5, xi=60)
 FEDBCD = celu.Method(W=1, R=5, weighting="none")
-GUEST_ONLY = celu.Method(W=5, R={"guest": 3, "host": 1}, xi=60)
+GUEST_ONLY = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60)
+_NAMES = ((VANILLA, "vanilla"), (CELU, "CELU W=5 R=5 xi=60"), (FEDBCD, "FedBCD R=5"))
 
 
 def bench_rounds(say: Say, seeds: list[int]) -> BenchResult:
@@ -34,52 +38,54 @@ def bench_rounds(say: Say, seeds: list[int]) -> BenchResult:
     pair = FlightsPair.load()
     result = BenchResult("rounds", seeds)
 
-    def rounds(name: str, method: celu.Method, optimizer: celu.Optimizer) -> float | None:
+    def rounds(method: celu.Method, lr: float, accumulator: float) -> float | None:
+        optimizer = celu.Optimizer(name="adagrad", lr=lr, initial_accumulator=accumulator)
         runs = [_rounds_to_target(pair, seed, method, optimizer) for seed in seeds]
         reached = [r for r in runs if r is not None]
-        average = mean(reached) if len(reached) == len(runs) else None
-        result.rows.append(
-            {
-                "method": name,
-                "accumulator": optimizer.initial_accumulator or 0.0,
-                "lr": optimizer.lr,
-                f"rounds to {TARGET}": average,
-                "by seed": runs,
-            }
-        )
-        say(f"{name}, lr {optimizer.lr}, accumulator {optimizer.initial_accumulator or 0}: {runs}")
+        average = round(mean(reached), 1) if len(reached) == len(runs) else None
+        name = next((n for m, n in _NAMES if m == method), "guest only W=5 R=5 xi=60")
+        row = {"method": name, "accumulator": accumulator, "lr": lr}
+        result.rows.append({**row, f"rounds to {TARGET}": average, "by seed": runs})
+        say(f"{name}, lr {lr}, accumulator {accumulator}: {runs}")
         return average
 
-    paper = _tune(lambda lr: rounds("vanilla", VANILLA, _adagrad(lr, 0.1)), PAPER_RATES)
-    strong = _tune(lambda lr: rounds("vanilla", VANILLA, _adagrad(lr, 0.0)), STRONG_RATES)
-    tuned = _adagrad(paper[0], 0.1)
-    celu_rounds = rounds("CELU W=5 R=5 xi=60", CELU, tuned)
-    rounds("FedBCD R=5", FEDBCD, tuned)
-    rounds("CELU W=5 R=5 xi=60", CELU, _adagrad(strong[0], 0.0))
-    rounds("guest only W=5 R=3 xi=60", GUEST_ONLY, _adagrad(strong[0], 0.0))
-    result.figures["celu_over_vanilla_rounds"] = _ratio(celu_rounds, paper[1])
-    result.figures["celu_over_strongest_vanilla_rounds"] = _ratio(celu_rounds, strong[1])
+    vanilla = {lr: rounds(VANILLA, lr, 0.1) for lr in PAPER_RATES}
+    lr, vanilla_rounds = best(vanilla)
+    local = {rate: rounds(CELU, rate, 0.1) for rate in PAPER_RATES if rate <= lr}
+    rounds(FEDBCD, lr, 0.1)
+    rounds(GUEST_ONLY, lr, 0.1)
+    edge = rounds(VANILLA, EDGE_RATE, 0.1)
+    rounds(CELU, EDGE_RATE, 0.1)
+    strong_lr, strong = best({rate: rounds(VANILLA, rate, 0.0) for rate in STRONG_RATES})
+    rounds(CELU, strong_lr, 0.0)
+    rounds(GUEST_ONLY, strong_lr, 0.0)
+    result.figures |= {
+        "celu_over_vanilla_rounds": _ratio(local[lr], vanilla_rounds),
+        "celu_over_strongest_vanilla_rounds": _ratio(local[lr], strong),
+        "celu_tuned_over_vanilla_at_edge_rounds": _ratio(best(local)[1], edge),
+    }
     result.notes.append(
         f"Rounds (mean over seeds) to AUC {TARGET} on all held-out flights, looked at every "
-        f"{EVERY} rounds; batch 1024, Z 64. Learning rate tuned for vanilla: {paper[0]} with "
-        "the paper's "
-        f"accumulator of 0.1, {strong[0]} with 0. The first ratio compares in the paper's regime; "
-        "the second sets CELU in the paper's regime against the strongest vanilla."
+        f"{EVERY} rounds; batch 1024, Z 64, WDL. Learning rate tuned for vanilla: {lr} with the "
+        f"paper's accumulator of 0.1, {strong_lr} with 0. The first figure is the paper's "
+        "comparison: one rate, tuned for vanilla, for both. The second sets that CELU against the "
+        "strongest vanilla. The third sets CELU at its own best rate against vanilla at the rate "
+        f"of {EDGE_RATE}, between two of the grid, where vanilla is at its fastest and CELU with "
+        "R=5 at both parties no longer stable."
     )
     return result
 
 
-def _adagrad(lr: float, accumulator: float) -> celu.Optimizer:
-    return celu.Optimizer(name="adagrad", lr=lr, initial_accumulator=accumulator)
+def best(measured: Mapping[float, float | None]) -> tuple[float, float | None]:
+    """The tuned rate and its rounds: the smallest rate within 10% of the fewest rounds.
 
-
-def _tune(
-    measure: Callable[[float], float | None], rates: tuple[float, ...]
-) -> tuple[float, float | None]:
-    """The rate with the fewest rounds, and those rounds."""
-    measured = {lr: measure(lr) for lr in rates}
-    best = min(rates, key=lambda lr: measured[lr] or float("inf"))
-    return best, measured[best]
+    Seeds differ by about as much, and on a plateau the smaller step is the safer one.
+    """
+    fewest = min((r for r in measured.values() if r is not None), default=None)
+    for rate, rounds in sorted(measured.items()):
+        if fewest is not None and rounds is not None and rounds <= 1.1 * fewest:
+            return rate, rounds
+    return min(measured), None
 
 
 def _rounds_to_target(

@@ -105,9 +105,9 @@ class Evaluation(Settings):
 
 
 class HostTerms(Settings):
-    """What the contract fixes about one host: the width of its Z."""
+    """What the contract fixes about one host: the width of its Z (the paper's, unless given)."""
 
-    z_width: PositiveInt
+    z_width: PositiveInt = 256
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -140,8 +140,14 @@ class Job(Settings):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_preset(cls, data: Any) -> Any:
-        preset = data.get("preset") if isinstance(data, Mapping) else None
-        return _merge(PRESETS.get(str(preset), {}), data) if preset else data
+        if not isinstance(data, Mapping) or not isinstance(data.get("preset"), str):
+            return data
+        preset = PRESETS.get(data["preset"], {})
+        optimizer, own = data.get("optimizer"), preset.get("optimizer", {}).get("name")
+        if isinstance(optimizer, Mapping) and optimizer.get("name", own) != own:
+            # Another optimizer: neither the preset's rate nor its options mean anything to it.
+            preset = {key: value for key, value in preset.items() if key != "optimizer"}
+        return _merge(preset, data)
 
     @model_validator(mode="after")
     def _one_length_and_distinct_names(self) -> Job:

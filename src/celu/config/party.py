@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from celu.config.job import Job, Role
 from celu.config.reading import FilePath, PartyName, Settings, read_settings
 from celu.errors import ConfigError
 
-Address = Annotated[str, Field(pattern=r"^[^\s:]+:\d{1,5}$")]
+
+def _has_a_port(address: str) -> str:
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:]+):(\d{1,5})", address)
+    if not found or int(found[2]) > 65535:
+        raise ValueError(f"expected HOST:PORT with a port up to 65535, got {address!r}")
+    return address
+
+
+Address = Annotated[str, AfterValidator(_has_a_port)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class ModelSpec(Settings):
@@ -45,7 +63,7 @@ class DataSettings(Settings):
     train: FilePath
     test: FilePath
     label: str | None = None
-    inputs: dict[str, list[str]] = {}
+    inputs: dict[str, Annotated[list[str], Field(min_length=1)]] = {}
 
 
 class Keys(Settings):
@@ -86,8 +104,8 @@ class PartySettings(Settings):
     device: str = "cpu"
     threads: PositiveInt | None = None
     run_dir: FilePath = Path("runs")
-    connect_s: PositiveFloat = 300.0
-    deadline_s: PositiveFloat = 120.0
+    connect_s: Seconds = 300.0
+    deadline_s: Seconds = 120.0
     link: LinkSettings | None = None
 
     @model_validator(mode="after")

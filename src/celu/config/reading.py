@@ -5,6 +5,7 @@ Nothing else is read: no environment variables, no defaults in a third place.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -19,9 +20,12 @@ PartyName = Annotated[str, Field(pattern=PARTY_NAME)]
 
 
 class Settings(BaseModel):
-    """Base of all settings: unknown keys and wrong types are refused, values never change."""
+    """Base of all settings: unknown keys and wrong types are refused, values never change.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    TOML knows inf and nan; no setting has a use for them.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def _from_the_files_folder(value: Any, info: ValidationInfo) -> Any:
@@ -67,7 +71,8 @@ def describe(error: ValidationError) -> list[str]:
         elif problem["type"] == "extra_forbidden":
             expected = "expected no such key; is it misspelt?"
         elif problem["type"] != "value_error":
-            expected = f"{expected.replace('Input should', 'expected to')}, got "
-            expected = expected.replace("expected to be", "expected") + repr(problem["input"])
+            expected = re.sub(r"^\w+ should be", "expected", expected)
+            expected = re.sub(r"^\w+ should", "expected to", expected)
+            expected = f"{expected}, got {problem['input']!r}"
         lines.append(f"{key}: {expected}" if key else expected)
     return lines

@@ -26,7 +26,7 @@ from celu.errors import DataError
 
 LATE_MINUTES = 15
 # An id seen in fewer training rows than this shares code 0 with the unknown ids. So code 0 is
-# trained on something, and a network cannot memorise the few rows of a rare tail number.
+# trained on something, and a network cannot memorise the few rows of a rare flight number.
 MIN_ID_ROWS = 20
 # In deviations. A cloudburst lies 40 out, where a single row would own a batch's gradient.
 CLIP = 6.0
@@ -89,7 +89,7 @@ def _package_data() -> Path:
 def _read_flights(folder: Path) -> pa.Table:
     # Columns known only after departure are not even read, save the one the label is made of.
     when = ["year", "month", "day", "hour", "minute", "time_hour"]
-    what = ["carrier", "flight", "tailnum", "origin", "dest", "distance"]
+    what = ["carrier", "flight", "origin", "dest", "distance"]
     options = pa_csv.ConvertOptions(
         include_columns=[*when, *what, "arr_delay"], strings_can_be_null=True
     )
@@ -117,7 +117,8 @@ def _split(
 
 def _airline(flights: pa.Table, train: npt.NDArray[np.intp]) -> Party:
     days = _dates(flights)
-    ids = {name: flights[name] for name in ("carrier", "origin", "dest", "tailnum", "flight")}
+    # Not the tail number: a network memorises it, and predicts later flights worse with it.
+    ids = {name: flights[name] for name in ("carrier", "origin", "dest", "flight")}
     ids["month"] = flights["month"]
     # The epoch fell on a Thursday: three days on, Monday counts as 0.
     ids["day_of_week"] = pa.chunked_array([pa.array((days + 3) % 7)])

@@ -86,6 +86,8 @@ def read_table(path: Path, inputs: Mapping[str, Sequence[str]], label: str | Non
     tensors: dict[str, Tensor] = {}
     sizes: dict[str, tuple[int, ...]] = {}
     for name, columns in inputs.items():
+        if not columns:
+            raise DataError(f"{path}: input {name!r}: expected columns, got none")
         arrays = [_column(path, arrow, column) for column in columns]
         sorts = {a.dtype.kind for a in arrays}
         if len(sorts) != 1:
@@ -121,12 +123,15 @@ def _column(path: Path, arrow: Any, column: str) -> np.ndarray[Any, np.dtype[Any
             )
         return array
     if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float32)  # beyond its range a number becomes Inf: look after
         bad = int((~np.isfinite(array)).sum())
         if bad:
             raise DataError(
-                f"{path}: column {column!r}: expected finite numbers, got NaN or Inf in {bad} rows"
+                f"{path}: column {column!r}: expected finite float32 numbers, "
+                f"got NaN or Inf in {bad} rows"
             )
-        return array.astype(np.float32)
+        return array
     raise DataError(
         f"{path}: column {column!r}: expected integers (ids) or floats, got {data.type}"
     )
@@ -138,7 +143,7 @@ def _declared_sizes(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, in
     try:
         sizes = json.loads(metadata[SIZES_KEY])
         return {str(name): int(size) for name, size in sizes.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(
             f"{path}: metadata {SIZES_KEY.decode()}: expected a JSON object of column to size"
         ) from error

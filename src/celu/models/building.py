@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from celu.models.losses import LOSSES, Loss
 from celu.models.tops import InnerProductTop, WideDeepTop
 from celu.models.tower import Tower
 
-BOTTOMS: dict[str, type[nn.Module]] = {"wdl": Tower, "dssm": Tower}
-TOPS: dict[str, type[nn.Module]] = {"wdl": WideDeepTop, "dssm": InnerProductTop}
+Maker = Callable[..., nn.Module]
+BOTTOMS: dict[str, Maker] = {"wdl": Tower, "dssm": partial(Tower, relu_z=False)}
+TOPS: dict[str, Maker] = {"wdl": WideDeepTop, "dssm": InnerProductTop}
 
 
 def find(use: str, built_in: Mapping[str, Any], what: str, folder: Path | None = None) -> Any:
@@ -48,7 +50,7 @@ def build(
     options: Mapping[str, Any],
     facts: Mapping[str, Any],
     *,
-    built_in: Mapping[str, type[nn.Module]],
+    built_in: Mapping[str, Maker],
     what: str,
     folder: Path | None = None,
 ) -> nn.Module:

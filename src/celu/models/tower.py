@@ -16,8 +16,9 @@ from torch import Tensor, nn
 class Tower(nn.Module):
     """Inputs of any names: those with `sizes` are ids, the others numbers.
 
-    The fields of an input of ids share one table of rows, each field from an offset of its own,
-    and its gradient is sparse: a step costs as much as the batch, whatever the table's size.
+    ReLU follows every layer, Z included, unless `relu_z` is false (an inner product of towers needs
+    both signs). The fields of an input of ids share one table of rows, each field from an offset of
+    its own, and its gradient is sparse: a step's cost follows the batch, not the table.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Tower(nn.Module):
         embedding_dim: int = 128,
         hidden: Sequence[int] = (256,),
         init_std: float | None = 0.1,
+        relu_z: bool = True,
     ) -> None:
         super().__init__()
         self.embeddings = nn.ModuleDict()
@@ -40,6 +42,8 @@ class Tower(nn.Module):
                 width += num_columns
         self.names = tuple(columns)
         self.layers = dense_layers([width, *hidden, z_width], init_std)
+        if relu_z:
+            self.layers.append(nn.ReLU())
 
     def forward(self, **inputs: Tensor) -> Tensor:
         """Z, [B, z_width]."""

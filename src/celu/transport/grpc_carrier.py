@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from contextlib import ExitStack, contextmanager
@@ -24,7 +25,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors reach the user thr
 
 import grpc
 
-from celu.errors import CeluError, CertificateError, PeerLost
+from celu.errors import CeluError, CertificateError, ConfigError, PeerLost
 from celu.transport.emulation import Line
 from celu.transport.stream import StreamLink
 from celu.transport.tls import Identity, issued_for, knock
@@ -52,7 +53,7 @@ class Listener:
         self._arrived = {name: threading.Event() for name in peers}
         self._claim = threading.Lock()
         self._stopping = False
-        self.refused: list[str] = []
+        self.refused: deque[str] = deque(maxlen=5)  # for the error message; callers may be many
         # One thread a peer carries its outgoing side for the whole run; two more turn away others.
         self._server: Any = grpc.server(
             futures.ThreadPoolExecutor(len(peers) + 2, thread_name_prefix="celu-listen"),
@@ -65,7 +66,9 @@ class Listener:
         try:
             self.port = self._bind(address)
         except RuntimeError as error:
-            raise PeerLost(f"cannot listen at {address}: is the port taken?") from error
+            raise ConfigError(
+                f"listen: expected an address of this machine with a free port, got {address}"
+            ) from error
         self._server.start()
 
     def _bind(self, address: str) -> int:

@@ -86,7 +86,7 @@ def knock(address: str, peer: str, files: tuple[Path, Path, Path], connect_s: fl
     while True:
         try:
             with (
-                socket.create_connection((host, int(port)), timeout=_TRY_S) as raw,
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_TRY_S) as raw,
                 context.wrap_socket(raw, server_hostname=peer) as tls,
             ):
                 # In TLS 1.3 a refusal of our certificate only shows at the first read; a server

@@ -1,0 +1,39 @@
+"""What a bench leaves behind."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from celu.bench.report import BenchResult
+from celu.bench.rounds import _ratio, best
+
+
+def test_a_result_holds_what_is_needed_to_follow_and_repeat_it(tmp_path: Path) -> None:
+    result = BenchResult("step", seeds=[1], rows=[{"a": 1.5}], figures={"x_over_y": 1.1})
+    written = json.loads(result.write(tmp_path / "new").read_text())
+    assert written["bench"] == "step" and written["seeds"] == [1]
+    assert written["figures"] == {"x_over_y": 1.1} and written["rows"] == [{"a": 1.5}]
+    assert written["command"].split()[0] == "celu"
+    assert written["versions"]["torch"] and written["hardware"]["cpus"]
+
+
+def test_a_result_shows_rows_that_lack_a_column_and_values_that_are_missing() -> None:
+    console = Console(record=True, width=100)
+    BenchResult("b", [1], [{"a": 1}, {"b": [1, None]}], {"f": None}).show(console)
+    text = console.export_text()
+    assert "1, none" in text and "f = none" in text
+
+
+def test_tuning_takes_the_rate_with_the_fewest_rounds_and_skips_those_that_fail() -> None:
+    assert best({0.1: 300.0, 1.0: 200.0, 10.0: None}) == (1.0, 200.0)
+    assert best({0.1: None}) == (0.1, None)
+
+
+def test_on_a_plateau_the_smaller_rate_is_taken() -> None:
+    assert best({0.1: 300.0, 1.0: 205.0, 3.0: 200.0}) == (1.0, 205.0)
+
+
+def test_a_ratio_with_a_run_that_never_got_there_is_none() -> None:
+    assert _ratio(100.0, 200.0) == 0.5
+    assert _ratio(None, 200.0) is None

@@ -1,0 +1,89 @@
+"""The commands as a newcomer meets them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from celu.cli.app import app
+from celu.data.table import read_table
+from celu.errors import CeluError
+
+COMMANDS = ("demo", "run", "simulate", "certs", "data", "bench", "version")
+
+
+def invoke(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code in (0, 2), result.output
+    return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+
+
+def test_celu_without_arguments_says_what_to_do_first() -> None:
+    text = invoke()
+    assert "celu demo" in text
+    assert all(command in text for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    assert len(invoke(command, "--help")) > 150
+
+
+def test_every_exit_code_is_in_the_help_and_in_the_readme() -> None:
+    def subclasses(cls: type[CeluError]) -> list[type[CeluError]]:
+        return [cls, *(s for c in cls.__subclasses__() for s in subclasses(c))]
+
+    codes = [error.exit_code for error in subclasses(CeluError)]
+    assert len(set(codes)) == len(codes)
+    text = " ".join(invoke("--help").split())
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for code in [0, 2, 130, *codes]:
+        assert re.search(rf"\b{code} \w", text), code
+        assert f"\n| {code} | " in readme, code
+
+
+def test_the_readmes_settings_files_are_valid(tmp_path: Path) -> None:
+    from celu.config.job import read_job
+    from celu.config.party import check_names, read_party
+
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    job, party = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    (tmp_path / "job.toml").write_text(job)
+    (tmp_path / "party.toml").write_text(party)
+    settings = read_party(tmp_path / "party.toml")
+    check_names(read_job(tmp_path / "job.toml"), settings, tmp_path / "party.toml")
+
+
+@pytest.mark.parametrize("shape", ["criteo", "avazu"])
+def test_made_up_clicks_come_with_settings_that_run(shape: str, tmp_path: Path) -> None:
+    folder = tmp_path / shape
+    printed = invoke("data", shape, folder, "--rows", "12000")
+    job = folder / "job.toml"
+    job.write_text(
+        job.read_text()
+        .replace("batch_size = 4096", "batch_size = 512")
+        .replace("rounds = 2000", "rounds = 12")
+        .replace("every = 200", "every = 6")
+    )
+    line = next(line for line in printed.splitlines() if "celu simulate" in line)
+    invoke(*line.split()[1:])
+    events = [json.loads(e) for e in (folder / "run" / "events.jsonl").read_text().splitlines()]
+    scores = [e["auc"] for e in events if e["event"] == "evaluation"]
+    assert len(scores) == 2 and scores[-1] > 0.55
+
+
+def test_rows_made_up_again_with_the_same_seed_are_the_same(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        invoke("data", "avazu", tmp_path / name, "--rows", "1000", "--seed", "5")
+    a, b = (
+        read_table(tmp_path / n / "guest" / "train.parquet", {"ids": ["C14", "C21"]}, "label")
+        for n in ("a", "b")
+    )
+    assert a.inputs["ids"].equal(b.inputs["ids"])
+
+
+def test_version_prints_what_a_bug_report_needs() -> None:
+    text = invoke("version")
+    assert all(name in text for name in ("celu", "python", "torch", "grpcio", "cpus"))

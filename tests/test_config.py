@@ -1,0 +1,428 @@
+"""The two settings files: what they may say, and how they are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from celu.config.job import PRESETS, Job, read_job
+from celu.config.party import PartySettings, check_names, read_party
+from celu.errors import ConfigError
+
+JOB = """
+rounds = 100
+guest = "airline"
+[hosts.weather]
+z_width = 64
+"""
+GUEST = """
+role = "guest"
+name = "airline"
+listen = "0.0.0.0:7443"
+[peers.weather]
+ca = "theirs.pem"
+[keys]
+certificate = "airline.pem"
+key = "airline.key"
+[data]
+train = "train.parquet"
+test = "/elsewhere/test.parquet"
+label = "late"
+inputs = { ids = ["origin", "dest"], numbers = ["distance"] }
+[model]
+bottom = { use = "wdl", hidden = [64] }
+top = "wdl"
+loss = "binary"
+"""
+HOST = """
+role = "host"
+name = "weather"
+[peers.airline]
+ca = "theirs.pem"
+connect = "airline.example:7443"
+[keys]
+certificate = "weather.pem"
+key = "weather.key"
+[data]
+train = "train.parquet"
+test = "test.parquet"
+inputs = { numbers = ["wind"] }
+[model]
+bottom = "mine:Bottom"
+"""
+
+
+def written(folder: Path, text: str, name: str = "settings.toml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def job(folder: Path, text: str) -> Job:
+    return read_job(written(folder, text))
+
+
+def party(folder: Path, text: str) -> PartySettings:
+    return read_party(written(folder, text))
+
+
+def swapped(text: str, old: str, new: str) -> str:
+    assert text.count(old) == 1, old
+    return text.replace(old, new)
+
+
+# The contract.
+
+
+def test_a_short_contract_is_filled_in_with_defaults(tmp_path: Path) -> None:
+    read = job(tmp_path, JOB)
+    assert (read.rounds, read.epochs, read.guest) == (100, None, "airline")
+    assert read.hosts["weather"].z_width == 64
+    assert read.optimizer.name == "adagrad"
+    assert read.num_rounds(rounds_per_epoch=7) == 100
+
+
+def test_a_length_in_epochs_becomes_rounds(tmp_path: Path) -> None:
+    assert job(tmp_path, swapped(JOB, "rounds = 100", "epochs = 3")).num_rounds(7) == 21
+
+
+def test_the_paper_preset_is_the_papers(tmp_path: Path) -> None:
+    read = job(tmp_path, 'preset = "paper"\n' + JOB)
+    assert read.batch_size == 4096
+    assert read.method.for_role("guest") == read.method.for_role("host") == (5, 5, 60.0)
+    assert (read.optimizer.lr, read.optimizer.initial_accumulator) == (0.05, 0.1)
+
+
+def test_the_strong_preset_is_the_default(tmp_path: Path) -> None:
+    assert job(tmp_path, 'preset = "strong"\n' + JOB) == job(tmp_path, JOB)
+
+
+def test_a_preset_fills_in_only_what_is_absent(tmp_path: Path) -> None:
+    given = "batch_size = 32\n[method]\nR = 2\ndepth = 4\n[optimizer]\nlr = 0.5\n"
+    read = job(tmp_path, 'preset = "paper"\nrounds = 1\nhosts.b.z_width = 8\n' + given)
+    assert read.batch_size == 32
+    assert read.method.for_role("guest") == (5, 2, 60.0)
+    assert read.method.depth == 4
+    assert (read.optimizer.lr, read.optimizer.initial_accumulator) == (0.5, 0.1)
+
+
+def test_a_preset_leaves_the_options_of_another_optimizer_alone(tmp_path: Path) -> None:
+    given = '[optimizer]\nname = "sgd"\nlr = 0.5\n'
+    read = job(tmp_path, 'preset = "paper"\nrounds = 1\nhosts.b = {}\n' + given)
+    assert (read.optimizer.lr, read.optimizer.initial_accumulator) == (0.5, None)
+    assert read.batch_size == 4096
+
+
+def test_reading_a_preset_does_not_change_it(tmp_path: Path) -> None:
+    before = json.dumps(PRESETS)
+    job(tmp_path, 'preset = "paper"\n' + JOB + "[method]\nW = 9\n")
+    assert json.dumps(PRESETS) == before
+
+
+def test_one_value_stands_for_both_roles(tmp_path: Path) -> None:
+    read = job(tmp_path, JOB + "[method]\nW = 4\nR = { guest = 5, host = 2 }\nxi = 45\n")
+    assert read.method.for_role("guest") == (4, 5, 45.0)
+    assert read.method.for_role("host") == (4, 2, 45.0)
+
+
+def test_settings_never_change(tmp_path: Path) -> None:
+    read = job(tmp_path, JOB)
+    with pytest.raises(ValueError, match="frozen"):
+        read.seed = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "said"),
+    [
+        (swapped(JOB, "rounds = 100", "rounds = 1.5"), "rounds", "got 1.5"),
+        (swapped(JOB, "rounds = 100", 'rounds = "100"'), "rounds", "got '100'"),
+        (swapped(JOB, "rounds = 100", "rounds = true"), "rounds", "got True"),
+        (swapped(JOB, "rounds = 100", "rounds = 0"), "rounds", "expected greater than 0, got 0"),
+        (swapped(JOB, "rounds = 100", "rounds = -3"), "rounds", "got -3"),
+        (swapped(JOB, "rounds = 100", ""), "rounds and epochs", "exactly one"),
+        (swapped(JOB, "rounds = 100", "rounds = 1\nepochs = 1"), "rounds and epochs", "exactly"),
+        ("batchsize = 5\n" + JOB, "batchsize", "expected no such key; is it misspelt?"),
+        ("batch_size = 0\n" + JOB, "batch_size", "got 0"),
+        ("seed = -1\n" + JOB, "seed", "got -1"),
+        ('preset = "weak"\n' + JOB, "preset", "expected 'strong' or 'paper', got 'weak'"),
+        ("preset = 3\n" + JOB, "preset", "got 3"),
+        ("rounds = 5", "hosts", "expected a value, got nothing"),
+        ("rounds = 5\nhosts = 3", "hosts", "got 3"),
+        ("rounds = 5\nhosts.b = 3", "hosts.b", "got 3"),
+        (swapped(JOB, "z_width = 64", "z_width = 0"), "hosts.weather.z_width", "got 0"),
+        (swapped(JOB, "z_width = 64", "z_width = 6\nwidth = 1"), "hosts.weather.width", "no such"),
+        (swapped(JOB, '"airline"', '"Airline"'), "guest", "got 'Airline'"),
+        (swapped(JOB, '"airline"', '"weather"'), "weather", "guest and host share the name"),
+        (swapped(JOB, "hosts.weather", 'hosts."w/x"'), "hosts.w/x", "expected "),
+        (JOB + "[method]\nW = 0", "method.W.guest", "got 0"),
+        (JOB + "[method]\nW = { guest = 3 }", "method.W.host", "expected a value"),
+        (JOB + "[method]\nR = { guest = 3, host = 0 }", "method.R.host", "got 0"),
+        (JOB + '[method]\nR = "many"', "method.R.guest", "got 'many'"),
+        (JOB + "[method]\nxi = 181", "method.xi.guest", "got 181"),
+        (JOB + "[method]\nxi = nan", "method.xi.guest", "got nan"),
+        (JOB + "[method]\ndepth = 0", "method.depth", "got 0"),
+        (JOB + "[method]\nworkset = 3", "method.workset", "no such key"),
+        (JOB + '[optimizer]\nname = "adamw"', "optimizer.name", "got 'adamw'"),
+        (JOB + "[optimizer]\nlr = 0", "optimizer.lr", "got 0"),
+        (JOB + "[optimizer]\nlr = inf", "optimizer.lr", "got inf"),
+        (JOB + "[optimizer]\nlr = nan", "optimizer.lr", "got nan"),
+        (JOB + "[optimizer]\nmomentum = 0.9", "optimizer", "momentum is an option of sgd"),
+        (
+            JOB + '[optimizer]\nname = "adam"\ninitial_accumulator = 0.1',
+            "optimizer",
+            "initial_accumulator is an option of adagrad, not of adam",
+        ),
+        (JOB + '[optimizer]\nname = "sgd"\nmomentum = 1.0', "optimizer.momentum", "got 1.0"),
+        (JOB + "[evaluation]\nevery = 0", "evaluation.every", "got 0"),
+        (JOB + '[evaluation]\nmetric = "f1"', "evaluation.metric", "got 'f1'"),
+        (JOB + "[evaluation]\ntarget = nan", "evaluation.target", "got nan"),
+        (JOB + '[evaluation]\ntarget = "best"', "evaluation.target", "got 'best'"),
+    ],
+)
+def test_a_wrong_contract_is_refused_by_file_key_expected_and_got(
+    tmp_path: Path, text: str, key: str, said: str
+) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        read_job(path)
+    line = next(line for line in str(error.value).splitlines() if key in line)
+    assert line.startswith(f"{path}: ")
+    assert said in line
+    assert "expected" in line or "exactly one" in line or "option of" in line or "share" in line
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        job(tmp_path, "seed = -1\nbatch_size = 0\nrounds = 1")
+    assert [line.split(": ")[1] for line in str(error.value).splitlines()] == [
+        "seed", "batch_size", "hosts",
+    ]  # fmt: skip
+
+
+def test_a_file_that_is_absent_or_no_toml_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.toml", tmp_path):
+        with pytest.raises(ConfigError, match=f"{path}: expected a readable file, got: "):
+            read_job(path)
+    path = written(tmp_path, "rounds = = 3")
+    with pytest.raises(ConfigError, match=rf"{path}: expected TOML, got: .*line 1"):
+        read_job(path)
+    path.write_bytes(b"rounds = \xff")
+    with pytest.raises(ConfigError, match=f"{path}: expected TOML"):
+        read_job(path)
+
+
+# What the handshake compares.
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> set[str]:
+    """Every field of a model and of the models within it, found by its types."""
+    found: set[str] = set()
+    for name, info in model.model_fields.items():
+        inner = info.annotation
+        args = getattr(inner, "__args__", ())
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            found |= leaves(inner, f"{prefix}{name}.")
+        elif args and isinstance(args[-1], type) and issubclass(args[-1], BaseModel):
+            found |= leaves(args[-1], f"{prefix}{name}.*.")  # a table by name
+        else:
+            found.add(prefix + name)
+    return found
+
+
+def test_no_field_of_the_contract_escapes_the_comparison(tmp_path: Path) -> None:
+    compared = job(tmp_path, JOB).contract()
+    expected = {key.replace("*", "weather") for key in leaves(Job)}
+    assert compared.keys() == expected
+    assert {"method.W.guest", "method.xi.host", "hosts.weather.z_width", "seed"} <= expected
+
+
+def test_the_comparison_survives_the_wire_and_keeps_to_plain_values(tmp_path: Path) -> None:
+    compared = job(tmp_path, 'preset = "paper"\n' + JOB).contract()
+    assert json.loads(json.dumps(compared, allow_nan=False)) == compared
+    assert all(v is None or isinstance(v, int | float | str) for v in compared.values())
+    assert not compared.keys() & {"protocol", "train_rows", "test_rows"}, "session.py adds these"
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("seed = 2\n", "seed"),
+        ("batch_size = 8\n", "batch_size"),
+        ("method.R = 7\n", "method.R.guest"),
+        ("method.xi = { guest = 60, host = 61 }\n", "method.xi.host"),
+        ("optimizer.lr = 0.1\n", "optimizer.lr"),
+        ("evaluation.rows = 10\n", "evaluation.rows"),
+        ("hosts.bank.z_width = 4\n", "hosts.bank.z_width"),
+    ],
+)
+def test_contracts_that_differ_in_a_field_compare_unequal_in_it(
+    tmp_path: Path, change: str, key: str
+) -> None:
+    ours, theirs = job(tmp_path, JOB).contract(), job(tmp_path, change + JOB).contract()
+    assert key in {k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k)}
+
+
+# A party's own settings.
+
+
+def test_a_guests_settings_are_read(tmp_path: Path) -> None:
+    read = party(tmp_path, GUEST)
+    assert (read.role, read.name, read.listen) == ("guest", "airline", "0.0.0.0:7443")
+    assert read.data.inputs == {"ids": ["origin", "dest"], "numbers": ["distance"]}
+    assert read.model.bottom is not None
+    assert (read.model.bottom.use, read.model.bottom.options) == ("wdl", {"hidden": [64]})
+    assert read.model.top is not None
+    assert (read.model.top.use, read.model.top.options) == ("wdl", {})
+    assert not read.insecure
+
+
+def test_a_hosts_settings_are_read(tmp_path: Path) -> None:
+    read = party(tmp_path, HOST + "[link]\nmbps = 100\ndelay_ms = 15\n")
+    assert read.peers["airline"].connect == "airline.example:7443"
+    assert read.model.bottom is not None
+    assert read.model.bottom.use == "mine:Bottom"
+    assert read.link is not None
+    assert (read.link.mbps, read.link.delay_ms) == (100.0, 15.0)
+
+
+def test_relative_paths_start_at_the_files_folder(tmp_path: Path) -> None:
+    read = party(tmp_path, GUEST)
+    assert read.data.train == tmp_path / "train.parquet"
+    assert read.data.test == Path("/elsewhere/test.parquet")
+    assert read.peers["weather"].ca == tmp_path / "theirs.pem"
+    assert read.keys is not None
+    assert (read.keys.certificate, read.keys.key) == (
+        tmp_path / "airline.pem",
+        tmp_path / "airline.key",
+    )
+    moved = party(tmp_path, 'run_dir = "mine"\n' + GUEST)
+    assert moved.run_dir == tmp_path / "mine"
+
+
+def test_an_insecure_party_needs_no_keys(tmp_path: Path) -> None:
+    text = swapped(GUEST, 'ca = "theirs.pem"', "")
+    text = text.replace('[keys]\ncertificate = "airline.pem"\nkey = "airline.key"\n', "")
+    read = party(tmp_path, "insecure = true\n" + text)
+    assert (read.keys, read.peers["weather"].ca) == (None, None)
+
+
+def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> None:
+    text = swapped(GUEST, 'bottom = { use = "wdl", hidden = [64] }\n', "")
+    text = swapped(text, 'inputs = { ids = ["origin", "dest"], numbers = ["distance"] }\n', "")
+    assert party(tmp_path, text).model.bottom is None
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "said"),
+    [
+        (swapped(GUEST, 'role = "guest"', 'role = "server"'), "role", "got 'server'"),
+        (swapped(GUEST, 'role = "guest"\n', ""), "role", "expected a value, got nothing"),
+        (swapped(GUEST, 'name = "airline"', 'name = "An Airline"'), "name", "got 'An Airline'"),
+        (swapped(GUEST, 'name = "airline"', "name = 3"), "name", "got 3"),
+        (swapped(GUEST, 'label = "late"\n', ""), "data.label", "is missing"),
+        (swapped(GUEST, 'top = "wdl"\n', ""), "model.top", "missing: the guest holds both"),
+        (swapped(GUEST, 'loss = "binary"\n', ""), "model.loss", "missing: the guest holds both"),
+        (swapped(HOST, "[data]\n", '[data]\nlabel = "y"\n'), "data.label", "belongs to the guest"),
+        (HOST + 'top = "wdl"\n', "model.top", "belongs to the guest, not to a host"),
+        (HOST + 'loss = "binary"\n', "model.loss", "belongs to the guest, not to a host"),
+        (swapped(HOST, 'bottom = "mine:Bottom"\n', ""), "model.bottom", "is missing"),
+        (swapped(HOST, 'inputs = { numbers = ["wind"] }\n', ""), "data.inputs", "is missing"),
+        (swapped(HOST, '["wind"]', '"wind"'), "data.inputs.numbers", "got 'wind'"),
+        (swapped(HOST, '["wind"]', "[1]"), "data.inputs.numbers.0", "got 1"),
+        (swapped(HOST, '["wind"]', "[]"), "data.inputs.numbers", "got []"),
+        (swapped(HOST, 'train = "train.parquet"\n', ""), "data.train", "expected a value"),
+        (swapped(HOST, '"train.parquet"', "5"), "data.train", "got 5"),
+        (HOST + "z_width = 0\n", "model.z_width", "got 0"),
+        (HOST + 'hidden = "wdl"\n', "model.hidden", "expected no such key"),
+        (swapped(HOST, '"mine:Bottom"', "{ hidden = [3] }"), "model.bottom.use", "expected a v"),
+        (swapped(HOST, '"mine:Bottom"', "3"), "model.bottom", "got 3"),
+        (swapped(HOST, 'ca = "theirs.pem"\n', ""), "peers.airline.ca", "is missing"),
+        (
+            HOST.replace('[keys]\ncertificate = "weather.pem"\nkey = "weather.key"\n', ""),
+            "keys",
+            'is missing: make them with "celu certs party NAME"',
+        ),
+        (swapped(HOST, 'key = "weather.key"\n', ""), "keys.key", "expected a value"),
+        (
+            swapped(HOST, 'connect = "airline.example:7443"\n', ""),
+            "peers.airline.connect",
+            "and so is listen: give one",
+        ),
+        (
+            swapped(HOST, "example:7443", "example"),
+            "peers.airline.connect",
+            "got 'airline.example'",
+        ),
+        (swapped(HOST, "example:7443", "x:65536"), "peers.airline.connect", "65536"),
+        (swapped(HOST, "example:7443", "x:99999"), "peers.airline.connect", "99999"),
+        (swapped(GUEST, "0.0.0.0:7443", ":7443"), "listen", "got ':7443'"),
+        (swapped(HOST, "peers.airline", "peers.Airline"), "peers.Airline", "expected "),
+        ("deadline_s = 0\n" + HOST, "deadline_s", "got 0"),
+        ("deadline_s = inf\n" + HOST, "deadline_s", "got inf"),
+        ("connect_s = -1\n" + HOST, "connect_s", "got -1"),
+        ("threads = 0\n" + HOST, "threads", "got 0"),
+        ('insecure = "yes"\n' + HOST, "insecure", "got 'yes'"),
+        ("insecure = 1\n" + HOST, "insecure", "got 1"),
+        (HOST + "[link]\nmbps = 0\n", "link.mbps", "got 0"),
+        (HOST + "[link]\nmbps = inf\n", "link.mbps", "got inf"),
+        (HOST + "[link]\nmbps = 1\ndelay_ms = -1\n", "link.delay_ms", "got -1"),
+        (HOST + "[link]\ndelay_ms = 1\n", "link.mbps", "expected a value"),
+        ("batch_size = 3\n" + HOST, "batch_size", "expected no such key"),
+    ],
+)
+def test_wrong_settings_are_refused_by_file_key_expected_and_got(
+    tmp_path: Path, text: str, key: str, said: str
+) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        read_party(path)
+    line = next(line for line in str(error.value).splitlines() if key in line)
+    assert line.startswith(f"{path}: ")
+    assert said in line
+    assert "expected" in line or "missing" in line or "belongs to" in line
+
+
+def names(folder: Path, party_text: str, job_text: str = JOB) -> None:
+    check_names(job(folder, job_text), party(folder, party_text), folder / "party.toml")
+
+
+def test_parties_that_the_contract_names_are_accepted(tmp_path: Path) -> None:
+    names(tmp_path, GUEST)
+    names(tmp_path, HOST)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (swapped(GUEST, 'name = "airline"', 'name = "railway"'), "got railway (guest)"),
+        (swapped(GUEST, 'name = "airline"', 'name = "weather"'), "got weather (guest)"),
+        (swapped(HOST, 'name = "weather"', 'name = "airline"'), "got airline (host)"),
+        (swapped(GUEST, "peers.weather", "peers.bank"), "peers: expected weather, got bank"),
+        (swapped(HOST, "peers.airline", "peers.bank"), "peers: expected airline, got bank"),
+        (GUEST + '[peers.bank]\nca = "b.pem"\n', "expected weather, got bank, weather"),
+        (
+            swapped(GUEST, '[peers.weather]\nca = "theirs.pem"\n', ""),
+            "peers: expected weather, got none",
+        ),
+    ],
+)
+def test_names_that_the_contract_does_not_have_are_refused(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        names(tmp_path, text)
+    assert str(error.value).startswith(f"{tmp_path / 'party.toml'}: ")
+    assert said in str(error.value)
+
+
+def test_a_value_in_the_file_is_not_taken_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain: dict[str, Any] = job(tmp_path, JOB).model_dump()
+    for name in ("SEED", "CELU_SEED", "BATCH_SIZE", "CELU_BATCH_SIZE"):
+        monkeypatch.setenv(name, "77")
+    assert job(tmp_path, JOB).model_dump() == plain

@@ -1,0 +1,134 @@
+"""Imports point one way, and nothing that could execute what it reads is imported at all."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import celu
+
+SOURCE = Path(celu.__file__).parent
+# Low to high. A module may import from its own package and from lines above its own; those of one
+# line know nothing of each other.
+LAYERS = [
+    ["errors", "version"],
+    ["config", "data", "models", "transport"],
+    ["workset", "party", "certs", "events"],
+    ["engine"],
+    ["session"],
+    ["simulate", "launch"],
+    ["__init__"],  # the public names
+    ["bench"],
+    ["cli"],
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+FORBIDDEN = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "joblib", "marshal"}
+MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
+
+
+def imports(module: Path) -> Iterator[tuple[str, int]]:
+    """Every module that is imported anywhere in a file, by its dotted name, and the line."""
+    package = ["celu", *module.parts[:-1]]
+    for node in ast.walk(ast.parse((SOURCE / module).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join([*start, *([node.module] if node.module else [])])
+            if base == "celu":  # `from celu import errors` names a module, or a public name
+                for alias in node.names:
+                    known = (SOURCE / alias.name).is_dir() or alias.name in LEVEL
+                    yield f"celu.{alias.name}" if known else "celu", node.lineno
+            else:
+                yield base, node.lineno
+
+
+def layer(module: str) -> str:
+    """The layer that a dotted name within celu belongs to."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def of(path: Path) -> str:
+    return path.parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_a_module_imports_only_from_its_package_and_from_below(module: Path) -> None:
+    here = of(module)
+    assert here in LEVEL, f"{here} is new: give it a place in LAYERS"
+    for name, line in imports(module):
+        if name.split(".")[0] != "celu":
+            continue
+        there = layer(name)
+        assert there == here or LEVEL[there] < LEVEL[here], f"{module}:{line} imports {name}"
+
+
+def test_every_layer_exists() -> None:
+    assert set(LEVEL) == {of(module) for module in MODULES}
+
+
+# Within packages, the files that others of the package rest on.
+LOW = {
+    "config/reading.py": set(),
+    "config/job.py": {"reading"},
+    "transport/message.py": set(),
+    "transport/emulation.py": set(),
+    "transport/tls.py": set(),
+    "transport/link.py": {"message"},
+    "transport/wire.py": {"message"},
+    "transport/memory.py": {"message", "wire"},
+    "transport/stream.py": {"emulation", "message", "wire"},
+    "data/order.py": set(),
+    "data/table.py": set(),
+    "models/losses.py": set(),
+}
+
+
+@pytest.mark.parametrize("module", LOW)
+def test_a_package_has_an_order_within(module: str) -> None:
+    package = Path(module).parts[0]
+    used = {
+        name.split(".")[2]
+        for name, _ in imports(Path(module))
+        if name.startswith(f"celu.{package}.")
+    }
+    assert used <= LOW[module]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_nothing_that_executes_what_it_reads_is_imported(module: Path) -> None:
+    for name, line in imports(module):
+        assert not FORBIDDEN & set(name.split(".")), f"{module}:{line} imports {name}"
+
+
+def forbidden_call(node: ast.Call) -> str | None:
+    """The name of a call that would unpickle or execute, or None."""
+    called = ast.unparse(node.func)
+    unpickles = called == "torch.load"
+    allows = any(k.arg == "allow_pickle" for k in node.keywords)
+    executes = called in ("eval", "exec", "compile")
+    return called if unpickles or allows or executes else None
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_nothing_unpickles_or_executes_text(module: Path) -> None:
+    tree = ast.parse((SOURCE / module).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            assert forbidden_call(node) is None, f"{module}:{node.lineno}: {ast.unparse(node)}"
+        if isinstance(node, ast.ImportFrom) and node.module == "torch":
+            assert "load" not in {alias.name for alias in node.names}, f"{module}:{node.lineno}"
+
+
+@pytest.mark.parametrize(
+    "text", ["torch.load('f')", "np.load('f', allow_pickle=True)", "eval('1')"]
+)
+def test_the_guard_sees_what_it_guards_against(text: str) -> None:
+    call = ast.parse(text, mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert forbidden_call(call)
