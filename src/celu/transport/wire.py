@@ -33,7 +33,7 @@ from celu.transport.message import TENSORS, Kind, Message, TensorSpec
 MAGIC = b"CELU"
 VERSION = 1
 HEADER = struct.Struct("<4sBBBBQQIIIQ")
-PIECE_BYTES = 256 * 1024  # small enough that copying, encrypting and sending overlap
+PIECE_BYTES = 1024 * 1024  # so that copying, encrypting and sending of a message overlap
 MAX_BODY_BYTES = 256 * 1024
 MAX_BODY_LEVELS = 16  # deeper ones could exhaust the stack of whoever handles them later
 
