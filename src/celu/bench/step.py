@@ -72,7 +72,7 @@ def bench_step(say: Say, turns: int = 3, rounds: int = 12) -> BenchResult:
             folder = Path(scratch) / figure
             _write_pair(folder, thin, steps)
             grpc, gloo = _fastest(
-                turns,
+                2 * turns if thin else turns,  # short ones, which a shared machine disturbs most
                 lambda n, f=folder: _grpc_steps(f, n),
                 lambda n, f=folder: _gloo_steps(f, n),
                 steps,
