@@ -101,11 +101,13 @@ def _run(folder: Path) -> None:
         f"Together: two processes, mutual TLS, an emulated link of {LINK['mbps']:g} Mbps and "
         f"{LINK['delay_ms']:g} ms one way, to AUC {TARGET} on {TEST_ROWS:,} held-out flights.\n"
     )
-    table = Table("method", "rounds", "sent and received", "seconds", "AUC", "speed-up")
+    table = Table("method", "rounds", "traffic", "seconds", "AUC", "speed-up")
     vanilla_s = None
     waited = 0.0
     for contestant in CONTESTANTS:
         row, seconds, waited_share = _contest(folder, contestant, console)
+        if not console.is_terminal:
+            console.print(f"{contestant.name} done")
         if contestant.name == "vanilla":
             vanilla_s, waited = seconds, waited_share
         ratio = f"{vanilla_s / seconds:.1f}x" if vanilla_s and seconds else "-"
@@ -168,6 +170,7 @@ def _contest(
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
     with bar:
         task = bar.add_task("", total=MAX_ROUNDS, **facts)
