@@ -92,7 +92,7 @@ def write_settings(
     values = starter.__dict__
     (folder / "job.toml").write_text(_JOB.format(**values), encoding="utf-8")
     address = "127.0.0.1" if local else "0.0.0.0"  # noqa: S104 - the other company must get in
-    threads = "threads = 1\n" if local else ""
+    threads = "threads = 1\n" if local else "# threads = 1   where parties share a machine\n"
     for role, name, peer in (
         ("guest", starter.guest, starter.host),
         ("host", starter.host, starter.guest),
