@@ -20,10 +20,9 @@ from rich.table import Table
 
 from celu.cli.progress import megabytes
 
-# A round's compute is about 10 ms here (two parties, one core each, batch 1024, Z 64), and 3 ms
-# for the paper's model on a GPU. 40 Mbps and 10 ms one way make a vanilla round's two messages of
-# 262 kB take 125 ms, so that over 90% of the time goes to the wire, as the paper observes; on a
-# GPU with the paper's 4 MB messages at 300 Mbps it is more still.
+# Two messages of 262 kB a round (batch 1024, Z 64) take 125 ms at 40 Mbps and 10 ms one way. That
+# is about ten times what the two parties compute in a round on one core each, so that over 90% of
+# the time goes to the wire, as the paper observes on GPUs at 300 Mbps; the demo prints the share.
 LINK = {"mbps": 40.0, "delay_ms": 10.0}
 TARGET = 0.74
 MAX_ROUNDS = 400
