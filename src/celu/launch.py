@@ -105,8 +105,8 @@ def keep_freed_memory() -> None:
     """Have the C library keep large blocks that are freed, where it can be told to (glibc).
 
     Every step frees megabytes and asks for them again. Given back to the kernel in between, they
-    return as page faults, which took a tenth of a step with 4 MiB messages. For a process that is
-    ours alone: it changes the whole process.
+    return as page faults, which show in a step's time. It changes the whole process, so it is for
+    one that is ours alone, not for a program that imports celu.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

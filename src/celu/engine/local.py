@@ -70,7 +70,7 @@ def seed_step(seed: int, party: str, round_: int, use: int) -> None:
     """
     key = hashlib.blake2b(f"{seed}/{party}/{round_}/{use}".encode(), digest_size=8).digest()
     value = int.from_bytes(key, "little") >> 1
-    # Not torch.manual_seed, which looks for every kind of accelerator each time (0.1 ms).
+    # Not torch.manual_seed, which looks for every kind of accelerator each time.
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(value)
