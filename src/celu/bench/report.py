@@ -33,7 +33,7 @@ class BenchResult:
         table = Table(title=f"bench {self.bench}")
         columns = list(dict.fromkeys(key for row in self.rows for key in row))
         for column in columns:
-            table.add_column(column)
+            table.add_column(column, overflow="fold")  # a figure's name must be readable
         for row in self.rows:
             table.add_row(*(_cell(row.get(column)) for column in columns))
         console.print(table)

@@ -68,7 +68,8 @@ def bench_step(say: Say, turns: int = 3, rounds: int = 12) -> BenchResult:
             ("grpc_over_gloo_thin", True, 10 * rounds),
             ("grpc_over_gloo_paper", False, 2 * rounds),
         ):
-            say(f"two processes, {'thin' if thin else 'the paper'}'s model: gRPC with TLS, gloo")
+            model = "a thin" if thin else "the paper's"
+            say(f"two processes, {model} model: gRPC with TLS against gloo")
             folder = Path(scratch) / figure
             _write_pair(folder, thin, steps)
             grpc, gloo = _fastest(
