@@ -29,9 +29,8 @@ ca = "theirs.pem"
 certificate = "airline.pem"
 key = "airline.key"
 [data]
-train = "train.parquet"
-test = "/elsewhere/test.parquet"
-label = "late"
+store = "store"
+alignment = "/elsewhere/alignment"
 inputs = { ids = ["origin", "dest"], numbers = ["distance"] }
 [model]
 bottom = { use = "wdl", hidden = [64] }
@@ -48,8 +47,8 @@ connect = "airline.example:7443"
 certificate = "weather.pem"
 key = "weather.key"
 [data]
-train = "train.parquet"
-test = "test.parquet"
+store = "store"
+aligned = true
 inputs = { numbers = ["wind"] }
 [model]
 bottom = "mine:Bottom"
@@ -291,8 +290,8 @@ def test_a_hosts_settings_are_read(tmp_path: Path) -> None:
 
 def test_relative_paths_start_at_the_files_folder(tmp_path: Path) -> None:
     read = party(tmp_path, GUEST)
-    assert read.data.train == tmp_path / "train.parquet"
-    assert read.data.test == Path("/elsewhere/test.parquet")
+    assert read.data.store == tmp_path / "store"
+    assert read.data.alignment == Path("/elsewhere/alignment")
     assert read.peers["weather"].ca == tmp_path / "theirs.pem"
     assert read.keys is not None
     assert (read.keys.certificate, read.keys.key) == (
@@ -323,19 +322,26 @@ def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> N
         (swapped(GUEST, 'role = "guest"\n', ""), "role", "expected a value, got nothing"),
         (swapped(GUEST, 'name = "airline"', 'name = "An Airline"'), "name", "got 'An Airline'"),
         (swapped(GUEST, 'name = "airline"', "name = 3"), "name", "got 3"),
-        (swapped(GUEST, 'label = "late"\n', ""), "data.label", "is missing"),
+        (swapped(HOST, "aligned = true\n", ""), "data", "expected either alignment"),
+        (swapped(HOST, "aligned = true", "aligned = false"), "data", "expected either alignment"),
+        (
+            swapped(GUEST, "[data]\n", "[data]\naligned = true\n"),
+            "data",
+            "expected either alignment",
+        ),
         (swapped(GUEST, 'top = "wdl"\n', ""), "model.top", "missing: the guest holds both"),
         (swapped(GUEST, 'loss = "binary"\n', ""), "model.loss", "missing: the guest holds both"),
-        (swapped(HOST, "[data]\n", '[data]\nlabel = "y"\n'), "data.label", "belongs to the guest"),
+        (swapped(HOST, "[data]\n", '[data]\nlabel = "y"\n'), "data.label", "expected no such key"),
         (HOST + 'top = "wdl"\n', "model.top", "belongs to the guest, not to a host"),
         (HOST + 'loss = "binary"\n', "model.loss", "belongs to the guest, not to a host"),
         (swapped(HOST, 'bottom = "mine:Bottom"\n', ""), "model.bottom", "is missing"),
-        (swapped(HOST, 'inputs = { numbers = ["wind"] }\n', ""), "data.inputs", "is missing"),
+        (swapped(HOST, "{ numbers =", "{ tag ="), "data.inputs.tag", "got 'tag'"),
+        (swapped(HOST, "{ numbers =", '{ "a/b" ='), "data.inputs.a/b", "got 'a/b'"),
         (swapped(HOST, '["wind"]', '"wind"'), "data.inputs.numbers", "got 'wind'"),
         (swapped(HOST, '["wind"]', "[1]"), "data.inputs.numbers.0", "got 1"),
         (swapped(HOST, '["wind"]', "[]"), "data.inputs.numbers", "got []"),
-        (swapped(HOST, 'train = "train.parquet"\n', ""), "data.train", "expected a value"),
-        (swapped(HOST, '"train.parquet"', "5"), "data.train", "got 5"),
+        (swapped(HOST, 'store = "store"\n', ""), "data.store", "expected a value"),
+        (swapped(HOST, '"store"', "5"), "data.store", "got 5"),
         (HOST + "z_width = 0\n", "model.z_width", "got 0"),
         (HOST + 'hidden = "wdl"\n', "model.hidden", "expected no such key"),
         (swapped(HOST, '"mine:Bottom"', "{ hidden = [3] }"), "model.bottom.use", "expected a v"),

@@ -16,7 +16,7 @@ from celu.errors import (
     ShapeError,
 )
 from celu.session import guest_session, host_session
-from celu.simulate import _run_together
+from celu.simulation import _run_together
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
 from federation import Federation, federation

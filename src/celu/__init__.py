@@ -8,14 +8,21 @@
 Across machines the same job runs as `celu run party.toml --job job.toml` at each party.
 """
 
-from celu.config.job import Evaluation, HostTerms, Job, Method, Optimizer
-from celu.data.table import Table, read_table
-from celu.errors import CeluError
-from celu.models.losses import LOSSES, Loss
-from celu.party import Guest, Host
-from celu.session import Result
-from celu.simulate import simulate
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from celu.version import __version__
+
+if TYPE_CHECKING:
+    from celu.config.job import Evaluation, HostTerms, Job, Method, Optimizer, Order
+    from celu.data.columns import Rows, open_rows
+    from celu.data.store import Store, open_store
+    from celu.data.table import Table
+    from celu.errors import CeluError
+    from celu.models.losses import LOSSES, Loss
+    from celu.party import Guest, Host
+    from celu.session import Result
+    from celu.simulation import simulate
 
 __all__ = [
     "LOSSES",
@@ -28,9 +35,39 @@ __all__ = [
     "Loss",
     "Method",
     "Optimizer",
+    "Order",
     "Result",
+    "Rows",
+    "Store",
     "Table",
     "__version__",
-    "read_table",
+    "open_rows",
+    "open_store",
     "simulate",
 ]
+
+# Imported when first used: commands and worker processes that do without torch start at once.
+_HOMES = {
+    "config.job": ("Evaluation", "HostTerms", "Job", "Method", "Optimizer", "Order"),
+    "data.columns": ("Rows", "open_rows"),
+    "data.store": ("Store", "open_store"),
+    "data.table": ("Table",),
+    "errors": ("CeluError",),
+    "models.losses": ("LOSSES", "Loss"),
+    "party": ("Guest", "Host"),
+    "session": ("Result",),
+    "simulation": ("simulate",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'celu' has no attribute {name!r}")
+    value = getattr(import_module(f"celu.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -10,7 +10,8 @@
     │   └── ShapeError             9   ... a tensor of a shape or type the contract forbids
     ├── NonFiniteError            10   NaN or Inf where a number was due; no step was applied
     ├── PeerLost                  11   the link ended, or a wait ran past its deadline
-    └── PeerFailed                12   the peer stopped and said why
+    ├── PeerFailed                12   the peer stopped and said why
+    └── AlignmentError            13   the parties' rows are not the same; no step was applied
 
 2 is a command line that could not be parsed, 130 an interrupt (Ctrl-C). Messages name what, where,
 expected, got and the next step; they never hold an id, a label or a feature value, because those of
@@ -100,3 +101,13 @@ class PeerFailed(CeluError):
     """A peer stopped on an error of its own and told us so."""
 
     exit_code = 12
+
+
+class AlignmentError(CeluError):
+    """The parties' rows are not the same rows in the same order; no step was applied to them."""
+
+    exit_code = 13
+
+    def public(self) -> str:
+        """Speaks of rounds and parties, never of rows."""
+        return str(self)

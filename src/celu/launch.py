@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from celu.config.job import Job
 from celu.config.party import PartySettings
-from celu.data.table import Table, read_table
+from celu.data.alignment import Alignment, read_alignment, write_alignment
+from celu.data.columns import Rows, open_rows
+from celu.data.store import PARTS, open_store
+from celu.data.table import Table
+from celu.data.tags import ascending
 from celu.engine.local import seed_step
-from celu.errors import CeluError, ConfigError
+from celu.errors import CeluError, ConfigError, DataError
 from celu.events import RunFolder
 from celu.models.building import BOTTOMS, TOPS, build, find_loss
 from celu.party import Guest, Host
+from celu.psi.protocol import Work, align_guest, align_host
+from celu.psi.workers import Workers
 from celu.session import Result, guest_session, host_session
 from celu.transport.emulation import Line
 from celu.transport.grpc_carrier import Endpoint, open_links
 from celu.transport.link import run_blocking
+from celu.transport.message import TrafficBothWays
 
 
 def load_party(
-    settings: PartySettings, job: Job, folder: Path, rows: tuple[Table, Table] | None = None
+    settings: PartySettings, job: Job, folder: Path, rows: Rows | None = None
 ) -> Host | Guest:
     """A party's rows and modules; `folder` is searched first for modules of the user's own.
 
-    `rows`, training and test, are read from the files of the settings unless given.
+    `rows` are read from the files of the settings unless given.
 
     The weights are a function of (seed, party), so a run can be repeated to the bit. Raises
-    ConfigError, DataError or ModelError.
+    ConfigError, DataError, AlignmentError or ModelError.
     """
     device = _device(settings.device)
-    train, test = rows or read_tables(settings, device)
+    rows = rows or read_rows(settings)
+    train, test = (_to_device(table, job, device) for table in (rows.train, rows.test))
     model = settings.model
     guest_width = model.z_width or next((h.z_width for h in job.hosts.values()), 64)
     own_width = job.hosts[settings.name].z_width if settings.role == "host" else guest_width
@@ -82,7 +93,10 @@ def run_party(
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     try:
-        party = load_party(settings, job, folder)
+        rows = read_rows(settings)
+        for warning in rows.warnings:
+            run.emit("warning", {"message": warning})
+        party = load_party(settings, job, folder, rows)
         with open_links(_endpoint(settings), listening) as links:
             run.emit("connected", {"peers": sorted(links), "secure": not settings.insecure})
             if isinstance(party, Guest):
@@ -99,6 +113,55 @@ def run_party(
     except BaseException as error:
         run.finish({"status": type(error).__name__})
         raise
+
+
+def align_party(
+    settings: PartySettings,
+    job: Job,
+    listening: Callable[[int], None],
+    emit: Callable[[str, dict[str, Any]], None],
+) -> tuple[Alignment, dict[str, TrafficBothWays]]:
+    """Find the rows that all parties have, and write the alignment; also what crossed each link.
+
+    Interrupted, it goes on from where it was when it is started again at all parties. Raises
+    ConfigError, DataError, and what `celu.psi` raises.
+    """
+    if settings.data.alignment is None:
+        raise ConfigError("data.alignment: expected a folder to write to, got aligned = true")
+    store = open_store(settings.data.store)
+    parts = {part: store.tags(part) for part in PARTS}
+    tags = np.concatenate(list(parts.values()))
+    order = ascending(tags)
+    split = store.schema.split
+    terms = {
+        "guest": job.guest,
+        "hosts": sorted(job.hosts),
+        "split.seed": split.seed,
+        "split.test": split.test,
+    }
+    folder = settings.data.alignment
+    with (
+        Workers(settings.threads or os.cpu_count() or 1) as workers,
+        open_links(_endpoint(settings), listening) as links,
+    ):
+        emit("connected", {"peers": sorted(links), "secure": not settings.insecure})
+        work = Work(folder.with_name(f".{folder.name}.work"), workers)
+        if settings.role == "guest":
+            program = align_guest(settings.name, links, tags[order], terms, work, emit)
+        else:
+            program = align_host(settings.name, links[job.guest], tags[order], terms, work, emit)
+        found = run_blocking(program)
+        traffic = {name: link.traffic for name, link in links.items()}
+    rows = order[found.rows]
+    first_test = len(parts["train"])
+    alignment = write_alignment(
+        folder,
+        store,
+        {"train": rows[rows < first_test], "test": rows[rows >= first_test] - first_test},
+        peers=found.sizes,
+        common=found.common,
+    )
+    return alignment, traffic
 
 
 def keep_freed_memory() -> None:
@@ -118,17 +181,25 @@ def keep_freed_memory() -> None:
     mallopt(top_pad, 64 << 20)
 
 
-def read_tables(settings: PartySettings, device: torch.device) -> tuple[Table, Table]:
-    """A party's training and test rows on a device; raises DataError."""
+def read_rows(settings: PartySettings) -> Rows:
+    """A party's training and held-out rows, in main memory; raises DataError, AlignmentError."""
     data = settings.data
-    train = read_table(data.train, data.inputs, data.label)
-    test = read_table(data.test, data.inputs, data.label)
-    # Where no file declares the number of codes, held-out rows may hold codes never trained.
-    sizes = {
-        name: tuple(max(pair) for pair in zip(train.sizes[name], test.sizes[name], strict=True))
-        for name in train.sizes
-    }
-    return replace(train, sizes=sizes).to(device), replace(test, sizes=sizes).to(device)
+    store = open_store(data.store)
+    alignment = None if data.alignment is None else read_alignment(data.alignment, store)
+    inputs = store.inputs() if data.inputs is None else data.inputs
+    if settings.model.bottom is None:
+        inputs = {}
+    elif not inputs:
+        raise DataError(f"{data.store}: expected features for the bottom model, got none")
+    return open_rows(store, inputs, label=settings.role == "guest", alignment=alignment)
+
+
+def _to_device(table: Table, job: Job, device: torch.device) -> Table:
+    """Rows on the accelerator, if there is room beside the models; else batches are sent there."""
+    if device.type != "cuda" or job.order.shuffle == "blocks":
+        return table
+    free, _ = torch.cuda.mem_get_info(device)
+    return table.to(device) if table.num_bytes < free // 3 else table
 
 
 def _device(name: str) -> torch.device:

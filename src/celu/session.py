@@ -6,10 +6,9 @@ Whatever goes wrong in it is told to the peers, as far as it may be, before it i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 from celu.config.job import Job, Role
 from celu.data.table import Table
@@ -17,15 +16,8 @@ from celu.engine.guest import GuestTrainer, train_guest
 from celu.engine.host import HostTrainer, train_host
 from celu.engine.observe import Emit, Observer
 from celu.engine.schedule import Schedule
-from celu.errors import (
-    CeluError,
-    ConfigError,
-    ContractMismatch,
-    DataError,
-    PeerFailed,
-    PeerLost,
-    ProtocolError,
-)
+from celu.errors import ConfigError, DataError
+from celu.handshake import compare, hello, say_goodbye, tell
 from celu.party import Guest, Host
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, TensorSpec, expect
@@ -51,14 +43,15 @@ async def host_session(name: str, host: Host, job: Job, link: Link, emit: Emit) 
     links = {link.peer: link}
     try:
         schedule = _schedule(name, "host", job, host.train, host.test)
-        await _handshake(name, job, host.train.num_rows, schedule.test_rows, links)
+        await _handshake(name, job, host.train, host.test, links)
         emit("started", {"num_rounds": schedule.num_rounds})
         trainer = HostTrainer(name, host, job)
         see = Observer(emit, [link.traffic], schedule.num_rounds, _report_every(schedule))
-        rounds = await train_host(trainer, link, schedule, see)
-        await _say_goodbye(links)
+        with closing(trainer.feed):
+            rounds = await train_host(trainer, link, schedule, see)
+        await say_goodbye(links)
     except (Exception, KeyboardInterrupt) as error:
-        await _tell(links, error)
+        await tell(links, error)
         raise
     return _result(rounds, trainer, see)
 
@@ -80,15 +73,16 @@ async def guest_session(
             )
         if guest.bottom is None and not links:
             raise DataError(f"{name}: expected a bottom model or a host to learn from, got neither")
-        await _handshake(name, job, guest.train.num_rows, schedule.test_rows, links)
+        await _handshake(name, job, guest.train, guest.test, links)
         emit("started", {"num_rounds": schedule.num_rounds})
         trainer = GuestTrainer(name, guest, job)
         traffic = [link.traffic for link in links.values()]
         see = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule))
-        rounds = await train_guest(trainer, links, schedule, see)
-        await _say_goodbye(links)
+        with closing(trainer.feed):
+            rounds = await train_guest(trainer, links, schedule, see)
+        await say_goodbye(links)
     except (Exception, KeyboardInterrupt) as error:
-        await _tell(links, error)
+        await tell(links, error)
         raise
     return _result(rounds, trainer, see)
 
@@ -115,20 +109,22 @@ def _report_every(schedule: Schedule) -> int:
 
 
 async def _handshake(
-    name: str, job: Job, train_rows: int, test_rows: int, links: Mapping[str, Link]
+    name: str, job: Job, train: Table, test: Table, links: Mapping[str, Link]
 ) -> None:
     """Refuse, by the name of the field, a peer that holds another contract."""
     ours = {
         "protocol": VERSION,
         **job.contract(),
-        "train_rows": train_rows,
-        "test_rows": test_rows,
+        "train_rows": train.num_rows,
+        "train_ids": train.commitment(),
+        "test_rows": test.num_rows,
+        "test_ids": test.commitment(),
     }
+    greeting = hello(name, "run", ours)
     for link in links.values():
-        await link.send(Message(Kind.HELLO, body={"name": name, "contract": ours}))
+        await link.send(greeting)
     for link in links.values():
-        theirs = expect(await link.receive(), Kind.HELLO).body or {}
-        _compare(name, ours, link.peer, theirs)
+        compare(name, greeting, link.peer, await link.receive())
         link.allow(_specs(job, name, link.peer))  # before READY: what follows it may be a tensor
     for link in links.values():
         await link.send(Message(Kind.READY))
@@ -136,57 +132,11 @@ async def _handshake(
         expect(await link.receive(), Kind.READY)
 
 
-def _compare(name: str, ours: dict[str, Any], peer: str, hello: dict[str, Any]) -> None:
-    theirs = hello.get("contract")
-    if hello.get("name") != peer or not isinstance(theirs, dict):
-        raise ProtocolError(f"expected {peer} to give its name and contract, got neither or other")
-    differing = [
-        f"{key}: {name} has {_show(ours.get(key))}, {peer} has {_show(theirs.get(key))}"
-        for key in sorted(ours.keys() | theirs.keys())
-        if ours.get(key) != theirs.get(key)
-    ]
-    if differing:
-        raise ContractMismatch(
-            "the parties' contracts differ: " + "; ".join(differing[:10]) + ". "
-            "Agree on one job.toml and on the same rows, and start again"
-        )
-
-
-def _show(value: Any) -> str:
-    return json.dumps(value)[:100]
-
-
 def _specs(job: Job, name: str, peer: str) -> dict[Kind, TensorSpec]:
     if name == job.guest:
         spec = TensorSpec(job.batch_size, job.hosts[peer].z_width)
         return {Kind.ACTIVATION: spec, Kind.TEST_ACTIVATION: spec}
     return {Kind.DERIVATIVE: TensorSpec(job.batch_size, job.hosts[name].z_width)}
-
-
-async def _say_goodbye(links: Mapping[str, Link]) -> None:
-    for link in links.values():
-        await link.send(Message(Kind.GOODBYE))
-    for link in links.values():
-        expect(await link.receive(), Kind.GOODBYE)
-        link.close()
-
-
-async def _tell(links: Mapping[str, Link], error: BaseException) -> None:
-    """Let the peers know that we stop, and why, as far as they may know; never raises."""
-    reason = "an unforeseen failure"
-    if isinstance(error, CeluError):
-        reason = error.public()
-    elif isinstance(error, KeyboardInterrupt):
-        reason = "interrupted by its operator"
-    for link in links.values():
-        # A peer that is gone, or that told us it stops, needs no telling.
-        told = isinstance(error, PeerFailed) and str(error).startswith(f"{link.peer} stopped")
-        if not told:
-            try:
-                await link.send(Message(Kind.FAILURE, body={"reason": reason}))
-            except PeerLost:
-                continue
-        link.close()
 
 
 def _result(rounds: int, trainer: HostTrainer | GuestTrainer, see: Observer) -> Result:

@@ -4,14 +4,20 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from celu.cli.app import app
-from celu.data.table import read_table
-from celu.errors import CeluError
+from celu.data.columns import open_rows
+from celu.data.store import open_store
+from celu.errors import CeluError, DataError
+from stores import write_store
 
-COMMANDS = ("demo", "run", "simulate", "certs", "data", "bench", "version")
+COMMANDS = (
+    *("demo", "certs", "data", "prepare", "split", "inspect", "align", "run", "simulate"),
+    *("bench", "version"),
+)
 
 
 def invoke(*arguments: str | Path) -> str:
@@ -56,6 +62,32 @@ def test_the_readmes_settings_files_are_valid(tmp_path: Path) -> None:
     check_names(read_job(tmp_path / "job.toml"), settings, tmp_path / "party.toml")
 
 
+def test_the_schema_in_the_docs_is_valid_and_makes_a_store(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    (schema,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "schema.toml").write_text(schema)
+    rows = ["customer,churned,age,spent,city,device"]
+    for i in range(300):
+        rows.append(f"c{i},{i % 3 % 2},{i % 70 if i % 9 else 'NA'},{i * i % 97},{i % 11},{i % 5}")
+    (tmp_path / "customers.csv").write_text("\n".join(rows) + "\n")
+    store = tmp_path / "store"
+    invoke(
+        "prepare", tmp_path / "customers.csv", "--schema", tmp_path / "schema.toml", "--out", store
+    )
+    text = invoke("inspect", store)
+    for shown in ("age", "spent", "city", "device", "positive rate", "100,000 buckets", "13 codes"):
+        assert shown in text, shown
+    assert "finds nothing" in text
+
+
+def test_inspect_shows_what_a_run_would_refuse(tmp_path: Path) -> None:
+    write_store(tmp_path / "store", {"x": np.ones(50, np.float32), "c": np.full(50, 7)}, {"c": 5})
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "store")])
+    assert isinstance(result.exception, DataError)
+    assert "column 'c': expected codes from 0" in result.output
+    assert "warning" in result.output and "column 'x': the same in all 50 rows" in result.output
+
+
 @pytest.mark.parametrize("shape", ["criteo", "avazu"])
 def test_made_up_clicks_come_with_settings_that_run(shape: str, tmp_path: Path) -> None:
     folder = tmp_path / shape
@@ -78,7 +110,9 @@ def test_rows_made_up_again_with_the_same_seed_are_the_same(tmp_path: Path) -> N
     for name in ("a", "b"):
         invoke("data", "avazu", tmp_path / name, "--rows", "1000", "--seed", "5")
     a, b = (
-        read_table(tmp_path / n / "guest" / "train.parquet", {"ids": ["C14", "C21"]}, "label")
+        open_rows(
+            open_store(tmp_path / n / "guest" / "store"), {"ids": ["C14", "C21"]}, label=True
+        ).train
         for n in ("a", "b")
     )
     assert a.inputs["ids"].equal(b.inputs["ids"])

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from celu.bench.processes import free_port, read_events
 from celu.data.starter import Starter, write_settings
+from stores import write_store
 
 TINY = Starter(
     guest="airline",
@@ -93,13 +92,11 @@ def pair(tmp_path: Path, keys: Path) -> Pair:
     ids = random.integers(0, 9, size=rows).astype(np.int32)
     label = (x[:, 0] + y[:, 0] + (ids > 4) > 0.5).astype(np.float32)
     tables = {
-        "airline": pa.table({"a": x[:, 0], "b": x[:, 1], "label": label}),
-        "weather": pa.table({"c": y[:, 0], "d": y[:, 1]}),
+        "airline": {"a": x[:, 0], "b": x[:, 1], "label": label},
+        "weather": {"c": y[:, 0], "d": y[:, 1]},
     }
     for name, table in tables.items():
-        (tmp_path / name).mkdir()
-        for part in ("train", "test"):
-            pq.write_table(table, tmp_path / name / f"{part}.parquet")
+        write_store(tmp_path / name / "store", table)
         (tmp_path / name / "certs").symlink_to(keys / name / "certs")
     port = free_port()
     write_settings(tmp_path, TINY, port=port, local=True)
@@ -277,9 +274,15 @@ def test_an_interrupt_ends_both_sides_with_a_word(training: Parties) -> None:
         ),
         ("job.toml", "batch_size = 64", "batch_size = 4096", 4, "at least one batch of 4096"),
         ("airline/party.toml", 'name = "airline"', 'name = "bank"', 3, "name: expected one of"),
-        ("airline/party.toml", 'numbers = ["a"', 'numbers = ["z"', 4, "expected a column 'z'"),
+        (
+            "airline/party.toml",
+            "[model]",
+            'inputs.x = ["z"]\n[model]',
+            4,
+            "a store (a, b), got 'z'",
+        ),
         ("airline/party.toml", 'loss = "binary"', 'loss = "sum"', 3, "model.loss: expected one of"),
-        ("airline/party.toml", 'train = "train', 'train = "absent', 4, "absent.parquet"),
+        ("airline/party.toml", 'store = "store', 'store = "absent', 4, "absent/schema.json"),
         ("airline/party.toml", "threads = 1", 'threads = 1\ndevice = "tpu"', 3, "device: expected"),
         ("airline/party.toml", "airline.pem", "nobody.pem", 6, "nobody.pem"),
     ],

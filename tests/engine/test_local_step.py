@@ -2,17 +2,21 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import celu
+from celu.data.order import BatchOrder
 from celu.data.table import Batch
 from celu.engine.guest import GuestTrainer
 from celu.engine.host import HostTrainer
 from celu.errors import ModelError
 from celu.transport.message import Kind, Message
 from federation import federation, train_in_memory
+
+NO_TAGS = np.zeros((0, 16), np.uint8)
 
 LR = 0.5
 
@@ -56,7 +60,7 @@ def host_with_cached(stale: Tensor, dz: Tensor, xi: float) -> tuple[HostTrainer,
     bottom = Scale([1.0, 1.0])
     table = celu.Table({"x": X})
     trainer = HostTrainer("host", celu.Host(bottom, table, table), job(W=1, R=2, xi=xi))
-    trainer.workset.keep(0, Batch({"x": X}, None), (stale,), (dz,))
+    trainer.workset.keep(0, Batch({"x": X}, None, NO_TAGS), (stale,), (dz,))
     return trainer, bottom
 
 
@@ -78,7 +82,7 @@ def test_without_weighting_a_hosts_local_step_repeats_the_derivative() -> None:
     table = celu.Table({"x": X})
     settings = job(W=1, R=2, weighting="none")
     trainer = HostTrainer("host", celu.Host(bottom, table, table), settings)
-    trainer.workset.keep(0, Batch({"x": X}, None), (-X,), (dz,))
+    trainer.workset.keep(0, Batch({"x": X}, None, NO_TAGS), (-X,), (dz,))
     trainer.local_step()
     torch.testing.assert_close(bottom.weight.data, torch.ones(2) - LR * (X * dz).sum(dim=0))
 
@@ -97,6 +101,10 @@ def guest(loss: Callable[[Tensor, Tensor], Tensor], xi: float) -> tuple[GuestTra
     return trainer, top
 
 
+def activation(trainer: GuestTrainer, z: Tensor) -> Message:
+    return Message(Kind.ACTIVATION, 0, tensor=z, check=trainer.feed.batch(0).check)
+
+
 def test_the_guests_local_step_weights_the_losses_of_instances() -> None:
     # Output is the row sum 2, 2, 2; errors are 2, 1, -3; dZ of a row is error/3 in both columns.
     z = torch.tensor([[1.0, 1.0], [2.0, 0.0], [0.0, 2.0]])
@@ -104,7 +112,7 @@ def test_the_guests_local_step_weights_the_losses_of_instances() -> None:
     # Stale dZ: row 0 points the same way, row 1 45 degrees off, row 2 the opposite way.
     stale_dz = torch.tensor([[0.9, 0.9], [1.0, 0.0], [1.0, 1.0]])
     trainer, top = guest(squared, xi=60.0)
-    trainer.workset.keep(0, Batch({}, labels), (z,), (stale_dz,))
+    trainer.workset.keep(0, Batch({}, labels, NO_TAGS), (z,), (stale_dz,))
     trainer.local_step()
     # d(mean of weight * loss)/d scale = mean of weight * error * row sum.
     gradient = (1.0 * 2 * 2 + 0.5**0.5 * 1 * 2 + 0.0 * -3 * 2) / 3
@@ -114,23 +122,24 @@ def test_the_guests_local_step_weights_the_losses_of_instances() -> None:
 def test_the_guest_answers_with_the_derivative_of_the_mean_loss() -> None:
     trainer, _ = guest(squared, xi=60.0)
     z = torch.ones(3, 2)
-    loss, (dz,) = trainer.answer(0, [Message(Kind.ACTIVATION, 0, tensor=z)])
-    rows = trainer._order.rows(0)
+    loss, (dz,) = trainer.answer(0, [activation(trainer, z)])
+    rows = BatchOrder(1, 3, 3).rows(0)
     errors = 2.0 - torch.tensor([0.0, 1.0, 5.0])[rows]
     assert float(loss) == pytest.approx(float((errors**2 / 2).mean()))
-    torch.testing.assert_close(dz, (errors / 3)[:, None].expand(3, 2))
+    assert dz.tensor is not None
+    torch.testing.assert_close(dz.tensor, (errors / 3)[:, None].expand(3, 2))
 
 
 def test_a_loss_of_b_by_1_is_refused_rather_than_broadcast_to_b_by_b() -> None:
     trainer, _ = guest(lambda output, labels: squared(output, labels)[:, None], xi=60.0)
     with pytest.raises(ModelError, match=r"\[3\], got \[3, 1\]"):
-        trainer.answer(0, [Message(Kind.ACTIVATION, 0, tensor=torch.ones(3, 2))])
+        trainer.answer(0, [activation(trainer, torch.ones(3, 2))])
 
 
 def test_a_mean_loss_is_refused() -> None:
     trainer, _ = guest(lambda output, labels: squared(output, labels).mean(), xi=60.0)
     with pytest.raises(ModelError, match="one value an instance"):
-        trainer.answer(0, [Message(Kind.ACTIVATION, 0, tensor=torch.ones(3, 2))])
+        trainer.answer(0, [activation(trainer, torch.ones(3, 2))])
 
 
 def test_a_binary_top_of_b_by_1_is_taken_as_b() -> None:
@@ -157,7 +166,7 @@ def test_a_top_that_ignores_a_host_is_refused_by_name() -> None:
     table = celu.Table({}, torch.zeros(3))
     trainer = GuestTrainer("guest", celu.Guest(Deaf(), celu.Loss(squared), table, table), job(R=1))
     with pytest.raises(ModelError, match="does not use Z of host"):
-        trainer.answer(0, [Message(Kind.ACTIVATION, 0, tensor=torch.ones(3, 2))])
+        trainer.answer(0, [activation(trainer, torch.ones(3, 2))])
 
 
 def test_each_role_keeps_to_its_own_w_and_r() -> None:

@@ -6,6 +6,7 @@ import json
 import struct
 import tracemalloc
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from celu.errors import (
 )
 from celu.transport import wire
 from celu.transport.link import run_blocking
-from celu.transport.message import Kind, Message, TensorSpec, expect, rows_of
+from celu.transport.message import TENSORS, Kind, Message, TensorSpec, expect, rows_of
 from celu.transport.stream import StreamLink
 from celu.transport.wire import HEADER, PIECE_BYTES, Header, decode, decode_header, encode
 
@@ -31,7 +32,7 @@ SPEC = TensorSpec(max_rows=8, width=3)
 SPECS = {Kind.ACTIVATION: SPEC, Kind.DERIVATIVE: SPEC, Kind.TEST_ACTIVATION: SPEC}
 FIELDS = [
     "magic", "version", "kind", "dtype", "rank",
-    "sequence", "round", "part", "rows", "width", "length",
+    "sequence", "round", "part", "rows", "width", "length", "check",
 ]  # fmt: skip
 TENSOR = Message(Kind.ACTIVATION, 9, 2, torch.arange(12.0).reshape(4, 3))
 BODY = Message(Kind.VERDICT, 9, 2, body={"stop": True})
@@ -50,16 +51,16 @@ def round_trip(message: Message) -> Message:
 
 
 def body_of(payload: bytes) -> Message:
-    header = Header(Kind.HELLO, 0, 0, None, torch.uint8, len(payload))
+    header = Header(Kind.HELLO, 0, 0, None, torch.uint8, len(payload), bytes(16))
     return decode(header, iter([payload] if payload else []))
 
 
 def test_the_header_is_laid_out_as_documented() -> None:
     header = bytes.fromhex(
-        "43454c55 01 03 01 02 0500000000000000 0900000000000000 02000000 04000000 03000000"
-        "3000000000000000"
+        "43454c55 02 03 01 02 0500000000000000 0900000000000000 02000000 04000000 03000000"
+        "3000000000000000 000102030405060708090a0b0c0d0e0f"
     )
-    assert next(encode(TENSOR, 5)) == header
+    assert next(encode(replace(TENSOR, check=bytes(range(16))), 5)) == header
 
 
 @pytest.mark.parametrize("kind", [Kind.ACTIVATION, Kind.DERIVATIVE, Kind.TEST_ACTIVATION])
@@ -72,10 +73,20 @@ def test_a_tensor_survives_the_round_trip_bit_for_bit(kind: Kind) -> None:
     assert torch.equal(arrived.tensor.view(torch.int32), tensor.view(torch.int32))
 
 
-@pytest.mark.parametrize("kind", sorted(set(Kind) - SPECS.keys()))
+@pytest.mark.parametrize("kind", sorted(set(Kind) - TENSORS))
 def test_a_body_survives_the_round_trip(kind: Kind) -> None:
     message = Message(kind, 3, 1, body={"a": [1, 2.5, None, "ü"], "b": {"c": False}})
     assert round_trip(message) == message
+
+
+def test_bytes_survive_the_round_trip() -> None:
+    blinded = torch.randint(0, 256, (5, 32), dtype=torch.uint8)
+    pieces = encode(Message(Kind.BLINDED, 3, tensor=blinded, check=bytes(range(16))), 5)
+    specs = {Kind.BLINDED: TensorSpec(8, 32, torch.uint8)}
+    arrived = decode(decode_header(next(pieces), 5, specs), pieces)
+    assert arrived.tensor is not None
+    assert torch.equal(arrived.tensor, blinded)
+    assert arrived.check == bytes(range(16))
 
 
 def test_a_large_payload_comes_in_pieces_no_larger_than_the_limit() -> None:
@@ -97,13 +108,16 @@ def test_a_message_takes_the_bytes_that_are_counted_for_it() -> None:
         (TENSOR, {"magic": b"CELV"}, ProtocolError),
         (TENSOR, {"magic": b"HTTP", "version": 0}, ProtocolError),
         (TENSOR, {"version": 0}, ProtocolError),
-        (TENSOR, {"version": 2}, ProtocolError),
+        (TENSOR, {"version": 1}, ProtocolError),
+        (TENSOR, {"version": 3}, ProtocolError),
         (TENSOR, {"kind": 0}, ProtocolError),
-        (TENSOR, {"kind": 9}, ProtocolError),
+        (TENSOR, {"kind": Kind.BLINDED}, ProtocolError),
+        (TENSOR, {"kind": 13}, ProtocolError),
         (TENSOR, {"kind": 255}, ProtocolError),
         (TENSOR, {"kind": Kind.HELLO}, ProtocolError),
         (TENSOR, {"dtype": 0}, ProtocolError),
-        (TENSOR, {"dtype": 2}, ProtocolError),
+        (TENSOR, {"dtype": 2}, ShapeError),
+        (TENSOR, {"dtype": 3}, ProtocolError),
         (TENSOR, {"rank": 0}, ProtocolError),
         (TENSOR, {"rank": 1}, ProtocolError),
         (TENSOR, {"rank": 3}, ProtocolError),
@@ -195,12 +209,13 @@ def test_arbitrary_bytes_are_refused_with_a_protocol_error(data: bytes) -> None:
 @given(
     st.tuples(
         st.sampled_from([wire.MAGIC, b"CELV"]),
-        *(st.integers(0, limit) for limit in (2, 10, 3, 3, 6)),
+        *(st.integers(0, limit) for limit in (3, 14, 4, 3, 6)),
         st.integers(0, 2**64 - 1),
         st.integers(0, 2**32 - 1),
         st.integers(0, 10),
         st.integers(0, 4),
         st.integers(0, 100) | st.integers(0, 2**64 - 1),
+        st.binary(min_size=16, max_size=16),
     )
 )
 def test_headers_that_look_right_are_refused_or_within_the_contract(fields: Any) -> None:
@@ -272,7 +287,7 @@ def test_a_payload_of_another_length_than_announced_is_refused(
     pieces: list[bytes], shape: tuple[int, int] | None
 ) -> None:
     kind = Kind.ACTIVATION if shape else Kind.HELLO
-    header = Header(kind, 0, 0, shape, torch.float32 if shape else torch.uint8, 48)
+    header = Header(kind, 0, 0, shape, torch.float32 if shape else torch.uint8, 48, bytes(16))
     with pytest.raises(ProtocolError, match=r"expected \d+ (more )?bytes, got \d+"):
         decode(header, iter(pieces))
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ W_AND_R = {"W": st.integers(1, 12), "R": st.integers(1, 12)}
 
 
 def entry(round_: int) -> Entry:
-    return Entry(round_, Batch({}, None), (), ())
+    return Entry(round_, Batch({}, None, np.zeros((0, 16), np.uint8)), (), ())
 
 
 def drive(W: int, R: int, rounds: int) -> list[list[int | None]]:

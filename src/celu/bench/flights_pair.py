@@ -6,13 +6,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 import celu
 from celu.config.party import PartySettings, read_party
+from celu.data.columns import Rows
 from celu.data.flights import write_flights
 from celu.data.starter import FLIGHTS_PAPER, write_settings
-from celu.launch import load_party, read_tables
+from celu.launch import load_party, read_rows
 from celu.party import Guest, Host
 
 
@@ -22,7 +21,7 @@ class FlightsPair:
 
     airline: PartySettings
     weather: PartySettings
-    rows: dict[str, tuple[celu.Table, celu.Table]]
+    rows: dict[str, Rows]
 
     @staticmethod
     def load() -> FlightsPair:
@@ -34,7 +33,7 @@ class FlightsPair:
             parties = {
                 name: read_party(folder / name / "party.toml") for name in ("airline", "weather")
             }
-            rows = {name: read_tables(p, torch.device("cpu")) for name, p in parties.items()}
+            rows = {name: read_rows(p) for name, p in parties.items()}
         return FlightsPair(parties["airline"], parties["weather"], rows)
 
     def simulate(self, job: celu.Job) -> celu.Result:

@@ -22,7 +22,6 @@ Event = dict[str, Any]
 class PartyRun:
     """What one party's process left behind."""
 
-    exit_code: int
     events: list[Event]
     output: str
 
@@ -57,39 +56,71 @@ def run_parties(
     `watch` sees the events as they are written. Raises CeluError, with the output of the party
     that failed first, if any ends in an error or the time is up.
     """
-    processes: dict[str, subprocess.Popen[str]] = {}
     seen = dict.fromkeys(names, 0)
-    for name in names:
-        command = [sys.executable, "-m", "celu.cli.app", "run", str(folder / name / "party.toml")]
-        command += ["--job", str(job), "--out", str(folder / name / out)]
-        log = (folder / name / f"{out}.log").open("w", encoding="utf-8")
-        processes[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True)
-        log.close()
+
+    def look() -> None:
+        for name in names:
+            events = read_events(folder / name / out)
+            for event in events[seen[name] :]:
+                assert watch is not None
+                watch(name, event)
+            seen[name] = len(events)
+
+    commands = {
+        name: [*_command("run", folder / name, job), "--out", str(folder / name / out)]
+        for name in names
+    }
+    logs = {name: folder / name / f"{out}.log" for name in names}
+    # Without a watcher nothing is read: a measurement wants the processor.
+    outputs = _run_together(commands, logs, timeout_s, look if watch is not None else None)
+    return {name: PartyRun(read_events(folder / name / out), outputs[name]) for name in names}
+
+
+def align_parties(folder: Path, names: list[str], job: Path, *, timeout_s: float) -> dict[str, str]:
+    """Run `celu align` for each FOLDER/NAME/party.toml; what each printed.
+
+    Raises CeluError as `run_parties` does.
+    """
+    commands = {name: _command("align", folder / name, job) for name in names}
+    logs = {name: folder / name / "align.log" for name in names}
+    return _run_together(commands, logs, timeout_s)
+
+
+def _command(command: str, folder: Path, job: Path) -> list[str]:
+    party = str(folder / "party.toml")
+    return [sys.executable, "-m", "celu.cli.app", command, party, "--job", str(job)]
+
+
+def _run_together(
+    commands: dict[str, list[str]],
+    logs: dict[str, Path],
+    timeout_s: float,
+    look: Callable[[], None] | None = None,
+) -> dict[str, str]:
+    processes: dict[str, subprocess.Popen[str]] = {}
     give_up = time.monotonic() + timeout_s
     try:
+        for name, command in commands.items():
+            with logs[name].open("w", encoding="utf-8") as log:
+                processes[name] = subprocess.Popen(
+                    command, stdout=log, stderr=subprocess.STDOUT, text=True
+                )
         while any(process.poll() is None for process in processes.values()):
             if time.monotonic() > give_up:
-                raise CeluError(f"the parties were not done after {timeout_s:g} s: {folder}")
-            if watch is not None:  # else nothing is read: a measurement wants the processor
-                for name in names:
-                    events = read_events(folder / name / out)
-                    for event in events[seen[name] :]:
-                        watch(name, event)
-                    seen[name] = len(events)
+                raise CeluError(f"the parties were not done after {timeout_s:g} s: {logs}")
+            if look is not None:
+                look()
             time.sleep(0.2)
     finally:
         for process in processes.values():
             process.kill()
             process.wait()
-    runs = {}
-    for name, process in processes.items():
-        output = (folder / name / f"{out}.log").read_text(encoding="utf-8")
-        runs[name] = PartyRun(process.returncode, read_events(folder / name / out), output)
-    failed = [name for name, run in runs.items() if run.exit_code != 0]
+    outputs = {name: log.read_text(encoding="utf-8") for name, log in logs.items()}
+    failed = [name for name, process in processes.items() if process.returncode != 0]
     if failed:
-        shown = "\n".join(f"--- {name}\n{runs[name].output[-2000:]}" for name in failed)
+        shown = "\n".join(f"--- {name}\n{outputs[name][-2000:]}" for name in failed)
         raise CeluError(f"a party failed:\n{shown}")
-    return runs
+    return outputs
 
 
 def read_events(run_dir: Path) -> list[Event]:

@@ -22,9 +22,11 @@ import torch
 import celu
 from celu.bench.processes import free_port, make_keys, run_parties
 from celu.bench.report import BenchResult, Say
+from celu.config.schema import Split
 from celu.data.clicks import click_chunk, field_sizes
 from celu.data.order import BatchOrder
 from celu.data.starter import CRITEO, Starter, write_settings
+from celu.data.store import PARTS, StoreWriter, coded_schema, with_ids
 from celu.data.table import Table
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
@@ -188,19 +190,21 @@ def _table_steps(table_rows: int, rounds: int) -> list[float]:
 def _write_pair(folder: Path, thin: bool, rounds: int) -> None:
     """Rows, settings and keys for a guest and a host that are processes of their own."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from celu.data.table import SIZES_KEY
 
     clicks = click_chunk("criteo", seed=1, chunk=0, rows=BATCHES * BATCH)
-    host_columns: dict[str, Any] = clicks.guest if thin else clicks.host
-    metadata = {} if thin else {SIZES_KEY: json.dumps(field_sizes("criteo")["host"]).encode()}
-    guest_table = pa.table({**clicks.guest, "label": clicks.label})
-    host_table = pa.table(host_columns).replace_schema_metadata(metadata)
-    for name, table in (("guest", guest_table), ("host", host_table)):
-        (folder / name).mkdir(parents=True)
-        for part in ("train", "test"):
-            pq.write_table(table, folder / name / f"{part}.parquet")
+    split = Split()
+    columns: dict[str, Any] = {
+        "guest": {**clicks.guest, "label": clicks.label},
+        "host": clicks.guest if thin else clicks.host,
+    }
+    sizes = {"guest": {}, "host": {} if thin else field_sizes("criteo")["host"]}
+    for name in ("guest", "host"):
+        table = pa.table(columns[name])
+        schema = coded_schema(table.column_names, sizes[name], split)
+        with StoreWriter(folder / name / "store", schema) as store:
+            for part in PARTS:
+                ids = [f"{part} {row}" for row in range(table.num_rows)]
+                store.write(part, with_ids(table, ids, split))
     write_settings(folder, _THIN if thin else CRITEO, port=free_port(), local=True)
     (folder / "job.toml").write_text(_JOB.format(batch=BATCH, rounds=rounds, width=WIDTH))
     make_keys(folder, ["guest", "host"])

@@ -17,13 +17,24 @@ app = typer.Typer(
     "Start with [bold]celu demo[/bold]: two parties, one machine, under four minutes.",
     epilog="Exit codes: 0 done, 2 command line, 3 settings, 4 data, 5 model, 6 certificates, "
     "7 contracts differ, 8 protocol, 9 tensor shape, 10 NaN or Inf, 11 peer lost, "
-    "12 peer failed, 130 interrupted, 1 anything else.",
+    "12 peer failed, 13 rows not aligned, 130 interrupted, 1 anything else.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name in ("demo", "run", "simulate", "certs", "data", "bench"):
+for _name in (
+    "demo",
+    "certs",
+    "data",
+    "prepare",
+    "split",
+    "inspect",
+    "align",
+    "run",
+    "simulate",
+    "bench",
+):
     import_module(f"celu.cli.{_name}").register(app)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -55,7 +56,9 @@ class RunProgress:
 
     def event(self, event: str, fields: Mapping[str, Any]) -> None:
         """Show an event."""
-        if event == "started":
+        if event == "warning":
+            self._console.print(f"[yellow]warning[/yellow] {escape(fields['message'])}")
+        elif event == "started":
             self._bar.update(self._task, total=fields["num_rounds"])
         elif event == "round":
             if "loss" in fields:

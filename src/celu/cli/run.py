@@ -23,18 +23,20 @@ def register(app: typer.Typer) -> None:
     app.command("run")(run)
 
 
+PartyFile = Annotated[Path, typer.Argument(help="Your private settings, party.toml.")]
+JobFile = Annotated[Path, typer.Option(help="The contract, the same at all parties.")]
+Connect = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=HOST:PORT of a peer that listens; goes before party.toml."),
+]
+Listen = Annotated[str | None, typer.Option(help="HOST:PORT to listen at; goes before party.toml.")]
+
+
 def run(
-    party: Annotated[Path, typer.Argument(help="Your private settings, party.toml.")],
-    job: Annotated[Path, typer.Option(help="The contract, the same at all parties.")] = Path(
-        "job.toml"
-    ),
-    connect: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=HOST:PORT of a peer that listens; goes before party.toml."),
-    ] = None,
-    listen: Annotated[
-        str | None, typer.Option(help="HOST:PORT to listen at; goes before party.toml.")
-    ] = None,
+    party: PartyFile,
+    job: JobFile = Path("job.toml"),
+    connect: Connect = None,
+    listen: Listen = None,
     out: Annotated[
         Path | None, typer.Option(help="The run folder; goes before party.toml.")
     ] = None,
@@ -45,7 +47,7 @@ def run(
     the one that does prints the line that the other side runs.
     """
     contract = read_job(job)
-    settings = _with_options(read_party(party), connect or [], listen, out)
+    settings = with_options(read_party(party), connect, listen, out)
     check_names(contract, settings, party)
     folder = RunFolder(
         settings.run_dir,
@@ -64,18 +66,21 @@ def run(
             contract,
             party.parent.resolve(),
             folder,
-            lambda port: console.print(_invitation(settings, port), soft_wrap=True),
+            lambda port: console.print(invitation(settings, port, "run"), soft_wrap=True),
         )
     console.print(summary_table(settings.name, result, time.monotonic() - started))
     console.print(f"recorded in {settings.run_dir}", soft_wrap=True)
 
 
-def _with_options(
-    settings: PartySettings, connect: list[str], listen: str | None, out: Path | None
+def with_options(
+    settings: PartySettings,
+    connect: list[str] | None,
+    listen: str | None,
+    out: Path | None = None,
 ) -> PartySettings:
     """The settings with the command line's options in their place, validated again."""
     values = settings.model_dump()
-    for given in connect:
+    for given in connect or []:
         name, equals, address = given.partition("=")
         if not equals or name not in values["peers"]:
             raise ConfigError(
@@ -90,7 +95,8 @@ def _with_options(
     return validate(PartySettings, values, Path("the command line"))
 
 
-def _invitation(settings: PartySettings, port: int) -> str:
+def invitation(settings: PartySettings, port: int, command: str) -> str:
+    """What a listening party tells its operator to pass on."""
     host = (settings.listen or "").rsplit(":", 1)[0]
     if host in ("0.0.0.0", "[::]", "::"):  # noqa: S104 - compared with, not bound to
         host = socket.getfqdn()
@@ -98,7 +104,7 @@ def _invitation(settings: PartySettings, port: int) -> str:
     for name, peer in settings.peers.items():
         if peer.connect is None:
             lines.append(
-                f"  {name}:  celu run party.toml --job job.toml "
+                f"  {name}:  celu {command} party.toml --job job.toml "
                 f"--connect {settings.name}={host}:{port}"
             )
     return "\n".join(lines)

@@ -45,21 +45,28 @@ def simulate(
     folder = RunFolder(out, {"job": contract.model_dump(mode="json"), "parties": record})
     import torch
 
-    from celu.launch import load_party
+    from celu.launch import load_party, read_rows
     from celu.party import Guest, Host
-    from celu.simulate import simulate as run_all
+    from celu.simulation import simulate as run_all
 
     started = time.monotonic()
     threads = settings[contract.guest][0].threads
     if threads is not None:
         torch.set_num_threads(threads)
-    loaded = {name: load_party(p, contract, home) for name, (p, home) in settings.items()}
+    rows = {name: read_rows(party) for name, (party, _) in settings.items()}
+    loaded = {
+        name: load_party(party, contract, home, rows[name])
+        for name, (party, home) in settings.items()
+    }
     guest = loaded.pop(contract.guest)
     hosts = {name: party for name, party in loaded.items() if isinstance(party, Host)}
     assert isinstance(guest, Guest)
     console = Console()
     with RunProgress(console, "all parties") as progress:
         folder.listen(progress.event)
+        for name, read in rows.items():
+            for warning in read.warnings:
+                folder.emit("warning", {"message": f"{name}: {warning}"})
         result = run_all(contract, guest, hosts, folder.emit)
     modules = {"guest.bottom": guest.bottom, "guest.top": guest.top}
     folder.save_weights(modules | {f"{name}.bottom": host.bottom for name, host in hosts.items()})

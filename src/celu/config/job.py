@@ -104,6 +104,18 @@ class Evaluation(Settings):
     target: float | None = None
 
 
+class Order(Settings):
+    """How each epoch shuffles: all rows, or, for rows that do not fit in memory, in blocks.
+
+    By blocks, `window_blocks` blocks of `block_rows` consecutive rows are in memory at a time and
+    shuffled together. It holds for all parties, so whoever needs it asks for it.
+    """
+
+    shuffle: Literal["rows", "blocks"] = "rows"
+    block_rows: PositiveInt = 8192
+    window_blocks: PositiveInt = 64
+
+
 class HostTerms(Settings):
     """What the contract fixes about one host: the width of its Z (the paper's, unless given)."""
 
@@ -133,6 +145,7 @@ class Job(Settings):
     epochs: PositiveInt | None = None
     guest: PartyName = "guest"
     hosts: dict[PartyName, HostTerms]
+    order: Order = Order()
     method: Method = Method()
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation = Evaluation()

@@ -18,6 +18,7 @@ from pydantic import (
 
 from celu.config.job import Job, Role
 from celu.config.reading import FilePath, PartyName, Settings, read_settings
+from celu.config.schema import RESERVED
 from celu.errors import ConfigError
 
 
@@ -57,13 +58,40 @@ class ModelSettings(Settings):
     z_width: PositiveInt | None = None  # the guest's own; default: as the first host's
 
 
-class DataSettings(Settings):
-    """Where a party's rows are, and which columns make up each input of its bottom model."""
+def _is_a_keyword(name: str) -> str:
+    if not name.isidentifier() or name in RESERVED:
+        raise ValueError(f"expected a name for an argument of the bottom model, got {name!r}")
+    return name
 
-    train: FilePath
-    test: FilePath
-    label: str | None = None
-    inputs: dict[str, Annotated[list[str], Field(min_length=1)]] = {}
+
+class DataSettings(Settings):
+    """Where a party's rows are, and how they were matched with the other parties' rows.
+
+    `alignment` is the folder that `celu align` writes. `aligned = true` declares instead that the
+    stores of all parties hold the same rows already; a run compares that all the same. `inputs`
+    says which columns make up each input of the bottom model; by default "ids" are all categories
+    and "numbers" all numbers.
+    """
+
+    store: FilePath
+    alignment: FilePath | None = None
+    aligned: bool = False
+    inputs: (
+        dict[
+            Annotated[str, AfterValidator(_is_a_keyword)],
+            Annotated[list[str], Field(min_length=1)],
+        ]
+        | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _one_way_to_be_aligned(self) -> DataSettings:
+        if (self.alignment is None) != self.aligned:
+            raise ValueError(
+                'expected either alignment, the folder that "celu align" writes, or aligned = true '
+                "where the stores of all parties hold the same rows"
+            )
+        return self
 
 
 class Keys(Settings):
@@ -112,8 +140,6 @@ class PartySettings(Settings):
     def _role_has_its_parts(self) -> PartySettings:
         model = self.model
         if self.role == "guest":
-            if self.data.label is None:
-                raise ValueError("data.label is missing: the guest holds the labels")
             if model.top is None or model.loss is None:
                 raise ValueError("model.top and model.loss are missing: the guest holds both")
         else:
@@ -122,10 +148,6 @@ class PartySettings(Settings):
             for key, value in (("model.top", model.top), ("model.loss", model.loss)):
                 if value is not None:
                     raise ValueError(f"{key} belongs to the guest, not to a host")
-            if self.data.label is not None:
-                raise ValueError("data.label belongs to the guest, not to a host")
-        if model.bottom is not None and not self.data.inputs:
-            raise ValueError("data.inputs is missing: the bottom model needs columns to read")
         return self
 
     @model_validator(mode="after")

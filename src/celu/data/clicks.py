@@ -10,8 +10,6 @@ Rows are the same on any machine (see `click_model`). Only `write_clicks` needs 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from celu.config.schema import Split
 from celu.data.click_model import (
     MAX_CODES,
     Column,
@@ -30,7 +29,7 @@ from celu.data.click_model import (
     log_odds,
     raw_bits,
 )
-from celu.data.table import SIZES_KEY
+from celu.data.store import Part, StoreWriter, coded_schema, with_ids
 from celu.errors import DataError
 
 __all__ = ["Clicks", "Shape", "click_chunk", "field_sizes", "write_clicks"]
@@ -38,7 +37,7 @@ __all__ = ["Clicks", "Shape", "click_chunk", "field_sizes", "write_clicks"]
 CHUNK_ROWS = 1 << 17
 
 # Chunks from here on are the test part, so that it is the same for any number of training rows.
-_TEST_CHUNK = 1 << 31
+_FIRST_CHUNK: dict[Part, int] = {"train": 0, "test": 1 << 31}
 
 
 @dataclass(frozen=True)
@@ -77,10 +76,10 @@ def write_clicks(
     test_fraction: float = 0.1,
     max_codes: int = MAX_CODES,
 ) -> None:
-    """Write `folder`/guest and `folder`/host, each with train.parquet and test.parquet.
+    """Write the stores `folder`/guest/store and `folder`/host/store.
 
-    Works chunk by chunk, so memory does not grow with `rows`. A file appears under its name only
-    when its part is complete. Raises DataError for fewer than 10 rows or an empty part.
+    Works chunk by chunk, so memory does not grow with `rows`. A store appears under its name only
+    when it is complete. Raises DataError for fewer than 10 rows or an empty part.
     """
     if rows < 10:
         raise DataError(f"click data needs at least 10 rows, got {rows}")
@@ -88,41 +87,33 @@ def write_clicks(
     if not 0 < num_test < rows:
         raise DataError(f"test_fraction {test_fraction} leaves a part of {rows} rows empty")
     sizes = field_sizes(shape, max_codes=max_codes)
-    for part, first, count in (("train", 0, rows - num_test), ("test", _TEST_CHUNK, num_test)):
-        chunks = (
-            click_chunk(
-                shape,
-                seed=seed,
-                chunk=first + start // CHUNK_ROWS,
-                rows=min(CHUNK_ROWS, count - start),
-                max_codes=max_codes,
-            )
-            for start in range(0, count, CHUNK_ROWS)
-        )
-        _write_part(folder, part, sizes, chunks)
-
-
-def _write_part(
-    folder: Path, part: str, sizes: dict[str, dict[str, int]], chunks: Iterator[Clicks]
-) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    paths = {party: folder / party / f"{part}.parquet" for party in ("guest", "host")}
-    partial = {party: path.with_name(path.name + ".partial") for party, path in paths.items()}
-    writers: dict[str, Any] = {}
+    split = Split(seed=seed, test=test_fraction)
+    sample = _tables(click_chunk(shape, seed=seed, chunk=0, rows=1, max_codes=max_codes))
+    counts: dict[Part, int] = {"train": rows - num_test, "test": num_test}
     with ExitStack() as stack:
-        for clicks in chunks:
-            columns = {"guest": clicks.guest | {"label": clicks.label}, "host": clicks.host}
-            for party, path in paths.items():
-                table = pa.table(columns[party]).replace_schema_metadata(
-                    {SIZES_KEY: json.dumps(sizes[party]).encode()}
+        stores = {
+            party: stack.enter_context(
+                StoreWriter(
+                    folder / party / "store",
+                    coded_schema(table.column_names, sizes[party], split),
                 )
-                if party not in writers:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    writers[party] = stack.enter_context(
-                        pq.ParquetWriter(partial[party], table.schema)
-                    )
-                writers[party].write_table(table)
-    for party, path in paths.items():
-        partial[party].replace(path)
+            )
+            for party, table in sample.items()
+        }
+        for part, first in _FIRST_CHUNK.items():
+            for start in range(0, counts[part], CHUNK_ROWS):
+                count = min(CHUNK_ROWS, counts[part] - start)
+                chunk = first + start // CHUNK_ROWS
+                clicks = click_chunk(shape, seed=seed, chunk=chunk, rows=count, max_codes=max_codes)
+                ids = [f"{part}-{row}" for row in range(start, start + count)]
+                for party, table in _tables(clicks).items():
+                    stores[party].write(part, with_ids(table, ids, split))
+
+
+def _tables(clicks: Clicks) -> dict[str, Any]:
+    import pyarrow as pa
+
+    return {
+        "guest": pa.table(clicks.guest | {"label": clicks.label}),
+        "host": pa.table(clicks.host),
+    }

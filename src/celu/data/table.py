@@ -1,45 +1,80 @@
-"""A party's rows in memory, as tensors: one a named input, and the labels where there are any.
+"""A party's rows as tensors: one a named input, the labels where there are any, and the rows' tags.
 
-It reads Parquet whose rows already stand in the agreed order. It does not align parties, and it
-holds the whole table: stores larger than memory are not its business.
+The tensors may lie in memory, on an accelerator, or be mapped from files larger than memory
+(`columns`). It neither reads files nor decides an order.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from celu.data.tags import Tags, batch_check, commitment
 from celu.errors import DataError
 
-SIZES_KEY = b"celu.sizes"  # Parquet schema metadata: JSON, id column -> number of codes
 
+@dataclass(frozen=True)
+class Batch:
+    """Some rows: inputs by name, each [B, columns] (ids int64); labels [B] where there are any.
 
-class Batch(NamedTuple):
-    """Some rows: inputs by name, each [B, columns]; labels [B] where the party holds them."""
+    `tags` say which rows they are, to the party alone; a digest of them travels.
+    """
 
     inputs: dict[str, Tensor]
     labels: Tensor | None
+    tags: Tags
+
+    @staticmethod
+    def join(parts: Sequence[Batch]) -> Batch:
+        """Several parts as one batch."""
+        labels = [part.labels for part in parts if part.labels is not None]
+        return Batch(
+            {n: torch.cat([part.inputs[n] for part in parts]) for n in parts[0].inputs},
+            torch.cat(labels) if labels else None,
+            np.concatenate([part.tags for part in parts]),
+        )
+
+    def to(self, device: torch.device) -> Batch:
+        """The same rows on a device; from main memory by way of page-locked memory."""
+
+        def move(tensor: Tensor) -> Tensor:
+            if tensor.device.type == device.type:
+                return tensor
+            return tensor.pin_memory().to(device, non_blocking=True)
+
+        labels = None if self.labels is None else move(self.labels)
+        return Batch({n: move(t) for n, t in self.inputs.items()}, labels, self.tags)
+
+    @cached_property
+    def check(self) -> bytes:
+        """What travels with the Z and dZ of these rows, so that both sides know they mean them."""
+        return batch_check(self.tags)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows as tensors. `sizes` gives, for an input of ids, the number of codes of each column."""
+    """Rows as tensors. `sizes` gives, for an input of ids, the number of codes of each column.
+
+    Without `tags` a row is known by its number: the order is checked, not who the rows are.
+    """
 
     inputs: dict[str, Tensor]
     labels: Tensor | None = None
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    tags: Tags | None = None
 
     def __post_init__(self) -> None:
         counts = {name: len(t) for name, t in self.inputs.items()}
         if self.labels is not None:
             counts["labels"] = len(self.labels)
+        if self.tags is not None:
+            counts["tags"] = len(self.tags)
         if len(set(counts.values())) != 1:
             raise DataError(f"a table needs one number of rows for all its columns, got {counts}")
 
@@ -48,118 +83,58 @@ class Table:
         """How many rows."""
         return len(self.labels if self.labels is not None else next(iter(self.inputs.values())))
 
+    @property
+    def num_bytes(self) -> int:
+        """What the columns take in memory."""
+        labels = 0 if self.labels is None else self.labels.nbytes
+        return labels + sum(tensor.nbytes for tensor in self.inputs.values())
+
     def take(self, rows: Tensor | slice) -> Batch:
         """The rows of these numbers, in this order."""
-        labels = None if self.labels is None else self.labels[rows]
-        return Batch({name: t[rows] for name, t in self.inputs.items()}, labels)
+        labels = None if self.labels is None else _rows_of(self.labels, rows)
+        inputs = {name: _rows_of(tensor, rows) for name, tensor in self.inputs.items()}
+        inputs |= {name: inputs[name].long() for name in self.sizes}
+        return Batch(inputs, labels, self._tags(rows))
+
+    def gather_blocks(
+        self, blocks: Sequence[tuple[int, int]], order: npt.NDArray[np.int64]
+    ) -> Table:
+        """A copy of some ranges of rows, laid end to end and then put into `order`."""
+
+        def copy(tensor: Tensor) -> Tensor:
+            laid = np.concatenate([tensor[start:stop].numpy() for start, stop in blocks])
+            return torch.from_numpy(laid.take(order, axis=0))
+
+        tags = np.concatenate([self._tags(slice(start, stop)) for start, stop in blocks])
+        return Table(
+            {name: copy(tensor) for name, tensor in self.inputs.items()},
+            None if self.labels is None else copy(self.labels),
+            self.sizes,
+            tags.take(order, axis=0),
+        )
+
+    def commitment(self) -> str:
+        """Names these rows in this order."""
+        return "by number" if self.tags is None else commitment(self.tags)
 
     def to(self, device: torch.device) -> Table:
-        """The same table on a device."""
+        """The same table on a device; tags stay in main memory."""
         labels = None if self.labels is None else self.labels.to(device)
-        return Table({n: t.to(device) for n, t in self.inputs.items()}, labels, self.sizes)
+        inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
+        return Table(inputs, labels, self.sizes, self.tags)
+
+    def _tags(self, rows: Tensor | slice) -> Tags:
+        if self.tags is not None:
+            return self.tags[rows if isinstance(rows, slice) else rows.cpu().numpy()]
+        if isinstance(rows, slice):
+            numbers = np.arange(*rows.indices(self.num_rows))
+        else:
+            numbers = rows.cpu().numpy()
+        return numbers.astype("<i8").view(np.uint8).reshape(-1, 8)
 
 
-def read_table(path: Path, inputs: Mapping[str, Sequence[str]], label: str | None) -> Table:
-    """Read the named columns of a Parquet file.
-
-    A column of integers is an id column (codes from 0), one of floats a numeric column; an input
-    holds columns of one sort. Raises DataError, naming the file and the column, for whatever is
-    missing, empty, null, not finite or of another type.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    wanted = [c for columns in inputs.values() for c in columns] + ([label] if label else [])
-    try:
-        schema = pq.read_schema(path)
-        missing = [c for c in wanted if c not in schema.names]
-        if missing:
-            raise DataError(
-                f"{path}: expected a column {missing[0]!r}, got {', '.join(schema.names[:20])}"
-            )
-        arrow = pq.read_table(path, columns=sorted(set(wanted)))
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: expected a readable Parquet file, got: {error}") from error
-    if arrow.num_rows == 0:
-        raise DataError(f"{path}: expected rows, got none")
-    declared = _declared_sizes(path, schema.metadata or {})
-    tensors: dict[str, Tensor] = {}
-    sizes: dict[str, tuple[int, ...]] = {}
-    for name, columns in inputs.items():
-        if not columns:
-            raise DataError(f"{path}: input {name!r}: expected columns, got none")
-        arrays = [_column(path, arrow, column) for column in columns]
-        sorts = {a.dtype.kind for a in arrays}
-        if len(sorts) != 1:
-            raise DataError(
-                f"{path}: input {name!r} mixes id and numeric columns; expected one sort: "
-                "put them under two inputs"
-            )
-        stacked = np.stack(arrays, axis=1)
-        tensors[name] = torch.from_numpy(stacked)
-        if sorts == {"i"}:
-            sizes[name] = tuple(
-                _size(path, column, array, declared)
-                for column, array in zip(columns, arrays, strict=True)
-            )
-    labels = torch.from_numpy(_column(path, arrow, label)) if label else None
-    return Table(tensors, labels, sizes)
-
-
-def _column(path: Path, arrow: Any, column: str) -> np.ndarray[Any, np.dtype[Any]]:
-    data = arrow.column(column)
-    if data.null_count:
-        raise DataError(
-            f"{path}: column {column!r}: expected no nulls, got {data.null_count}; "
-            "fill or drop them first"
-        )
-    array: np.ndarray[Any, np.dtype[Any]] = data.to_numpy()
-    if array.dtype.kind in "iub":
-        array = array.astype(np.int64)
-        if array.min() < 0:
-            raise DataError(
-                f"{path}: column {column!r}: expected codes from 0, got negative ones "
-                f"({int((array < 0).sum())} rows)"
-            )
-        return array
-    if array.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            array = array.astype(np.float32)  # beyond its range a number becomes Inf: look after
-        bad = int((~np.isfinite(array)).sum())
-        if bad:
-            raise DataError(
-                f"{path}: column {column!r}: expected finite float32 numbers, "
-                f"got NaN or Inf in {bad} rows"
-            )
-        return array
-    raise DataError(
-        f"{path}: column {column!r}: expected integers (ids) or floats, got {data.type}"
-    )
-
-
-def _declared_sizes(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, int]:
-    if SIZES_KEY not in metadata:
-        return {}
-    try:
-        sizes = json.loads(metadata[SIZES_KEY])
-        return {str(name): int(size) for name, size in sizes.items()}
-    except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise DataError(
-            f"{path}: metadata {SIZES_KEY.decode()}: expected a JSON object of column to size"
-        ) from error
-
-
-def _size(
-    path: Path,
-    column: str,
-    array: np.ndarray[Any, np.dtype[Any]],
-    declared: Mapping[str, int],
-) -> int:
-    seen = int(array.max()) + 1
-    size = declared.get(column, seen)
-    if seen > size:
-        raise DataError(
-            f"{path}: column {column!r}: expected codes below {size} as its file declares, "
-            f"got {int((array >= size).sum())} rows beyond"
-        )
-    return size
+def _rows_of(tensor: Tensor, rows: Tensor | slice) -> Tensor:
+    if isinstance(rows, slice) or tensor.device.type != "cpu":
+        return tensor[rows if isinstance(rows, slice) else rows.to(tensor.device)]
+    # NumPy's, which takes one thread and no lock: torch would wake a pool of threads for it.
+    return torch.from_numpy(tensor.numpy().take(rows.numpy(), axis=0))

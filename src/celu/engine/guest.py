@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from celu.config.job import Job
+from celu.data.feed import Feed
 from celu.data.order import BatchOrder
 from celu.data.table import Batch
-from celu.engine.local import Workset, seed_step
+from celu.engine.local import Workset, device_of, same_rows, seed_step
 from celu.engine.observe import Observer
 from celu.engine.optim import Optimizer
 from celu.engine.schedule import Schedule
@@ -38,14 +39,16 @@ class GuestTrainer:
         self._hosts = list(job.hosts)
         self._batch_size = job.batch_size
         self._evaluation = job.evaluation
-        self._order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size)
+        self._device = device_of(guest.top)
+        order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
+        self.feed = Feed(guest.train, order, self._device)
         self._optimizer = Optimizer(self._modules, job.optimizer)
         self.workset = Workset.of(job.method, "guest")
 
-    def answer(self, round_: int, arrived: list[Message]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def answer(self, round_: int, arrived: list[Message]) -> tuple[Tensor, list[Message]]:
         """The mean loss of a fresh batch, and dZ for each host; `apply` makes the update."""
-        z = self._tensors(arrived, self._batch_size)
-        batch = self._guest.train.take(self._order.rows(round_))
+        batch = self.feed.batch(round_)
+        z = self._tensors(arrived, batch, self._batch_size)
         seed_step(self._seed, self._name, round_, 0)
         leaves = _leaves(z)
         loss = self._losses(batch, leaves).mean()
@@ -55,7 +58,9 @@ class GuestTrainer:
             self._derivative(leaf, host) for leaf, host in zip(leaves, self._hosts, strict=True)
         )
         self.workset.keep(round_, batch, z, dz)
-        return loss.detach(), dz
+        return loss.detach(), [
+            Message(Kind.DERIVATIVE, round_, tensor=dz_BD, check=batch.check) for dz_BD in dz
+        ]
 
     def apply(self) -> None:
         """The exchanged update, the batch's first use."""
@@ -78,8 +83,8 @@ class GuestTrainer:
 
     def score(self, start: int, stop: int, arrived: list[Message]) -> tuple[Tensor, ...]:
         """Output, per-instance loss and labels of held-out rows, in main memory."""
-        z = self._tensors(arrived, stop - start)
-        batch = self._guest.test.take(slice(start, stop))
+        batch = self._guest.test.take(slice(start, stop)).to(self._device)
+        z = self._tensors(arrived, batch, stop - start)
         assert batch.labels is not None  # a guest's rows have labels, or it would not have begun
         for module in self._modules:
             module.eval()
@@ -103,9 +108,10 @@ class GuestTrainer:
         value = metrics[metric]
         return value >= target if HIGHER_IS_BETTER[metric] else value <= target
 
-    def _tensors(self, arrived: list[Message], rows: int) -> tuple[Tensor, ...]:
-        assert self._guest.train.labels is not None
-        return tuple(rows_of(m, rows).to(self._guest.train.labels.device) for m in arrived)
+    def _tensors(self, arrived: list[Message], batch: Batch, rows: int) -> tuple[Tensor, ...]:
+        for message in arrived:
+            same_rows(message, batch)
+        return tuple(rows_of(message, rows).to(self._device) for message in arrived)
 
     def _losses(self, batch: Batch, z: list[Tensor]) -> Tensor:
         assert batch.labels is not None
@@ -140,9 +146,9 @@ async def train_guest(
             arrived = [
                 expect(await link.receive(), Kind.ACTIVATION, round_) for link in links.values()
             ]
-        loss, dz = trainer.answer(round_, arrived)
-        for link, dz_BD in zip(links.values(), dz, strict=True):
-            await link.send(Message(Kind.DERIVATIVE, round_, tensor=dz_BD))
+        loss, answers = trainer.answer(round_, arrived)
+        for link, answer in zip(links.values(), answers, strict=True):
+            await link.send(answer)
         trainer.apply()  # only now: the hosts wait for dZ, not for our update
         see.round_done(round_, trainer.workset, loss)
         if schedule.evaluates_after(round_):

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from celu.config.job import Job
+from celu.data.feed import Feed
 from celu.data.order import BatchOrder
 from celu.data.table import Batch
-from celu.engine.local import Workset, seed_step
+from celu.engine.local import Workset, device_of, same_rows, seed_step
 from celu.engine.observe import Observer
 from celu.engine.optim import Optimizer
 from celu.engine.schedule import Schedule
@@ -43,24 +44,27 @@ class HostTrainer:
         self._seed = job.seed
         self._width = job.hosts[name].z_width
         self.batch_size = job.batch_size
-        self._order = BatchOrder(job.seed, host.train.num_rows, job.batch_size)
+        self._device = device_of(host.bottom)
+        order = BatchOrder(job.seed, host.train.num_rows, job.batch_size, job.order)
+        self.feed = Feed(host.train, order, self._device)
         self._optimizer = Optimizer([host.bottom], job.optimizer)
         self._in_flight: dict[int, _InFlight] = {}
         self._updates = 0
         self.workset = Workset.of(job.method, "host")
 
-    def activate(self, round_: int) -> Tensor:
+    def activate(self, round_: int) -> Message:
         """Z of a fresh batch, to be sent."""
-        batch = self._host.train.take(self._order.rows(round_))
+        batch = self.feed.batch(round_)
         seed_step(self._seed, self._name, round_, 0)
         z_BD = self._forward(batch)
         self._in_flight[round_] = _InFlight(batch, z_BD, self._updates)
-        return z_BD.detach()
+        return Message(Kind.ACTIVATION, round_, tensor=z_BD.detach(), check=batch.check)
 
-    def update(self, round_: int, dz_BD: Tensor) -> None:
+    def update(self, round_: int, answer: Message) -> None:
         """The exchanged update, the batch's first use; then it is cached."""
         sent = self._in_flight.pop(round_)
-        dz_BD = dz_BD.to(sent.z_BD.device)
+        same_rows(answer, sent.batch)
+        dz_BD = rows_of(answer, self.batch_size).to(sent.z_BD.device)
         stale_BD = sent.z_BD.detach()
         if self._updates == sent.updates:
             self._apply(sent.z_BD, dz_BD)
@@ -74,13 +78,14 @@ class HostTrainer:
         if entry is not None:
             self._apply_stale(entry.batch, entry.z[0], entry.dz[0], entry.round, entry.uses)
 
-    def activate_test(self, start: int, stop: int) -> Tensor:
+    def activate_test(self, round_: int, part: int, start: int, stop: int) -> Message:
         """Z of held-out rows, to be sent."""
+        batch = self._host.test.take(slice(start, stop)).to(self._device)
         self._bottom.eval()
         with torch.no_grad():
-            z_BD = self._forward(self._host.test.take(slice(start, stop)))
+            z_BD = self._forward(batch)
         self._bottom.train()
-        return z_BD
+        return Message(Kind.TEST_ACTIVATION, round_, part, z_BD, check=batch.check)
 
     def _apply_stale(
         self, batch: Batch, stale_BD: Tensor, dz_BD: Tensor, round_: int, use: int
@@ -110,18 +115,16 @@ async def train_host(trainer: HostTrainer, link: Link, schedule: Schedule, see: 
     """A host's whole training; the number of rounds done."""
     for round_ in range(schedule.num_rounds):
         for ahead in schedule.sends_in(round_):
-            z_BD = trainer.activate(ahead)
-            await link.send(Message(Kind.ACTIVATION, ahead, tensor=z_BD))
+            await link.send(trainer.activate(ahead))
         for _ in range(schedule.local_steps):  # while Z travels, is answered, the answer returns
             trainer.local_step()
         with see.waiting():
             answer = expect(await link.receive(), Kind.DERIVATIVE, round_)
-        trainer.update(round_, rows_of(answer, trainer.batch_size))
+        trainer.update(round_, answer)
         see.round_done(round_, trainer.workset, None)
         if schedule.evaluates_after(round_):
             for part, start, stop in schedule.test_parts():
-                z_BD = trainer.activate_test(start, stop)
-                await link.send(Message(Kind.TEST_ACTIVATION, round_, part, z_BD))
+                await link.send(trainer.activate_test(round_, part, start, stop))
             with see.waiting():
                 verdict = expect(await link.receive(), Kind.VERDICT, round_)
             if (verdict.body or {}).get("stop") is True:

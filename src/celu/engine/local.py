@@ -6,11 +6,13 @@ import hashlib
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from celu.config.job import Method, Role
 from celu.data.table import Batch
+from celu.errors import AlignmentError
 from celu.models.building import find
+from celu.transport.message import Message
 from celu.workset.sampling import RoundRobin, Sampling
 from celu.workset.table import Entry, WorksetTable
 from celu.workset.weighting import CosineWeighting, Weighting, Weights
@@ -61,6 +63,21 @@ class Workset:
         weights: Weights = self.weighting.weigh(fresh_BD, stale_BD)
         self.similarity_B = weights.similarity_B
         return weights.weights_B
+
+
+def same_rows(message: Message, batch: Batch) -> None:
+    """Refuse a tensor that a peer made from other rows than ours; raises AlignmentError."""
+    if message.check != batch.check:
+        raise AlignmentError(
+            f"{message.kind.name} of round {message.round}: a peer's rows are not ours; no step "
+            "was applied. Has a store changed since the parties were aligned? "
+            'Run "celu align" again at all parties'
+        )
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module computes; main memory for one without parameters."""
+    return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
 def seed_step(seed: int, party: str, round_: int, use: int) -> None:

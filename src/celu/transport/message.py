@@ -20,28 +20,38 @@ class Kind(enum.IntEnum):
     """The kinds of message; the values are part of the wire format."""
 
     HELLO = 1  # who I am, and the contract I hold
-    READY = 2  # yours is the same: let us begin
+    READY = 2  # yours is the same: let us begin; in an alignment also: still at work
     ACTIVATION = 3  # Z of a training batch, host to guest
     DERIVATIVE = 4  # dZ of a training batch, guest to host
     TEST_ACTIVATION = 5  # Z of held-out rows, host to guest
     VERDICT = 6  # after an evaluation, guest to host: go on, or stop
     FAILURE = 7  # I stop, and this is what I may say of the reason
     GOODBYE = 8  # all done; nothing follows
+    BLINDED = 9  # of an alignment: the sender's ids as group elements under its key
+    REBLINDED = 10  # ... the receiver's elements, in its order, under the sender's key as well
+    KEPT = 11  # ... which of the rows common with this host all hosts have, guest to host
+    ALIGNED = 12  # ... my commitment to the rows that we found
 
 
 TRAINING = frozenset({Kind.ACTIVATION, Kind.DERIVATIVE})
-TENSORS = TRAINING | {Kind.TEST_ACTIVATION}
+ALIGNING = frozenset({Kind.BLINDED, Kind.REBLINDED, Kind.KEPT})
+TENSORS = TRAINING | ALIGNING | {Kind.TEST_ACTIVATION}
+CHECK_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message: `round` and `part` say which; `part` counts the pieces of an evaluation."""
+    """One message: `round` and `part` say which; `part` counts the pieces of an evaluation.
+
+    `check` is the digest of the rows that a tensor of training or evaluation belongs to.
+    """
 
     kind: Kind
     round: int = 0
     part: int = 0
     tensor: Tensor | None = None
     body: dict[str, Any] | None = None
+    check: bytes = bytes(CHECK_BYTES)
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,7 @@ class Traffic:
 
     training_bytes: int = 0
     evaluation_bytes: int = 0
+    alignment_bytes: int = 0
     control_bytes: int = 0
     messages: int = 0
 
@@ -78,13 +89,17 @@ class Traffic:
             self.training_bytes += num_bytes
         elif kind is Kind.TEST_ACTIVATION:
             self.evaluation_bytes += num_bytes
+        elif kind in ALIGNING:
+            self.alignment_bytes += num_bytes
         else:
             self.control_bytes += num_bytes
 
     @property
     def total_bytes(self) -> int:
         """All bytes of this direction."""
-        return self.training_bytes + self.evaluation_bytes + self.control_bytes
+        return (
+            self.training_bytes + self.evaluation_bytes + self.alignment_bytes + self.control_bytes
+        )
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """Messages as bytes: a fixed header, then the raw buffer of a tensor or a small JSON object.
 
     magic   4s   b"CELU"
-    version u8   1
+    version u8   2
     kind    u8   see `message.Kind`
-    dtype   u8   0 JSON, 1 float32
+    dtype   u8   0 JSON, 1 float32, 2 bytes
     rank    u8   0 for JSON, 2 for a tensor
     sequence u64  counts a sender's messages from 0; a gap or repeat is refused
     round   u64
@@ -11,6 +11,7 @@
     rows    u32  dimensions of a tensor, else 0
     width   u32
     length  u64  bytes that follow
+    check   16s  of Z and dZ: the digest of the rows they belong to, else 0
 
 All little-endian. The bytes that follow a header come in pieces of at most `PIECE_BYTES`, so that
 no carrier's ceiling on a message is ever met and no claim of size costs more than a piece before
@@ -28,16 +29,16 @@ import torch
 from torch import Tensor
 
 from celu.errors import NonFiniteError, ProtocolError, ShapeError
-from celu.transport.message import TENSORS, Kind, Message, TensorSpec
+from celu.transport.message import CHECK_BYTES, TENSORS, Kind, Message, TensorSpec
 
 MAGIC = b"CELU"
-VERSION = 1
-HEADER = struct.Struct("<4sBBBBQQIIIQ")
+VERSION = 2
+HEADER = struct.Struct(f"<4sBBBBQQIIIQ{CHECK_BYTES}s")
 PIECE_BYTES = 1024 * 1024  # so that copying, encrypting and sending of a message overlap
 MAX_BODY_BYTES = 256 * 1024
 MAX_BODY_LEVELS = 16  # deeper ones could exhaust the stack of whoever handles them later
 
-_DTYPES: dict[torch.dtype, int] = {torch.float32: 1}
+_DTYPES: dict[torch.dtype, int] = {torch.float32: 1, torch.uint8: 2}
 _DTYPES_BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
 _JSON = 0
 
@@ -52,6 +53,7 @@ class Header:
     shape: tuple[int, int] | None  # None: a JSON body
     dtype: torch.dtype
     length: int
+    check: bytes
 
 
 def encode(message: Message, sequence: int) -> Iterator[bytes]:
@@ -65,7 +67,7 @@ def encode(message: Message, sequence: int) -> Iterator[bytes]:
         code, rank, rows, width = _JSON, 0, 0, 0
     yield HEADER.pack(
         MAGIC, VERSION, message.kind, code, rank, sequence,
-        message.round, message.part, rows, width, len(payload),
+        message.round, message.part, rows, width, len(payload), message.check,
     )  # fmt: skip
     for start in range(0, len(payload), PIECE_BYTES):
         yield bytes(payload[start : start + PIECE_BYTES])
@@ -75,8 +77,8 @@ def decode_header(data: bytes, sequence: int, specs: Mapping[Kind, TensorSpec]) 
     """Check a header against the protocol and the contract, before anything is allocated."""
     if len(data) != HEADER.size:
         raise ProtocolError(f"expected a header of {HEADER.size} bytes, got {len(data)}")
-    magic, version, code, dtype, rank, number, round_, part, rows, width, length = HEADER.unpack(
-        data
+    magic, version, code, dtype, rank, number, round_, part, rows, width, length, check = (
+        HEADER.unpack(data)
     )
     if magic != MAGIC or version != VERSION:
         raise ProtocolError(
@@ -95,7 +97,7 @@ def decode_header(data: bytes, sequence: int, specs: Mapping[Kind, TensorSpec]) 
                 f"{kind.name}: expected a body of at most {MAX_BODY_BYTES} bytes, "
                 f"got dtype {dtype}, rank {rank}, [{rows}, {width}], {length} bytes"
             )
-        return Header(kind, round_, part, None, torch.uint8, length)
+        return Header(kind, round_, part, None, torch.uint8, length, check)
     if kind not in specs:
         raise ProtocolError(f"{kind.name}: not expected at this point")
     if dtype not in _DTYPES_BY_CODE or rank != 2:
@@ -103,7 +105,7 @@ def decode_header(data: bytes, sequence: int, specs: Mapping[Kind, TensorSpec]) 
     specs[kind].check(kind, _DTYPES_BY_CODE[dtype], (rows, width))
     if length != rows * width * specs[kind].dtype.itemsize:
         raise ProtocolError(f"{kind.name}: [{rows}, {width}] does not make {length} bytes")
-    return Header(kind, round_, part, (rows, width), specs[kind].dtype, length)
+    return Header(kind, round_, part, (rows, width), specs[kind].dtype, length, check)
 
 
 def decode(header: Header, pieces: Iterator[bytes]) -> Message:
@@ -113,7 +115,7 @@ def decode(header: Header, pieces: Iterator[bytes]) -> Message:
         # aligned as any other tensor's, so kernels take the same path and give the same bits.
         tensor = torch.empty(header.shape, dtype=header.dtype)
         _fill(memoryview(tensor.numpy()).cast("B"), pieces)  # type: ignore[arg-type]
-        return Message(header.kind, header.round, header.part, tensor=tensor)
+        return Message(header.kind, header.round, header.part, tensor=tensor, check=header.check)
     buffer = bytearray(header.length)
     _fill(memoryview(buffer), pieces)
     try:
@@ -161,7 +163,7 @@ def check_sendable(message: Message) -> None:
         return
     if tensor.dtype not in _DTYPES or tensor.dim() != 2 or tensor.numel() == 0:
         raise ShapeError(
-            f"{message.kind.name} of round {message.round}: expected a float32 matrix with rows, "
+            f"{message.kind.name} of round {message.round}: expected a matrix of float32 or bytes, "
             f"got {tensor.dtype} of {list(tensor.shape)}"
         )
     check_finite(tensor, message.kind.name, message.round)
@@ -173,7 +175,9 @@ def check_finite(tensor: Tensor, what: str, round_: int) -> None:
     One on an accelerator is not looked at, for that would stall it at every step; it is looked at
     when it comes to main memory, as everything does that crosses a wire.
     """
-    if tensor.device.type != "cpu" or bool(torch.isfinite(tensor.sum())):
+    if tensor.device.type != "cpu" or tensor.dtype == torch.uint8:
+        return
+    if bool(torch.isfinite(tensor.sum())):
         return  # a sum is finite only if every term is
     if not bool(torch.isfinite(tensor).all()):  # ... but may overflow where no term is infinite
         raise NonFiniteError(

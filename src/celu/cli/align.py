@@ -1,0 +1,102 @@
+"""`celu align`: find the rows that all parties have, without showing anybody the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from celu.cli.progress import megabytes
+from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, with_options
+from celu.config.job import read_job
+from celu.config.party import check_names, read_party
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("align")(align)
+
+
+def align(
+    party: PartyFile,
+    job: JobFile = Path("job.toml"),
+    connect: Connect = None,
+    listen: Listen = None,
+) -> None:
+    """Find the rows that all parties have: private set intersection (ECDH on P-256).
+
+    Each company runs this before [bold]celu run[/bold], with the same two files. Each learns which
+    of its own ids the others have too, and how many rows the others have in all; nothing of the
+    others' remaining ids. Stopped half-way, it goes on when all start it again.
+    """
+    contract = read_job(job)
+    settings = with_options(read_party(party), connect, listen)
+    check_names(contract, settings, party)
+    console = Console()
+    started = time.monotonic()
+    from celu.launch import align_party  # after the settings are found sound: torch takes seconds
+
+    with _Bar(console, settings.name) as bar:
+        alignment, traffic = align_party(
+            settings,
+            contract,
+            lambda port: console.print(invitation(settings, port, "align"), soft_wrap=True),
+            bar.event,
+        )
+    facts = alignment.facts
+    table = Table(title=f"{settings.name}: aligned", show_header=False)
+    table.add_row("rows here", f"{sum(facts.store_rows.values()):,}")
+    for name, rows in facts.peers.items():
+        table.add_row(f"rows at {name}", f"{rows:,}, {facts.common[name]:,} in common")
+    held_out = facts.rows["test"]
+    table.add_row("rows to train on", f"{facts.rows['train']:,}, {held_out:,} held out")
+    for name, link in traffic.items():
+        sent, received = link.sent.total_bytes, link.received.total_bytes
+        crossed = f"{megabytes(sent)} sent, {megabytes(received)} received"
+        table.add_row(f"link to {name}", crossed)
+    table.add_row("time", f"{time.monotonic() - started:,.1f} s")
+    console.print(table)
+    console.print(f"written to {alignment.path}", soft_wrap=True)
+
+
+class _Bar:
+    """A bar on a terminal, a line for every tenth elsewhere."""
+
+    def __init__(self, console: Console, name: str) -> None:
+        self._console = console
+        self._name = name
+        self._told = 0
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("ids, left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(name, total=None)
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def event(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Show an event."""
+        if event != "aligning":
+            return
+        done, total = fields["done"], fields["total"]
+        self._bar.update(self._task, completed=done, total=total)
+        tenths = 10 * done // max(1, total)
+        if not self._console.is_terminal and tenths > self._told:
+            self._told = tenths
+            self._console.print(f"{self._name}: {done:,} of {total:,} ids")

@@ -1,0 +1,112 @@
+"""An alignment: which rows of a party's store the other parties hold as well, in the common order.
+
+    ALIGNMENT/alignment.json    with whom, how many, and the commitments that a run compares
+    ALIGNMENT/train.npy         row numbers of the store's training rows
+    ALIGNMENT/test.npy          ... and of its held-out rows
+
+It is private to the party. It is written by `celu align` and read when a run begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, ValidationError
+
+from celu.config.reading import Settings, describe
+from celu.data.folder import NewFolder
+from celu.data.store import PARTS, Part, Store
+from celu.data.tags import commitment
+from celu.errors import AlignmentError, DataError
+
+_FACTS_FILE = "alignment.json"
+Rows = npt.NDArray[np.int64]
+Count = Annotated[int, Field(ge=0)]
+
+
+class AlignmentFacts(Settings):
+    """What `alignment.json` holds."""
+
+    format: Literal["celu-alignment-1"] = "celu-alignment-1"
+    peers: dict[str, Count]  # the number of rows each peer said it has
+    common: dict[str, Count]  # ... and how many of them are common with ours
+    store_rows: dict[Part, Count]
+    rows: dict[Part, Count]
+    commitments: dict[Part, str]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Row numbers of a store by part, and what is known about them."""
+
+    path: Path
+    facts: AlignmentFacts
+    rows: dict[Part, Rows]
+
+
+def write_alignment(
+    path: Path,
+    store: Store,
+    rows: dict[Part, Rows],
+    *,
+    peers: dict[str, int],
+    common: dict[str, int],
+) -> Alignment:
+    """Write an alignment; one that was there before is replaced when this is complete."""
+    facts = AlignmentFacts(
+        peers=peers,
+        common=common,
+        store_rows=dict(store.schema.rows),
+        rows={part: len(rows[part]) for part in PARTS},
+        commitments={part: commitment(store.tags(part)[rows[part]]) for part in PARTS},
+    )
+    with NewFolder(path, _FACTS_FILE, replace=True) as folder:
+        for part in PARTS:
+            np.save(folder.path / f"{part}.npy", rows[part])
+        text = facts.model_dump_json(indent=2) + "\n"
+        (folder.path / _FACTS_FILE).write_text(text, encoding="utf-8")
+        folder.publish()
+    return Alignment(path, facts, rows)
+
+
+def read_alignment(path: Path, store: Store) -> Alignment:
+    """Read an alignment of this store.
+
+    Raises DataError for files that are missing or damaged, AlignmentError for an alignment that
+    was made from another state of the store.
+    """
+    file = path / _FACTS_FILE
+    try:
+        facts = AlignmentFacts.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise DataError(
+            f"{file}: expected an alignment, got: {error.strerror}; "
+            'run "celu align" at all parties, or declare data.aligned = true'
+        ) from error
+    except ValidationError as error:
+        problems = "; ".join(describe(error)[:5])
+        raise DataError(f"{file}: expected an alignment, got: {problems}") from error
+    if facts.store_rows != store.schema.rows:
+        raise AlignmentError(
+            f"{path}: made for a store of {facts.store_rows} rows, the store has "
+            f'{store.schema.rows}; run "celu align" again at all parties'
+        )
+    rows = {part: _read_rows(path / f"{part}.npy", facts, part) for part in PARTS}
+    return Alignment(path, facts, rows)
+
+
+def _read_rows(file: Path, facts: AlignmentFacts, part: Part) -> Rows:
+    try:
+        rows = np.load(file, mmap_mode="r" if facts.rows[part] else None)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{file}: expected row numbers, got: {error}") from error
+    count = facts.rows[part]
+    if rows.dtype != np.int64 or rows.shape != (count,):
+        raise DataError(f"{file}: expected {count} row numbers, got {rows.dtype} {rows.shape}")
+    if count and not (rows.min() >= 0 and rows.max() < facts.store_rows[part]):
+        raise DataError(f"{file}: expected numbers of rows that the store has, got others")
+    return np.asarray(rows)

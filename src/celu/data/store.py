@@ -1,0 +1,202 @@
+"""A party's store: prepared rows in two Parquet files, and the schema that says what they are.
+
+    STORE/schema.json       columns and whatever was learnt (`celu.config.schema`)
+    STORE/train.parquet     id, tag, label at a guest, numbers (float32), categories (int32 codes)
+    STORE/test.parquet      the same, held out
+
+It opens and writes stores. What is in the rows is `gate`'s business, how they become tensors is
+`columns`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from celu.config.schema import (
+    ID,
+    LABEL,
+    RESERVED,
+    SCHEMA_FILE,
+    TAG,
+    LearntCategory,
+    LearntNumber,
+    Split,
+    StoreSchema,
+    read_store_schema,
+)
+from celu.data.folder import NewFolder
+from celu.data.tags import TAG_BYTES, Tags, make_tags
+from celu.errors import DataError
+
+Part = Literal["train", "test"]
+PARTS: tuple[Part, Part] = ("train", "test")
+READ_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Store:
+    """A store that is there, whole, and of the types that its schema promises."""
+
+    path: Path
+    schema: StoreSchema
+
+    def file(self, part: Part) -> Path:
+        """The Parquet file of a part."""
+        return self.path / f"{part}.parquet"
+
+    def inputs(self) -> dict[str, list[str]]:
+        """All features as inputs of a bottom model: "ids" and "numbers", where there are any."""
+        named = {"ids": list(self.schema.categories), "numbers": list(self.schema.numbers)}
+        return {name: columns for name, columns in named.items() if columns}
+
+    def batches(self, part: Part, columns: Sequence[str]) -> Iterator[Any]:
+        """The rows of a part as Arrow record batches of these columns, in the store's order."""
+        import pyarrow.parquet as pq
+
+        with _readable(self.file(part)):
+            file = pq.ParquetFile(self.file(part), page_checksum_verification=True)
+            yield from file.iter_batches(READ_ROWS, columns=list(columns), use_threads=False)
+
+    def tags(self, part: Part) -> Tags:
+        """The tags of a part's rows, in the store's order."""
+        return np.concatenate(
+            [np.zeros((0, TAG_BYTES), np.uint8), *map(tags_of, self.batches(part, [TAG]))]
+        )
+
+
+def tags_of(batch: Any) -> Tags:
+    """The tags in a record batch; raises DataError where one is missing."""
+    column = batch.column(TAG)
+    if column.null_count:
+        raise DataError(f"column {TAG!r}: expected a tag a row, got {column.null_count} nulls")
+    start = column.offset * TAG_BYTES
+    whole = np.frombuffer(column.buffers()[1], np.uint8)
+    return whole[start : start + len(column) * TAG_BYTES].reshape(-1, TAG_BYTES)
+
+
+def open_store(path: Path) -> Store:
+    """Open a store; raises DataError naming the file, the column, what was expected and got."""
+    import pyarrow.parquet as pq
+
+    schema = read_store_schema(path)
+    store = Store(path, schema)
+    expected = arrow_schema(schema)
+    for part in PARTS:
+        file = store.file(part)
+        with _readable(file):
+            metadata = pq.read_metadata(file)
+            found = metadata.schema.to_arrow_schema()
+        for field in expected:
+            at = found.get_field_index(field.name)
+            if at < 0:
+                raise DataError(
+                    f"{file}: expected a column {field.name!r}, got {', '.join(found.names[:20])}"
+                )
+            if found.field(at).type != field.type:
+                raise DataError(
+                    f"{file}: column {field.name!r}: expected {field.type} as the schema says, "
+                    f"got {found.field(at).type}"
+                )
+        if metadata.num_rows != schema.rows[part]:
+            raise DataError(
+                f"{file}: expected {schema.rows[part]} rows as the schema says, "
+                f"got {metadata.num_rows}; prepare the store again"
+            )
+    return store
+
+
+def arrow_schema(schema: StoreSchema) -> Any:
+    """The Parquet columns of a store with this schema."""
+    import pyarrow as pa
+
+    fields = [pa.field(ID, pa.string()), pa.field(TAG, pa.binary(TAG_BYTES))]
+    if schema.label_type is not None and schema.labelled:
+        fields.append(pa.field(LABEL, pa.int64() if schema.label_type == "class" else pa.float32()))
+    fields += [pa.field(name, pa.float32()) for name in schema.numbers]
+    fields += [pa.field(name, pa.int32()) for name in schema.categories]
+    return pa.schema(fields)
+
+
+class StoreWriter:
+    """Writes a store table by table; use as a context manager.
+
+    What was there before is replaced on leaving; on an error nothing of this one remains.
+    `schema.rows` need not be filled in.
+    """
+
+    def __init__(self, path: Path, schema: StoreSchema) -> None:
+        self._path = path
+        self._schema = schema
+        self._arrow = arrow_schema(schema)
+        self._rows: dict[Part, int] = dict.fromkeys(PARTS, 0)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> StoreWriter:
+        import pyarrow.parquet as pq
+
+        folder = self._stack.enter_context(NewFolder(self._path, SCHEMA_FILE, replace=True))
+        self._files = {
+            part: pq.ParquetWriter(
+                folder.path / f"{part}.parquet",
+                self._arrow,
+                compression="zstd",
+                write_page_checksum=True,
+            )
+            for part in PARTS
+        }
+        self._folder = folder
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: Any) -> None:
+        with self._stack:  # removes the folder, unless it was given its name
+            for file in self._files.values():
+                file.close()
+            if kind is None:
+                self._schema.model_copy(update={"rows": self._rows}).write(self._folder.path)
+                self._folder.publish()
+
+    def write(self, part: Part, table: Any) -> None:
+        """Append rows to a part."""
+        table = table.select(self._arrow.names).cast(self._arrow)
+        self._files[part].write_table(table, row_group_size=READ_ROWS)
+        self._rows[part] += table.num_rows
+
+
+def coded_schema(columns: Sequence[str], sizes: Mapping[str, int], split: Split) -> StoreSchema:
+    """The schema of rows coded elsewhere: columns with a size are codes, the others numbers."""
+    numbers = [name for name in columns if name not in sizes and name not in RESERVED]
+    return StoreSchema(
+        id=ID,
+        label=LABEL if LABEL in columns else None,
+        label_type="number" if LABEL in columns else None,
+        split=split,
+        numbers={name: LearntNumber() for name in numbers},
+        categories={name: LearntCategory(buckets=size - 1) for name, size in sizes.items()},
+    )
+
+
+def with_ids(table: Any, ids: Sequence[str], split: Split) -> Any:
+    """An Arrow table with the columns that say which rows it holds."""
+    import pyarrow as pa
+
+    tags = pa.array(map(bytes, make_tags(ids, split.seed)), pa.binary(TAG_BYTES))
+    return table.append_column(ID, pa.array(ids, pa.string())).append_column(TAG, tags)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise DataError(
+            f"{file}: expected a readable Parquet file, got: {reason}; prepare the store again"
+        ) from error

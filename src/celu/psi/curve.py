@@ -1,0 +1,109 @@
+"""Byte strings as points of P-256: RFC 9380, suite P256_XMD:SHA-256_SSWU_RO_, many at a time.
+
+A point's discrete logarithm is known to nobody, which is what makes it fit to be blinded. What is
+hashed is this party's own, and stays in this process: time may depend on it, so this is no place
+for keys. Nothing here imports torch, for worker processes load this module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from gmpy2 import invert, mpz, powmod
+
+Point = tuple[mpz, mpz]
+
+P = mpz(2**256 - 2**224 + 2**192 + 2**96 - 1)
+A = mpz(-3)
+B = mpz(0x5AC635D8AA3A93E7B3EBBD55769886BC651D06B0CC53B0F63BCE3C3E27D2604B)
+Z = mpz(-10)  # of the suite: no square, and g(B / (Z A)) is one
+_ROOT = (P + 1) // 4  # x**_ROOT is a square root of x, or of -x where x has none
+_SQRT_MINUS_Z = powmod(-Z, _ROOT, P)
+_MINUS_B_OVER_A = -B * invert(A, P) % P
+_X_EXCEPTIONAL = B * invert(Z * A, P) % P
+
+_FIELD_BYTES = 48  # of uniform bytes for one field element: the bias is below 2**-128
+_HASH_BYTES = 32
+_BLOCK_BYTES = 64
+
+
+def hash_to_curve(messages: Sequence[bytes], dst: bytes, prefix: bytes = b"") -> list[Point]:
+    """The points of `prefix + message` for each message, under a domain separation tag.
+
+    Raises ZeroDivisionError for a message that only one in 2**254 is: see `add`.
+    """
+    elements = [
+        mpz(int.from_bytes(half)) % P
+        for uniform in expand_messages(messages, dst, 2 * _FIELD_BYTES, prefix)
+        for half in (uniform[:_FIELD_BYTES], uniform[_FIELD_BYTES:])
+    ]
+    points = map_to_curve(elements)
+    return add(points[::2], points[1::2])  # the cofactor is 1: there is nothing to clear
+
+
+def expand_messages(
+    messages: Iterable[bytes], dst: bytes, num_bytes: int, prefix: bytes = b""
+) -> Iterable[bytes]:
+    """`expand_message_xmd` of section 5.3.1 with SHA-256, of `prefix + message` for each."""
+    num_blocks = -(-num_bytes // _HASH_BYTES)
+    if num_blocks > 255 or len(dst) > 255:
+        raise ValueError(f"expected at most 255 blocks and bytes of DST, got {num_blocks}, {dst!r}")
+    dst_prime = dst + bytes([len(dst)])
+    start = hashlib.sha256(bytes(_BLOCK_BYTES) + prefix)
+    end = num_bytes.to_bytes(2) + b"\x00" + dst_prime
+    ends = [bytes([i]) + dst_prime for i in range(1, num_blocks + 1)]
+    for message in messages:
+        state = start.copy()
+        state.update(message + end)
+        first = state.digest()
+        mask, block, blocks = int.from_bytes(first), bytes(_HASH_BYTES), b""
+        for block_end in ends:
+            mixed = (mask ^ int.from_bytes(block)).to_bytes(_HASH_BYTES)
+            block = hashlib.sha256(mixed + block_end).digest()
+            blocks += block
+        yield blocks[:num_bytes]
+
+
+def map_to_curve(elements: Sequence[mpz]) -> list[Point]:
+    """The simplified Shallue-van de Woestijne-Ulas map of section 6.6.2, one power for each."""
+    scaled = [Z * u * u % P for u in elements]
+    inverses = inverses_of([t * t + t for t in scaled])
+    points = []
+    for u, t, inverse in zip(elements, scaled, inverses, strict=True):
+        x = _MINUS_B_OVER_A * (1 + inverse) % P if inverse else _X_EXCEPTIONAL
+        square = ((x * x + A) * x + B) % P
+        y = powmod(square, _ROOT, P)
+        if y * y % P != square:  # then the curve's equation at t x has a root, and this is it
+            x, y = t * x % P, t * u % P * y % P * _SQRT_MINUS_Z % P
+        points.append((x, y if (u ^ y) % 2 == 0 else P - y))
+    return points
+
+
+def add(left: Sequence[Point], right: Sequence[Point]) -> list[Point]:
+    """The sums of points at the same place; ZeroDivisionError where two have the same x."""
+    steps = inverses_of([q[0] - p[0] for p, q in zip(left, right, strict=True)])
+    if not all(steps):
+        raise ZeroDivisionError("two points have the same x: their sum has another formula")
+    sums = []
+    for (x, y), (other_x, other_y), step in zip(left, right, steps, strict=True):
+        slope = (other_y - y) * step % P
+        sum_x = (slope * slope - x - other_x) % P
+        sums.append((sum_x, (slope * (x - sum_x) - y) % P))
+    return sums
+
+
+def inverses_of(values: Sequence[mpz]) -> list[mpz]:
+    """1 / v for each, 0 for 0, at the price of one inversion (Montgomery's trick)."""
+    product, before = mpz(1), []
+    for value in values:
+        before.append(product)
+        product = product * value % P or product
+    rest, inverses = invert(product, P), []
+    for value, part in zip(reversed(values), reversed(before), strict=True):
+        if value % P:
+            inverses.append(rest * part % P)
+            rest = rest * value % P
+        else:
+            inverses.append(mpz(0))
+    return inverses[::-1]

@@ -1,0 +1,91 @@
+"""Groups in which ids are blinded: P-256 for now, behind three methods.
+
+An id is hashed to an element of the group, and each party raises it to its own secret key. The
+order of the keys does not matter, so an id that both parties hold ends as the same element, and
+none that only one holds can be told from a random one. Elements travel many at a time, as bytes
+joined without separators. Nothing here imports torch, for worker processes load this module.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from celu.errors import ProtocolError
+from celu.psi.curve import hash_to_curve
+
+ID_BYTES = 16
+
+
+class Group(Protocol):
+    """What an alignment needs of a group of prime order in which it is hard to find logarithms."""
+
+    name: str
+    element_bytes: int
+
+    def new_key(self) -> bytes:
+        """A fresh secret key."""
+        ...
+
+    def blind(self, key: bytes, session: bytes, ids: bytes) -> bytes:
+        """Hash ids of ID_BYTES each to the group, for this session only, and raise them."""
+        ...
+
+    def reblind(self, key: bytes, elements: bytes) -> bytes:
+        """Raise a peer's elements, in their order; ProtocolError for what is no element."""
+        ...
+
+
+class P256:
+    """P-256 with points known by their x coordinate alone, in 32 bytes.
+
+    A point and its negative share x, and so do their multiples: either may stand for both. The
+    cofactor is 1, so every point but the identity has the full order, and there is no small
+    subgroup to be led into. The identity has no x, so it can be neither sent nor met. Multiplying
+    by a key, and all checking of points, is OpenSSL's.
+    """
+
+    name = "P-256"
+    element_bytes = 32
+    dst = b"CELU-PSI-V01-P256_XMD:SHA-256_SSWU_RO_"
+
+    def new_key(self) -> bytes:
+        """See `Group`."""
+        secret = ec.generate_private_key(_CURVE).private_numbers().private_value
+        return secret.to_bytes(self.element_bytes)
+
+    def blind(self, key: bytes, session: bytes, ids: bytes) -> bytes:
+        """See `Group`."""
+        exchange, point, size = _private(key).exchange, _PUBLIC, self.element_bytes
+        hashed = hash_to_curve(_split(ids, ID_BYTES), self.dst, session)
+        return b"".join(
+            # With y at hand, OpenSSL need not take a root to find it.
+            exchange(_ECDH, point(_CURVE, b"\x04" + int(x).to_bytes(size) + int(y).to_bytes(size)))
+            for x, y in hashed
+        )
+
+    def reblind(self, key: bytes, elements: bytes) -> bytes:
+        """See `Group`."""
+        exchange, point = _private(key).exchange, _PUBLIC
+        try:
+            return b"".join(
+                exchange(_ECDH, point(_CURVE, b"\x02" + x))
+                for x in _split(elements, self.element_bytes)
+            )
+        except ValueError:
+            raise ProtocolError("expected points of P-256, got one that is not") from None
+
+
+GROUPS: dict[str, Group] = {"P-256": P256()}
+_CURVE = ec.SECP256R1()
+_ECDH = ec.ECDH()
+_PUBLIC = ec.EllipticCurvePublicKey.from_encoded_point
+
+
+def _private(key: bytes) -> ec.EllipticCurvePrivateKey:
+    return ec.derive_private_key(int.from_bytes(key), _CURVE)
+
+
+def _split(data: bytes, width: int) -> list[bytes]:
+    return [data[start : start + width] for start in range(0, len(data), width)]

@@ -1,0 +1,170 @@
+"""Two companies with different people in different order: align, then train, as processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from celu.bench.processes import free_port, make_keys
+from celu.data.starter import Starter, write_settings
+from stores import write_store
+
+TINY = Starter(
+    guest="airline",
+    host="weather",
+    bottom='{ use = "wdl", hidden = [8] }',
+    top='"wdl"',
+    batch_size=32,
+    z_width=4,
+    rounds=6,
+    evaluate_every=3,
+)
+PEOPLE = {"airline": range(900), "weather": range(300, 1500)}
+
+
+def people(name: str, seed: int) -> dict[str, list[str]]:
+    """Those that a party holds in each part, in an order of its own."""
+    mixed = np.random.default_rng(seed).permutation(PEOPLE[name]).tolist()
+    return {
+        "train": [f"person-{p}" for p in mixed if p % 10],
+        "test": [f"person-{p}" for p in mixed if p % 10 == 0],
+    }
+
+
+def columns(ids: list[str], label: bool) -> dict[str, np.ndarray]:
+    number = np.array([int(name.split("-")[1]) for name in ids])
+    made = {"x": np.sin(number).astype(np.float32), "person": number.astype(np.float32)}
+    return made | ({"label": (np.sin(number) > 0.2).astype(np.float32)} if label else {})
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    for seed, name in enumerate(PEOPLE):
+        ids = people(name, seed)
+        parts = {part: columns(ids[part], name == "airline") for part in ids}
+        write_store(tmp_path / name / "store", parts["train"], test=parts["test"], ids=ids)
+    write_settings(tmp_path, TINY, port=free_port(), local=True, aligned=False)
+    make_keys(tmp_path, list(PEOPLE))
+    for name in PEOPLE:
+        path = tmp_path / name / "party.toml"
+        path.write_text(path.read_text().replace("[peers", "connect_s = 20\n[peers", 1))
+    return tmp_path
+
+
+def start(folder: Path, name: str, command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "celu.cli.app", command, str(folder / name / "party.toml")),
+            *("--job", str(folder / "job.toml")),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "COLUMNS": "200"},
+    )
+
+
+def both(folder: Path, *commands: str) -> list[tuple[int, str]]:
+    """Run a command at each party, the same or another, to its end."""
+    pairs = zip(PEOPLE, commands * 2 if len(commands) == 1 else commands, strict=True)
+    processes = [start(folder, name, command) for name, command in pairs]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    return [(p.returncode, out) for p, out in zip(processes, outputs, strict=True)]
+
+
+def alone(folder: Path, name: str, command: str) -> tuple[int, str]:
+    """Run a command that is to fail before it meets anyone."""
+    process = start(folder, name, command)
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+def aligned_people(folder: Path, name: str, part: str, seed: int) -> list[str]:
+    rows = np.load(folder / name / "alignment" / f"{part}.npy")
+    return [people(name, seed)[part][row] for row in rows]
+
+
+def test_they_find_their_common_people_and_train_on_them(pair: Path) -> None:
+    for code, output in both(pair, "align"):
+        assert code == 0, output
+        assert "540" in output and "60 held out" in output
+    for part, expected in (("train", 540), ("test", 60)):
+        ours, theirs = (aligned_people(pair, n, part, i) for i, n in enumerate(PEOPLE))
+        assert ours == theirs, "the same people in the same order"
+        assert len(set(ours)) == expected
+    facts = [json.loads((pair / n / "alignment/alignment.json").read_text()) for n in PEOPLE]
+    assert facts[0]["commitments"] == facts[1]["commitments"]
+    assert (facts[0]["peers"], facts[0]["common"]) == ({"weather": 1200}, {"weather": 600})
+    assert not list(pair.rglob("*.work")), "no key stays behind"
+    for code, output in both(pair, "run"):
+        assert code == 0, output
+
+
+def test_a_store_that_was_made_again_is_refused_until_it_is_aligned_again(pair: Path) -> None:
+    assert [code for code, _ in both(pair, "align")] == [0, 0]
+    ids = people("weather", seed=77)
+    parts = {part: columns(ids[part], label=False) for part in ids}
+    write_store(pair / "weather" / "store", parts["train"], test=parts["test"], ids=ids)
+    code, output = alone(pair, "weather", "run")
+    assert code == 13, output
+    assert "AlignmentError" in output and "celu align" in output
+    shutil.rmtree(pair / "weather" / "run")
+    assert [code for code, _ in both(pair, "align")] == [0, 0]
+    ended = both(pair, "run")
+    assert [code for code, _ in ended] == [0, 0], ended
+
+
+def test_stores_split_apart_are_refused_by_name(pair: Path) -> None:
+    schema = pair / "weather" / "store" / "schema.json"
+    schema.write_text(schema.read_text().replace('"seed": 1', '"seed": 2'))
+    for code, output in both(pair, "align"):
+        assert code in (7, 12), output
+        assert "split.seed" in output
+
+
+def test_a_party_that_runs_while_the_other_aligns_is_told_so(pair: Path) -> None:
+    assert [code for code, _ in both(pair, "align")] == [0, 0]
+    for code, output in both(pair, "align", "run"):
+        assert code in (7, 12), output
+        assert "celu align" in output and "celu run" in output
+
+
+def test_rows_without_an_alignment_are_refused_with_the_next_step(pair: Path) -> None:
+    code, output = alone(pair, "weather", "run")
+    assert code == 4
+    assert 'run "celu align" at all parties' in output
+
+
+def test_declared_as_aligned_but_not_the_same_people(pair: Path) -> None:
+    for name in PEOPLE:
+        path = pair / name / "party.toml"
+        text = path.read_text()
+        assert 'alignment = "alignment"' in text
+        path.write_text(text.replace('alignment = "alignment"', "aligned = true"))
+    for code, output in both(pair, "run"):
+        assert code in (7, 12), output
+        assert "train_rows" in output or "train_ids" in output
+
+
+def test_killed_half_way_it_goes_on_from_there(pair: Path) -> None:
+    guest, host = (start(pair, name, "align") for name in PEOPLE)
+    work = pair / "weather" / ".alignment.work" / "airline"
+    deadline = time.monotonic() + 60
+    while not (work / "state").exists() and host.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    host.send_signal(signal.SIGKILL)
+    host.communicate()
+    output, _ = guest.communicate(timeout=60)
+    assert guest.returncode in (0, 11), output
+    for code, output in both(pair, "align"):
+        assert code == 0, output
+    assert not list(pair.rglob("*.work"))

@@ -1,0 +1,158 @@
+"""`celu prepare` and `celu split` as typed."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from celu.cli.app import app
+from celu.config.schema import read_store_schema
+from celu.errors import ConfigError
+from celu.prepare.presets import AVAZU_GUEST, AVAZU_HOST, CRITEO_CATEGORIES, CRITEO_NUMBERS
+
+SCHEMA = """
+id = "id"
+label = "late"
+[numbers]
+age = { standardise = true }
+[categories]
+town = { vocabulary = 100 }
+flat = { buckets = 10 }
+"""
+
+
+def invoke(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+
+
+def table(folder: Path, name: str = "table.csv", first: int = 0) -> Path:
+    lines = [f"{row},{row % 2},{row % 60},t{row % 5},x" for row in range(first, first + 300)]
+    (folder / name).write_text("\n".join(["id,late,age,town,flat", *lines]) + "\n")
+    (folder / "schema.toml").write_text(SCHEMA)
+    return folder / name
+
+
+def criteo(folder: Path) -> Path:
+    random = np.random.default_rng(1)
+    lines = []
+    for row in range(300):
+        numbers = ["" if v % 3 == 0 else str(v - 2) for v in random.integers(0, 90, 13).tolist()]
+        codes = ["" if v % 7 == 0 else f"{v:08x}" for v in random.integers(0, 99, 26).tolist()]
+        lines.append("\t".join([str(row % 2), *numbers, *codes]))
+    path = folder / "train.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def avazu(folder: Path) -> Path:
+    random = np.random.default_rng(1)
+    names = ["id", "click", *AVAZU_HOST, *AVAZU_GUEST]
+    lines = [
+        ",".join([str(10**19 + row), str(row % 2), *map(str, random.integers(0, 9, 22).tolist())])
+        for row in range(300)
+    ]
+    path = folder / "train.csv.gz"
+    path.write_bytes(gzip.compress("\n".join([",".join(names), *lines, ""]).encode()))
+    return path
+
+
+def test_a_schema_makes_a_store_and_warnings_are_shown(tmp_path: Path) -> None:
+    said = invoke(
+        "prepare", table(tmp_path), "--schema", tmp_path / "schema.toml", "--out", tmp_path / "s"
+    )
+    schema = read_store_schema(tmp_path / "s")
+    assert f"{tmp_path / 's'}: {schema.rows['train']} train and {schema.rows['test']} test" in said
+    assert "warning column 'flat': all training rows have the same value" in said
+    assert "reading ...\nwriting ..." in said, "no bar where there is no terminal"
+
+
+def test_new_rows_go_through_a_store_and_what_it_does_not_know_is_told(tmp_path: Path) -> None:
+    path = table(tmp_path)
+    invoke("prepare", path, "--schema", tmp_path / "schema.toml", "--out", tmp_path / "s")
+    new = table(tmp_path, "new.csv", first=300)
+    new.write_text(new.read_text().replace("t4", "t9"))
+    said = invoke("prepare", new, "--like", tmp_path / "s", "--out", tmp_path / "new")
+    assert "0 train and 300 test rows" in said
+    assert "column 'town': 60 rows hold values that are not in its vocabulary" in said
+
+
+def test_a_store_is_replaced_with_force_only(tmp_path: Path) -> None:
+    options = ("--schema", tmp_path / "schema.toml", "--out", tmp_path / "s")
+    path = table(tmp_path)
+    invoke("prepare", path, *options)
+    with pytest.raises(ConfigError, match="--force"):
+        invoke("prepare", path, *options)
+    invoke("prepare", path, table(tmp_path, "more.csv", first=300), *options, "--force")
+    assert sum(read_store_schema(tmp_path / "s").rows.values()) == 600
+
+
+def test_criteo_becomes_a_guest_and_a_host_that_line_up(tmp_path: Path) -> None:
+    invoke("prepare", "criteo", criteo(tmp_path), "--out", tmp_path / "out", "--test", "0.2")
+    guest, host = (tmp_path / "out" / party / "store" for party in ("guest", "host"))
+    for part in ("train", "test"):
+        mine, theirs = (pq.read_table(s / f"{part}.parquet") for s in (guest, host))
+        assert mine.column_names == ["id", "tag", "label", *CRITEO_NUMBERS]
+        assert theirs.column_names == ["id", "tag", *CRITEO_CATEGORIES]
+        assert mine.column("tag") == theirs.column("tag")
+        assert mine.num_rows > 20
+    assert read_store_schema(guest).split.test == 0.2
+    assert read_store_schema(host).categories["C1"].size == 100_001
+
+
+def test_avazu_becomes_a_guest_and_a_host_that_line_up(tmp_path: Path) -> None:
+    path, out = avazu(tmp_path), tmp_path / "out"
+    invoke("prepare", "avazu", path, "--out", out, "--seed", "4", "--buckets", "50")
+    guest, host = (pq.read_table(out / p / "store" / "train.parquet") for p in ("guest", "host"))
+    assert guest.column_names == ["id", "tag", "label", *AVAZU_GUEST]
+    assert host.column_names == ["id", "tag", *AVAZU_HOST]
+    assert guest.column("id") == host.column("id")
+    assert read_store_schema(out / "host" / "store").split.seed == 4
+    assert read_store_schema(out / "host" / "store").categories["hour"].buckets == 50
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["FILE"], "expected one of --schema, --like, and criteo or avazu .* got 0"),
+        (["FILE", "--schema", "SCHEMA", "--like", "SCHEMA"], "expected one of .* got 2"),
+        (["criteo", "FILE", "--schema", "SCHEMA"], "expected one of .* got 2"),
+        (["FILE", "--schema", "SCHEMA", "--seed", "3"], "go with criteo and avazu"),
+        (["criteo"], "expected raw files, got none"),
+        (["criteo", "FILE", "--test", "1.5"], "test: expected"),
+    ],
+)
+def test_a_command_that_says_too_little_or_too_much_is_refused(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    known = {"FILE": str(table(tmp_path)), "SCHEMA": str(tmp_path / "schema.toml")}
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=said):
+        invoke("prepare", *(known.get(a, a) for a in arguments), "--out", tmp_path / "out")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_table_is_cut_into_parties(tmp_path: Path) -> None:
+    cut = ["--party", "bank=age,late", "--party", "shop=town, flat", "--keep", "0.5"]
+    said = invoke("split", table(tmp_path), "--id", "id", *cut, "--out", tmp_path / "cut")
+    assert f"{tmp_path / 'cut' / 'bank'}.parquet: 1" in said
+    assert pq.read_schema(tmp_path / "cut" / "shop.parquet").names == ["id", "town", "flat"]
+
+
+@pytest.mark.parametrize("party", ["bank", "=age", "Bank=age", "../bank=age"])
+def test_a_party_needs_a_name_and_columns(tmp_path: Path, party: str) -> None:
+    with pytest.raises(ConfigError, match="--party: expected NAME=COLUMN"):
+        invoke("split", table(tmp_path), "--id", "id", "--party", party, "--out", tmp_path / "cut")
+
+
+def test_two_parties_of_one_name_are_refused(tmp_path: Path) -> None:
+    twice = ["--party", "a=age", "--party", "a=town"]
+    with pytest.raises(ConfigError, match="--party: expected different names"):
+        invoke("split", table(tmp_path), "--id", "id", *twice, "--out", tmp_path / "cut")

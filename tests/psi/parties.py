@@ -1,0 +1,148 @@
+"""Parties that align in one thread, some of which die or misbehave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from celu.data.tags import Tags, ascending, commitment, make_tags
+from celu.psi.protocol import Aligned, Work, align_guest, align_host
+from celu.psi.workers import Workers
+from celu.transport.link import Link
+from celu.transport.memory import memory_links
+from celu.transport.message import Kind, Message, TensorSpec, TrafficBothWays
+
+TERMS = {"split.seed": 3, "split.test": 0.2}
+Ids = Iterable[int]
+
+
+class Killed(BaseException):
+    """As by kill -9: nobody is told and nothing is put in order."""
+
+
+class Wrapped:
+    """A link that looks at what its party sends and receives, and may change it or die."""
+
+    def __init__(
+        self,
+        link: Link,
+        send: Callable[[Message], Message | None] = lambda message: message,
+        receive: Callable[[Message], Message] = lambda message: message,
+    ) -> None:
+        self._link, self._change, self._look = link, send, receive
+        self.peer = link.peer
+        self.traffic: TrafficBothWays = link.traffic
+
+    def allow(self, specs: Mapping[Kind, TensorSpec]) -> None:
+        self._link.allow(specs)
+
+    async def send(self, message: Message) -> None:
+        changed = self._change(message)
+        if changed is not None:
+            await self._link.send(changed)
+
+    async def receive(self) -> Message:
+        return self._look(await self._link.receive())
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def dies_at(number: int) -> Callable[[Message], Message]:
+    """Kills the party at its message of this number."""
+    count = 0
+
+    def send(message: Message) -> Message:
+        nonlocal count
+        count += 1
+        if count == number:
+            raise Killed
+        return message
+
+    return send
+
+
+def tags_of(ids: Ids) -> Tags:
+    tags = make_tags((f"customer {i}" for i in ids), seed=3)
+    return tags[ascending(tags)]
+
+
+@dataclass
+class Party:
+    """One party's rows, and how its link behaves."""
+
+    ids: Ids
+    terms: dict[str, Any] = field(default_factory=lambda: dict(TERMS))
+    wrap: Callable[[Link], Link] = lambda link: link
+    workers: Workers = field(default_factory=Workers)
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    chunk_rows: int = 8
+
+    def emit(self, event: str, fields: dict[str, Any]) -> None:
+        self.events.append((event, fields))
+
+
+Outcomes = dict[str, Aligned | BaseException]
+
+
+def align(folder: Path, guest: Party, **hosts: Party) -> Outcomes:
+    """What each party ended with: its rows, or its error."""
+    pairs = {name: memory_links("guest", name) for name in hosts}
+
+    def work(name: str, party: Party) -> Work:
+        return Work(folder / name, party.workers, party.chunk_rows)
+
+    to_hosts = {name: guest.wrap(pair[0]) for name, pair in pairs.items()}
+    programs: dict[str, Coroutine[Any, Any, Aligned]] = {
+        "guest": align_guest(
+            "guest", to_hosts, tags_of(guest.ids), guest.terms, work("guest", guest), guest.emit
+        )
+    }
+    links: dict[str, list[Link]] = {"guest": list(to_hosts.values())}
+    for name, host in hosts.items():
+        link = host.wrap(pairs[name][1])
+        links[name] = [link]
+        programs[name] = align_host(
+            name, link, tags_of(host.ids), host.terms, work(name, host), host.emit
+        )
+    return together(programs, links)
+
+
+def together(
+    programs: Mapping[str, Coroutine[Any, Any, Any]], links: Mapping[str, list[Link]]
+) -> Outcomes:
+    """Run all to their ends; the links of one that fails are closed, and the others go on."""
+    outcomes: Outcomes = {}
+    while len(outcomes) < len(programs):
+        before = _progress(links), len(outcomes)
+        for name, program in programs.items():
+            if name in outcomes:
+                continue
+            try:
+                program.send(None)
+            except StopIteration as done:
+                outcomes[name] = done.value
+            except BaseException as error:
+                outcomes[name] = error
+                for link in links[name]:
+                    link.close()
+        assert (_progress(links), len(outcomes)) != before, "nobody can go on"
+    return outcomes
+
+
+def _progress(links: Mapping[str, list[Link]]) -> int:
+    traffic = [link.traffic for ends in links.values() for link in ends]
+    return sum(t.sent.messages + t.received.messages for t in traffic)
+
+
+def assert_aligned(outcomes: Outcomes, parties: Mapping[str, Party]) -> None:
+    """Every party holds exactly the rows that all have, in the same order."""
+    expected = tags_of(set.intersection(*(set(party.ids) for party in parties.values())))
+    for name, party in parties.items():
+        outcome = outcomes[name]
+        assert isinstance(outcome, Aligned), (name, outcome)
+        assert (tags_of(party.ids)[outcome.rows] == expected).all(), name
+        assert len(outcome.rows) == len(expected)
+        assert outcome.commitment == commitment(expected)

@@ -1,0 +1,279 @@
+"""What a peer may not send is refused by name, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from celu.errors import AlignmentError, ContractMismatch, ProtocolError, ShapeError
+from celu.psi.protocol import MAX_ROWS, Work, align_host
+from celu.psi.workers import Workers
+from celu.transport.link import Link
+from celu.transport.memory import memory_links
+from celu.transport.message import Kind, Message
+from psi.parties import TERMS, Party, Wrapped, align, tags_of, together
+
+ROWS = 30  # in chunks of 8
+Change = Callable[[Message], Message]
+
+
+def tensor(kind: Kind, change: Callable[[Tensor], Tensor], chunk: int = 1) -> Change:
+    """Changes the tensor of one chunk of a kind."""
+
+    def send(message: Message) -> Message:
+        if message.kind is kind and message.round == chunk:
+            assert message.tensor is not None
+            return replace(message, tensor=change(message.tensor.clone()))
+        return message
+
+    return send
+
+
+def body(kind: Kind, **fields: Any) -> Change:
+    def send(message: Message) -> Message:
+        if message.kind is kind:
+            return replace(message, body={**(message.body or {}), **fields})
+        return message
+
+    return send
+
+
+def number(kind: Kind, chunk: int, instead: int) -> Change:
+    def send(message: Message) -> Message:
+        if message.kind is kind and message.round == chunk:
+            return replace(message, round=instead)
+        return message
+
+    return send
+
+
+def set_row(row: int, value: bytes) -> Callable[[Tensor], Tensor]:
+    def change(data: Tensor) -> Tensor:
+        data[row] = torch.tensor(list(value), dtype=torch.uint8)
+        return data
+
+    return change
+
+
+def first_twice(data: Tensor) -> Tensor:
+    data[1] = data[0]
+    return data
+
+
+def again(kind: Kind) -> Change:
+    """The first chunk's first element once more in the last chunk."""
+    seen: list[Tensor] = []
+
+    def send(message: Message) -> Message:
+        if message.kind is kind and message.tensor is not None:
+            if message.round == 0:
+                seen[:] = [message.tensor[0].clone()]
+            if message.round == 3:
+                changed = message.tensor.clone()
+                changed[0] = seen[0]
+                return replace(message, tensor=changed)
+        return message
+
+    return send
+
+
+def more(data: Tensor) -> Tensor:
+    return torch.cat([data, data[:1] ^ 1])
+
+
+def fewer(data: Tensor) -> Tensor:
+    return data[:-1]
+
+
+def not_on_the_curve() -> bytes:
+    return (1).to_bytes(32)
+
+
+CASES: dict[str, tuple[Change, type[Exception], str]] = {
+    "no point": (
+        tensor(Kind.BLINDED, set_row(2, not_on_the_curve())),
+        ProtocolError,
+        "BLINDED of round 1: expected points of P-256",
+    ),
+    "x beyond the field": (
+        tensor(Kind.BLINDED, set_row(2, b"\xff" * 32)),
+        ProtocolError,
+        "BLINDED of round 1: expected points of P-256",
+    ),
+    "an element twice in a chunk": (
+        tensor(Kind.BLINDED, first_twice),
+        ProtocolError,
+        "BLINDED: expected every element once",
+    ),
+    "an element in two chunks": (
+        again(Kind.BLINDED),
+        ProtocolError,
+        "BLINDED: expected every element once",
+    ),
+    "an answer twice in a chunk": (
+        tensor(Kind.REBLINDED, first_twice),
+        ProtocolError,
+        "REBLINDED: expected every element once",
+    ),
+    "an answer in two chunks": (
+        again(Kind.REBLINDED),
+        ProtocolError,
+        "REBLINDED: expected every element once",
+    ),
+    "a chunk too large": (tensor(Kind.BLINDED, more), ShapeError, "BLINDED: expected"),
+    "the last chunk too large": (tensor(Kind.BLINDED, more, 3), ShapeError, "expected 6 rows"),
+    "a chunk too small": (tensor(Kind.BLINDED, fewer), ShapeError, "expected 8 rows, got 7"),
+    "an answer too large": (tensor(Kind.REBLINDED, more), ShapeError, "REBLINDED: expected"),
+    "an answer too small": (tensor(Kind.REBLINDED, fewer), ShapeError, "expected 8 rows, got 7"),
+    "an element too short": (
+        tensor(Kind.BLINDED, lambda data: data[:, :31]),
+        ShapeError,
+        "BLINDED: expected",
+    ),
+    "numbers for bytes": (tensor(Kind.BLINDED, Tensor.float), ShapeError, "BLINDED: expected"),
+    "a chunk again": (
+        number(Kind.BLINDED, 1, 0),
+        ProtocolError,
+        "expected BLINDED of round 1 part 0, got BLINDED of round 0",
+    ),
+    "a chunk left out": (number(Kind.REBLINDED, 0, 1), ProtocolError, "expected REBLINDED"),
+    "more rows than any party has": (
+        body(Kind.HELLO, rows=MAX_ROWS + 1),
+        ProtocolError,
+        "expected rows of 1 to",
+    ),
+    "no rows": (body(Kind.HELLO, rows=0), ProtocolError, "expected rows of 1 to"),
+    "rows that are no count": (body(Kind.HELLO, rows=True), ProtocolError, "expected rows"),
+    "more rows than it sends": (body(Kind.HELLO, rows=ROWS + 1), ProtocolError, "expected 7 rows"),
+    "fewer rows than it sends": (body(Kind.HELLO, rows=20), ProtocolError, "expected 4 rows"),
+    "chunks that are no count": (body(Kind.HELLO, own=-1), ProtocolError, "expected own of 0"),
+    "a nonce that is no text": (body(Kind.HELLO, nonce=7), ProtocolError, "expected a nonce"),
+    "a nonce too short": (body(Kind.HELLO, nonce="ab"), ProtocolError, "expected a nonce"),
+    "a nonce beyond text": (body(Kind.HELLO, nonce="\ud800" * 64), ProtocolError, "a nonce"),
+    "another name": (body(Kind.HELLO, name="other"), ProtocolError, "give its name"),
+    "another purpose": (body(Kind.HELLO, purpose="run"), ContractMismatch, " runs `celu run`"),
+    "no known purpose": (body(Kind.HELLO, purpose=[]), ContractMismatch, "`something else`"),
+    "other rows at the end": (
+        body(Kind.ALIGNED, commitment="00" * 32),
+        AlignmentError,
+        "ended with different rows",
+    ),
+    "another count at the end": (body(Kind.ALIGNED, rows=9), AlignmentError, "different rows"),
+}
+
+
+@pytest.mark.parametrize("culprit", ["guest", "host"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_peer_may_not_send_is_refused(tmp_path: Path, case: str, culprit: str) -> None:
+    change, expected, text = CASES[case]
+    parties = {name: Party(range(ROWS)) for name in ("guest", "host")}
+    parties[culprit].wrap = lambda link: Wrapped(link, change)
+    outcomes = align(tmp_path, **parties)
+    victim = "host" if culprit == "guest" else "guest"
+    outcome = outcomes[victim]
+    assert isinstance(outcome, expected), repr(outcome)
+    assert text in str(outcome)
+    assert not [path for path in (tmp_path / victim).rglob("*") if path.is_file()]
+
+
+def test_an_empty_chunk_is_refused(tmp_path: Path) -> None:
+    def hollow(link: Link) -> Link:
+        async def send(message: Message) -> None:
+            if message.kind is Kind.BLINDED and message.tensor is not None:
+                empty = replace(message, tensor=message.tensor[:0])
+                link._outgoing.queue.append(empty)  # type: ignore[attr-defined]
+            else:
+                await link.send(message)
+
+        wrapped = Wrapped(link)
+        wrapped.send = send  # type: ignore[method-assign]
+        return wrapped
+
+    outcomes = align(tmp_path, Party(range(ROWS)), host=Party(range(ROWS), wrap=hollow))
+    assert isinstance(outcomes["guest"], ShapeError)
+
+
+def test_answers_that_merely_echo_are_refused(tmp_path: Path) -> None:
+    seen: dict[int, Tensor] = {}
+
+    def receive(message: Message) -> Message:
+        if message.kind is Kind.BLINDED and message.tensor is not None:
+            seen[message.round] = message.tensor
+        return message
+
+    def send(message: Message) -> Message:
+        if message.kind is Kind.REBLINDED:
+            return replace(message, tensor=seen[message.round][:, :16])
+        return message
+
+    echo = Party(range(ROWS), wrap=lambda link: Wrapped(link, send, receive))
+    outcomes = align(tmp_path, Party(range(ROWS)), host=echo)
+    assert isinstance(outcomes["guest"], ProtocolError)
+    assert "REBLINDED of round 0: an element came back as it went" in str(outcomes["guest"])
+
+
+def test_a_peer_that_mirrors_all_we_say_does_not_pass_for_one_that_has_our_rows(
+    tmp_path: Path,
+) -> None:
+    to_host, to_guest = memory_links("guest", "host")
+
+    async def mirror() -> None:
+        """Holds no rows: returns our elements as its own, and our answers to them as answers."""
+        hello = await to_host.receive()
+        await to_host.send(replace(hello, body={**(hello.body or {}), "name": "guest"}))
+        await to_host.send(await to_host.receive())
+        to_host.allow(to_guest._specs)
+        await to_host.send(await to_host.receive())  # BLINDED
+        await to_host.send(await to_host.receive())  # REBLINDED
+        all_kept = torch.full((1, 1), 255, dtype=torch.uint8)
+        await to_host.send(Message(Kind.KEPT, tensor=all_kept))
+        await to_host.send(await to_host.receive())  # ALIGNED
+        await to_host.receive()
+
+    work = Work(tmp_path, Workers())
+    host = align_host("host", to_guest, tags_of(range(8)), TERMS, work, lambda e, f: None)
+    links: dict[str, list[Link]] = {"guest": [to_host], "host": [to_guest]}
+    outcomes = together({"host": host, "guest": mirror()}, links)
+    assert isinstance(outcomes["host"], AlignmentError)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (more, "KEPT of round 0: expected 4 rows, got 5"),
+        (fewer, "KEPT of round 0: expected 4 rows, got 3"),
+        (lambda data: data | 1, "expected a bit for each common row"),
+    ],
+)
+def test_a_bitmap_of_other_rows_is_refused(
+    tmp_path: Path, change: Callable[[Tensor], Tensor], text: str
+) -> None:
+    alter = tensor(Kind.KEPT, change, chunk=0)
+    guest = Party(range(ROWS), wrap=lambda link: Wrapped(link, alter))
+    outcomes = align(tmp_path, guest, host=Party(range(ROWS)))
+    assert isinstance(outcomes["host"], ProtocolError)
+    assert text in str(outcomes["host"])
+
+
+def test_a_bitmap_that_keeps_less_than_the_guest_does_is_noticed(tmp_path: Path) -> None:
+    alter = tensor(Kind.KEPT, lambda data: data & 0xFE, chunk=0)
+    guest = Party(range(ROWS), wrap=lambda link: Wrapped(link, alter))
+    for outcome in align(tmp_path, guest, host=Party(range(ROWS))).values():
+        assert isinstance(outcome, (AlignmentError, ProtocolError))
+
+
+def test_a_host_may_not_choose_what_is_kept(tmp_path: Path) -> None:
+    kept = Message(Kind.KEPT, tensor=torch.ones(1, 1, dtype=torch.uint8))
+    host = Party(
+        range(ROWS),
+        wrap=lambda link: Wrapped(link, lambda m: kept if m.kind is Kind.ALIGNED else m),
+    )
+    outcomes = align(tmp_path, Party(range(ROWS)), host=host)
+    assert isinstance(outcomes["guest"], ProtocolError)
+    assert "KEPT: not expected at this point" in str(outcomes["guest"])

@@ -1,0 +1,213 @@
+"""Aligning gives every party the rows that all have, and nothing else."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celu.certs import make_authority, make_party
+from celu.errors import ContractMismatch, DataError, PeerFailed
+from celu.psi.exchange import AHEAD, LAG, shuffled
+from celu.psi.protocol import Aligned, Work, align_guest, align_host
+from celu.psi.workers import Workers
+from celu.transport.grpc_carrier import Endpoint, open_links
+from celu.transport.link import run_blocking
+from celu.transport.memory import CAPACITY, memory_links
+from celu.transport.message import Kind, Message
+from psi.parties import TERMS, Party, Wrapped, align, assert_aligned, tags_of
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=2, max_size=4).filter(lambda s: len(s) != 3),
+    shared=st.integers(1, 10),
+    chunk_rows=st.integers(1, 12),
+    seed=st.integers(0, 2**16),
+)
+def test_the_result_is_the_intersection_of_all_sets(
+    sizes: list[int], shared: int, chunk_rows: int, seed: int
+) -> None:
+    draw = random.Random(seed)
+    sets = [{*range(shared), *draw.sample(range(100), size)} for size in sizes]
+    names = ["guest", *(f"host{i}" for i in range(1, len(sets)))]
+    parties = {
+        name: Party(ids, chunk_rows=chunk_rows) for name, ids in zip(names, sets, strict=True)
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        assert_aligned(align(Path(folder), **parties), parties)
+        assert not list(Path(folder).iterdir())
+
+
+@pytest.mark.parametrize(("guest", "host"), [(500, 3), (3, 500)])
+def test_sets_may_differ_in_size(tmp_path: Path, guest: int, host: int) -> None:
+    parties = {"guest": Party(range(guest)), "host": Party(range(2, host + 2))}
+    outcomes = align(tmp_path, **parties)
+    assert_aligned(outcomes, parties)
+    aligned = outcomes["guest"]
+    assert isinstance(aligned, Aligned)
+    assert aligned.sizes == {"host": host}
+    assert aligned.common == {"host": len(aligned.rows)}
+
+
+def test_the_guest_keeps_what_all_hosts_have_and_hosts_see_no_more(tmp_path: Path) -> None:
+    parties = {
+        "guest": Party(range(40)),
+        "bank": Party(range(10, 50)),
+        "shop": Party(range(200, 400, 1)),
+        "post": Party([*range(25), 99]),
+    }
+    parties["shop"].ids = [*range(15, 30), *range(200, 600)]  # much the largest
+    outcomes = align(tmp_path, **parties)
+    assert_aligned(outcomes, parties)
+    bank = outcomes["bank"]
+    assert isinstance(bank, Aligned)
+    assert bank.common == {"guest": 30}
+    assert bank.sizes == {"guest": 40}
+
+
+def test_a_bitmap_may_need_several_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celu.psi.protocol._KEPT_BYTES", 2)
+    parties = {
+        "guest": Party(range(60)),
+        "bank": Party(range(3, 60)),
+        "shop": Party([i for i in range(60) if i % 3]),
+    }
+    assert_aligned(align(tmp_path, **parties), parties)
+
+
+def test_progress_is_told_in_elements(tmp_path: Path) -> None:
+    parties = {"guest": Party(range(30)), "host": Party(range(20))}
+    align(tmp_path, **parties)
+    for party in parties.values():
+        assert {event for event, _ in party.events} == {"aligning"}
+        assert {fields["total"] for _, fields in party.events} == {50}
+        done = [fields["done"] for _, fields in party.events]
+        assert done == sorted(done)
+        assert done[-1] == 50
+
+
+def test_no_more_messages_wait_than_any_link_holds(tmp_path: Path) -> None:
+    most = 0
+
+    def watch(link):  # type: ignore[no-untyped-def]
+        def send(message: Message) -> Message:
+            nonlocal most
+            most = max(most, len(link._outgoing.queue))
+            return message
+
+        return Wrapped(link, send)
+
+    parties = {name: Party(range(400), wrap=watch) for name in ("guest", "host")}
+    assert_aligned(align(tmp_path, **parties), parties)
+    assert 0 < most <= 4 * AHEAD + 2 < CAPACITY
+    assert LAG > AHEAD
+
+
+def test_the_order_on_the_wire_is_new_each_time_and_says_nothing(tmp_path: Path) -> None:
+    sent: list[bytes] = []
+
+    def send(message: Message) -> Message:
+        if message.kind is Kind.BLINDED and message.tensor is not None:
+            sent.append(message.tensor.numpy().tobytes())
+        return message
+
+    for _ in range(2):
+        align(tmp_path, Party(range(8), wrap=lambda link: Wrapped(link, send)), host=Party([1]))
+    elements = [{data[i : i + 32] for i in range(0, len(data), 32)} for data in sent]
+    assert [len(e) for e in elements] == [8, 8]
+    assert not elements[0] & elements[1]  # another session, another key
+    one, other = shuffled(1000, b"one"), shuffled(1000, b"other")
+    assert (np.sort(one) == np.arange(1000)).all()
+    assert (one == other).sum() < 20
+
+
+@pytest.mark.parametrize("change", [{"split.seed": 4}, {"split.test": 0.5}, {"extra": True}])
+def test_differing_terms_are_refused_by_name(tmp_path: Path, change: dict[str, object]) -> None:
+    outcomes = align(tmp_path, Party(range(9)), host=Party(range(9), terms={**TERMS, **change}))
+    (field,) = change
+    for outcome in outcomes.values():
+        assert isinstance(outcome, (ContractMismatch, PeerFailed))
+        assert f"{field}: " in str(outcome)
+
+
+def test_differing_chunks_are_refused_by_name(tmp_path: Path) -> None:
+    outcomes = align(tmp_path, Party(range(9)), host=Party(range(9), chunk_rows=9))
+    assert "psi.chunk_rows: " in str(outcomes["guest"])
+
+
+def test_nothing_in_common_names_the_next_step(tmp_path: Path) -> None:
+    outcomes = align(tmp_path, Party(range(20)), host=Party(range(20, 50)))
+    for outcome in outcomes.values():
+        assert isinstance(outcome, DataError)
+        assert "same column" in str(outcome)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_in_common_to_all_is_told_to_all(tmp_path: Path) -> None:
+    hosts = {"bank": Party(range(10)), "shop": Party(range(10, 20))}
+    for outcome in align(tmp_path, Party(range(20)), **hosts).values():
+        assert isinstance(outcome, DataError)
+        assert "no row is at all parties" in str(outcome)
+
+
+@pytest.mark.parametrize("ids", [[], [3, 3], [5, 4, 3, 2, 1, 0]])
+def test_tags_must_be_there_once_and_ascending(tmp_path: Path, ids: list[int]) -> None:
+    tags = tags_of(ids) if len(set(ids)) < 3 else tags_of(ids)[::-1]
+    link, _ = memory_links("guest", "host")
+    program = align_guest(
+        "guest", {"host": link}, tags, TERMS, Work(tmp_path, Workers()), lambda e, f: None
+    )
+    with pytest.raises(DataError, match=r"rows to align|ascending"):
+        run_blocking(program)
+
+
+def test_over_tls_and_with_workers_the_result_is_the_same(tmp_path: Path) -> None:
+    for name in ("guest", "host"):
+        make_authority(tmp_path / name, name)
+        make_party(tmp_path / name, name)
+    ports: list[int] = []
+    bound = threading.Event()
+    outcomes: dict[str, Aligned] = {}
+    ids = {"guest": range(300), "host": range(100, 500)}
+
+    def listening(port: int) -> None:
+        ports.append(port)
+        bound.set()
+
+    def endpoint(name: str, peer: str) -> Endpoint:
+        listens = name == "guest"
+        own = tmp_path / name
+        return Endpoint(
+            name=name,
+            listen="127.0.0.1:0" if listens else None,
+            accept=(peer,) if listens else (),
+            connect={} if listens else {peer: f"127.0.0.1:{ports[0]}"},
+            keys=(own / f"{name}.pem", own / f"{name}.key", {peer: tmp_path / peer / "ca.pem"}),
+            connect_s=20,
+            deadline_s=20,
+        )
+
+    def run(name: str, peer: str) -> None:
+        with Workers(1) as workers, open_links(endpoint(name, peer), listening) as links:
+            work = Work(tmp_path / name / "work", workers, chunk_rows=16)
+            rest = tags_of(ids[name]), TERMS, work, lambda event, fields: None
+            if name == "guest":
+                outcomes[name] = run_blocking(align_guest(name, links, *rest))
+            else:
+                outcomes[name] = run_blocking(align_host(name, links[peer], *rest))
+
+    guest = threading.Thread(target=run, args=("guest", "host"))
+    guest.start()
+    assert bound.wait(20)
+    run("host", "guest")
+    guest.join(20)
+    assert_aligned(dict(outcomes), {name: Party(ids[name]) for name in ids})

@@ -1,0 +1,36 @@
+"""Small stores for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from celu.config.schema import Split
+from celu.data.store import PARTS, Store, StoreWriter, coded_schema, open_store, with_ids
+
+
+def ids_of(part: str, num_rows: int) -> list[str]:
+    return [f"{part}-{row}" for row in range(num_rows)]
+
+
+def write_store(
+    path: Path,
+    columns: Mapping[str, Any],
+    sizes: Mapping[str, int] | None = None,
+    *,
+    test: Mapping[str, Any] | None = None,
+    ids: Mapping[str, Sequence[str]] | None = None,
+    seed: int = 1,
+) -> Store:
+    """A store of these columns; `test` is the same as training unless given."""
+    split = Split(seed=seed)
+    schema = coded_schema(list(columns), sizes or {}, split)
+    with StoreWriter(path, schema) as store:
+        for part in PARTS:
+            table = pa.table(dict(columns if part == "train" or test is None else test))
+            names = ids_of(part, table.num_rows) if ids is None else list(ids[part])
+            store.write(part, with_ids(table, names, split))
+    return open_store(path)
