@@ -18,6 +18,9 @@ def register(app: typer.Typer) -> None:
     )
     bench.command("step")(step)
     bench.command("rounds")(rounds)
+    bench.command("data")(data)
+    bench.command("psi")(psi)
+    bench.command("quality")(quality)
     app.add_typer(bench, name="bench")
 
 
@@ -43,5 +46,45 @@ def rounds(
 
     console = Console()
     result = bench_rounds(console.print, seeds=list(range(1, seeds + 1)))
+    result.show(console)
+    console.print(f"written to {result.write(out)}", soft_wrap=True)
+
+
+def data(
+    out: _Out = Path("bench-out/data"),
+    rows: Annotated[int, typer.Option(min=100_000, help="Rows of the large file.")] = 10_000_000,
+    turns: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 3,
+) -> None:
+    """Preparing against a bare scan, its memory, and the feed (about 15 minutes, 8 GB of disk)."""
+    from celu.bench.data import bench_data
+
+    console = Console()
+    result = bench_data(console.print, small=rows // 10, large=rows, turns=turns)
+    result.show(console)
+    console.print(f"written to {result.write(out)}", soft_wrap=True)
+
+
+def psi(out: _Out = Path("bench-out/psi")) -> None:
+    """Private set intersection against bare multiplications (about 6 minutes on two cores)."""
+    from celu.bench.psi import bench_psi
+
+    console = Console()
+    result = bench_psi(console.print)
+    result.show(console)
+    console.print(f"written to {result.write(out)}", soft_wrap=True)
+
+
+def quality(
+    folder: Annotated[
+        Path, typer.Argument(help="Holds criteo_random.tsv.gz and avazu_all.csv.gz.")
+    ],
+    out: _Out = Path("bench-out/quality"),
+    splits: Annotated[int, typer.Option(min=1, help="Number of random splits.")] = 5,
+) -> None:
+    """Raw click data to held-out AUC, by way of prepare and align (about 8 minutes)."""
+    from celu.bench.quality import bench_quality
+
+    console = Console()
+    result = bench_quality(console.print, folder, list(range(1, splits + 1)))
     result.show(console)
     console.print(f"written to {result.write(out)}", soft_wrap=True)
