@@ -27,10 +27,13 @@ Listener = Callable[[str, Mapping[str, Any]], None]
 
 
 class RunFolder:
-    """A new run's folder; refuses one that holds a run already, so that nothing is overwritten."""
+    """A new run's folder; refuses one that holds a run already, so that nothing is overwritten.
+
+    A run that never began (its data was refused, its peer never came) may be written over.
+    """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        if (path / "events.jsonl").exists():
+        if _began(path):
             raise ConfigError(
                 f"{path}: expected a folder without a run, got one with events.jsonl; "
                 "choose another with --out, or remove it"
@@ -77,6 +80,16 @@ class RunFolder:
         partial = self.path / f"{name}.partial"
         partial.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
         partial.replace(self.path / name)
+
+
+def _began(path: Path) -> bool:
+    """Whether a folder holds a run in which training began, or that is still going on."""
+    events = path / "events.jsonl"
+    if not events.exists():
+        return False
+    if not (path / "summary.json").exists():
+        return True
+    return '"event": "started"' in events.read_text(encoding="utf-8", errors="replace")
 
 
 def versions() -> dict[str, str]:

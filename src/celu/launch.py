@@ -96,6 +96,8 @@ def run_party(
         rows = read_rows(settings)
         for warning in rows.warnings:
             run.emit("warning", {"message": warning})
+        counts = {"train_rows": rows.train.num_rows, "test_rows": rows.test.num_rows}
+        run.emit("data", {"schema": rows.schema, **counts})
         party = load_party(settings, job, folder, rows)
         with open_links(_endpoint(settings), listening) as links:
             run.emit("connected", {"peers": sorted(links), "secure": not settings.insecure})

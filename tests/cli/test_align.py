@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -116,10 +115,31 @@ def test_a_store_that_was_made_again_is_refused_until_it_is_aligned_again(pair: 
     code, output = alone(pair, "weather", "run")
     assert code == 13, output
     assert "AlignmentError" in output and "celu align" in output
-    shutil.rmtree(pair / "weather" / "run")
     assert [code for code, _ in both(pair, "align")] == [0, 0]
     ended = both(pair, "run")
     assert [code for code, _ in ended] == [0, 0], ended
+
+
+def test_three_parties_keep_the_people_that_all_have(pair: Path) -> None:
+    ids = {"train": [f"person-{p}" for p in range(500, 2000) if p % 10], "test": ["person-510"]}
+    parts = {part: columns(ids[part], label=False) for part in ids}
+    write_store(pair / "bank" / "store", parts["train"], test=parts["test"], ids=ids)
+    make_keys(pair, ["bank"])
+    host, guest = ((pair / name / "party.toml").read_text() for name in ("weather", "airline"))
+    (pair / "bank" / "party.toml").write_text(host.replace("weather", "bank"))
+    more = '[peers.bank]\nca = "../bank/certs/ca.pem"\n[keys]'
+    (pair / "airline" / "party.toml").write_text(guest.replace("[keys]", more))
+    job = pair / "job.toml"
+    job.write_text(job.read_text() + "\n[hosts.bank]\nz_width = 4\n")
+    names = ["airline", "weather", "bank"]
+    for command in ("align", "run"):
+        processes = [start(pair, name, command) for name in names]
+        ended = [(p.communicate(timeout=120)[0], p.returncode) for p in processes]
+        assert [code for _, code in ended] == [0, 0, 0], ended
+    facts = [json.loads((pair / n / "alignment/alignment.json").read_text()) for n in names]
+    assert len({f["commitments"]["train"] for f in facts}) == 1
+    assert all(f["rows"] == {"train": 360, "test": 1} for f in facts)
+    assert facts[0]["common"] == {"weather": 600, "bank": 361}
 
 
 def test_stores_split_apart_are_refused_by_name(pair: Path) -> None:

@@ -49,6 +49,7 @@ class Rows:
     train: Table
     test: Table
     warnings: list[str]
+    schema: str  # the digest of what the columns mean: new rows for the model must have the same
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def open_rows(
         labels = torch.from_numpy(mapped.pop(LABEL)).reshape(-1) if label else None
         tensors = {name: torch.from_numpy(array) for name, array in mapped.items()}
         tables.append(Table(tensors, labels, sizes, tags))
-    return Rows(tables[0], tables[1], warnings)
+    return Rows(tables[0], tables[1], warnings, store.schema.digest())
 
 
 def _matrices(store: Store, inputs: Mapping[str, Sequence[str]], label: bool) -> list[_Matrix]:

@@ -20,15 +20,19 @@ Tags = npt.NDArray[np.uint8]  # [rows, TAG_BYTES]
 
 def make_tags(ids: Iterable[str], seed: int) -> Tags:
     """The tags of ids, in their order."""
-    key = seed.to_bytes(8, "little")
-    blank = hashlib.blake2b(digest_size=TAG_BYTES, key=key, person=b"celu.row.tag")
+    return tags_of_texts((text.encode() for text in ids), seed)
 
-    def tag(text: str) -> bytes:
-        state = blank.copy()
-        state.update(text.encode())
-        return state.digest()
 
-    return np.frombuffer(b"".join(map(tag, ids)), np.uint8).reshape(-1, TAG_BYTES)
+def tags_of_texts(texts: Iterable[bytes], seed: int) -> Tags:
+    """The tags of ids that are given as UTF-8."""
+    salt = seed.to_bytes(8, "little")
+    blank = hashlib.blake2b(digest_size=TAG_BYTES, salt=salt, person=b"celu.row.tag").copy
+    found = []
+    for text in texts:
+        state = blank()
+        state.update(text)
+        found.append(state.digest())
+    return np.frombuffer(b"".join(found), np.uint8).reshape(-1, TAG_BYTES)
 
 
 def held_out(tags: Tags, fraction: float) -> npt.NDArray[np.bool_]:

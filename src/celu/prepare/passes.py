@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from celu.config.schema import ROW_NUMBER, Source, Split
 from celu.data.store import PARTS, Part
-from celu.data.tags import TAG_BYTES, Tags, ascending, held_out, make_tags
+from celu.data.tags import TAG_BYTES, Tags, ascending, held_out, tags_of_texts
 from celu.errors import ConfigError, DataError
 from celu.prepare.columns import Mask
 from celu.prepare.new_store import NewStore
@@ -72,7 +72,8 @@ def scan(
             for block in ahead(file.blocks(kinds)):
                 ids = _ids(block, frame.id, num_rows)
                 without_id += ids.null_count
-                tags = make_tags(ids.fill_null("").to_pylist(), frame.split.seed)
+                texts = ids.fill_null("").cast(pa.binary()).to_pylist()
+                tags = tags_of_texts(texts, frame.split.seed)
                 batch = _kept(ids, tags, block, ~frame.test_rows(tags), stores)
                 if added is not None:
                     added.result()

@@ -172,7 +172,8 @@ class RawFile:
         try:
             with _explained(self.path), pa.OSFile(str(self.path)) as raw:
                 stream = pa.CompressedInputStream(raw, "gzip") if self._zipped else raw
-                for batches in _grouped(self._reader(stream, types), BLOCKS_JOINED):
+                # Parsed in a thread of its own, beside the one that this runs in.
+                for batches in ahead(_grouped(self._reader(stream, types), BLOCKS_JOINED)):
                     yield _joined(batches, columns), raw.tell()
         except _MistypedError:
             raise self._diagnosis(columns) from None
@@ -395,7 +396,7 @@ def _explained(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: expected a readable file, got {got}") from None
 
 
-def _grouped(batches: Iterator[Any], size: int) -> Iterator[list[Any]]:
+def _grouped(batches: Iterator[Any], size: int) -> Generator[list[Any], None, None]:
     group = []
     for batch in batches:
         group.append(batch)

@@ -1,0 +1,58 @@
+"""Rows that lie on an accelerator, or are sent there batch by batch: the same training."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+import celu
+from celu.data.feed import Feed
+from celu.data.order import BatchOrder
+from federation import BATCH, ROWS, Federation, federation
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+CUDA = torch.device("cuda")
+BLOCKS = celu.Order(shuffle="blocks", block_rows=16, window_blocks=4)
+
+
+def on_device(fed: Federation, *, rows_too: bool) -> Federation:
+    fed = copy.deepcopy(fed)
+    for module in fed.modules().values():
+        module.to(CUDA)
+    if not rows_too:
+        return fed
+
+    def moved(party: celu.Guest | celu.Host) -> dict[str, celu.Table]:
+        return {"train": party.train.to(CUDA), "test": party.test.to(CUDA)}
+
+    hosts = {n: dataclasses.replace(h, **moved(h)) for n, h in fed.hosts.items()}
+    return Federation(fed.job, dataclasses.replace(fed.guest, **moved(fed.guest)), hosts)
+
+
+@pytest.mark.parametrize("order", [celu.Order(), BLOCKS], ids=["rows", "blocks"])
+def test_rows_sent_batch_by_batch_train_like_rows_that_lie_there(order: celu.Order) -> None:
+    fed = federation(order=order)
+    results = []
+    for rows_too in (True, False) if order.shuffle == "rows" else (False, False):
+        there = on_device(fed, rows_too=rows_too)
+        results.append((celu.simulate(there.job, there.guest, there.hosts), there.weights()))
+    (one, weights), (other, others) = results
+    assert one.evaluations[-1]["loss"] == pytest.approx(other.evaluations[-1]["loss"], rel=1e-4)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, others[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_batch_comes_to_the_device_by_way_of_page_locked_memory() -> None:
+    table = federation().guest.train
+    batch = table.take(torch.arange(8))
+    assert all(t.pin_memory().is_pinned() for t in batch.inputs.values())
+    feed = Feed(table, BatchOrder(1, ROWS, BATCH), CUDA)
+    for round_ in range(12):
+        there, here = feed.batch(round_), table.take(BatchOrder(1, ROWS, BATCH).rows(round_))
+        assert there.inputs["ids"].is_cuda
+        assert there.inputs["ids"].cpu().equal(here.inputs["ids"])
+        assert there.check == here.check
+    feed.close()
