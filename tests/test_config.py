@@ -288,6 +288,12 @@ def test_a_hosts_settings_are_read(tmp_path: Path) -> None:
     assert (read.link.mbps, read.link.delay_ms) == (100.0, 15.0)
 
 
+def test_a_link_may_be_named(tmp_path: Path) -> None:
+    read = party(tmp_path, 'link = "lte"\n' + HOST)
+    assert read.link is not None
+    assert (read.link.mbps, read.link.jitter_ms) == (30.0, 15.0)
+
+
 def test_relative_paths_start_at_the_files_folder(tmp_path: Path) -> None:
     read = party(tmp_path, GUEST)
     assert read.data.store == tmp_path / "store"
@@ -377,6 +383,13 @@ def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> N
         (HOST + "[link]\nmbps = inf\n", "link.mbps", "got inf"),
         (HOST + "[link]\nmbps = 1\ndelay_ms = -1\n", "link.delay_ms", "got -1"),
         (HOST + "[link]\ndelay_ms = 1\n", "link.mbps", "expected a value"),
+        ('link = "isdn"\n' + HOST, "link", "expected one of wan-300"),
+        (HOST + "[link]\nmbps = 1\noutage_s = 1\n", "link", "missing: give both"),
+        (
+            HOST + "[link]\nmbps = 1\noutage_s = 2\noutage_every_s = 2\n",
+            "link",
+            "expected outage_s shorter",
+        ),
         ("batch_size = 3\n" + HOST, "batch_size", "expected no such key"),
     ],
 )

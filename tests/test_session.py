@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import celu
+from celu.data.order import BatchOrder
 from celu.errors import (
     ConfigError,
     ContractMismatch,
@@ -19,7 +20,7 @@ from celu.session import guest_session, host_session
 from celu.simulation import _run_together
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
-from federation import Federation, federation
+from federation import BATCH, ROWS, Federation, federation
 
 
 def run(fed: Federation, *, hosts_job: celu.Job | None = None) -> celu.Result:
@@ -134,7 +135,15 @@ def test_a_loss_of_nan_is_refused_before_anything_is_sent_or_applied() -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_peer_that_sends_another_shape_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (torch.zeros(32, 7), r"uint8 of at most \[768, 1\].* got torch.float32 of \[32, 7\]"),
+        (torch.zeros(769, 1, dtype=torch.uint8), r"at most \[768, 1\].*\[769, 1\]"),
+        (torch.zeros(767, 1, dtype=torch.uint8), "ACTIVATION of round 0: expected 768 bytes"),
+    ],
+)
+def test_a_peer_that_sends_another_shape_is_refused(tensor: torch.Tensor, said: str) -> None:
     fed = federation()
     to_host, to_guest = memory_links("guest", "host")
 
@@ -144,11 +153,12 @@ def test_a_peer_that_sends_another_shape_is_refused() -> None:
         await to_guest.send(Message(Kind.HELLO, body={**hello.body, "name": "host"}))
         await to_guest.receive()
         await to_guest.send(Message(Kind.READY))
-        await to_guest.send(Message(Kind.ACTIVATION, 0, tensor=torch.zeros(32, 7)))
+        check = fed.guest.train.take(BatchOrder(1, ROWS, BATCH).rows(0)).check
+        await to_guest.send(Message(Kind.ACTIVATION, 0, tensor=tensor, check=check))
         await to_guest.receive()
 
     guest = guest_session("guest", fed.guest, fed.job, {"host": to_host}, lambda e, f: None)
-    with pytest.raises(ShapeError, match=r"\[32, 6\].*\[32, 7\]"):
+    with pytest.raises(ShapeError, match=said):
         _run_together({"guest": guest, "host": rogue()}, [to_host])  # type: ignore[dict-item]
 
 

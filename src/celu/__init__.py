@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from celu.version import __version__
 
 if TYPE_CHECKING:
-    from celu.config.job import Evaluation, HostTerms, Job, Method, Optimizer, Order
+    from celu.config.job import Codecs, Evaluation, HostTerms, Job, Method, Optimizer, Order
+    from celu.config.link import LinkSettings, find_link
     from celu.data.columns import Rows, open_rows
     from celu.data.store import Store, open_store
     from celu.data.table import Table
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
 __all__ = [
     "LOSSES",
     "CeluError",
+    "Codecs",
     "Evaluation",
     "Guest",
     "Host",
     "HostTerms",
     "Job",
+    "LinkSettings",
     "Loss",
     "Method",
     "Optimizer",
@@ -41,6 +44,7 @@ __all__ = [
     "Store",
     "Table",
     "__version__",
+    "find_link",
     "open_rows",
     "open_store",
     "simulate",
@@ -48,7 +52,8 @@ __all__ = [
 
 # Imported when first used: commands and worker processes that do without torch start at once.
 _HOMES = {
-    "config.job": ("Evaluation", "HostTerms", "Job", "Method", "Optimizer", "Order"),
+    "config.job": ("Codecs", "Evaluation", "HostTerms", "Job", "Method", "Optimizer", "Order"),
+    "config.link": ("LinkSettings", "find_link"),
     "data.columns": ("Rows", "open_rows"),
     "data.store": ("Store", "open_store"),
     "data.table": ("Table",),

@@ -223,7 +223,7 @@ def _endpoint(settings: PartySettings) -> Endpoint:
     link = settings.link
 
     def line() -> Line | None:
-        return None if link is None else Line(link.mbps, link.delay_ms / 1000)
+        return None if link is None else Line.of(link)
 
     connect = {name: peer.connect for name, peer in settings.peers.items() if peer.connect}
     return Endpoint(

@@ -6,12 +6,14 @@ Whatever goes wrong in it is told to the peers, as far as it may be, before it i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
 from celu.config.job import Job, Role
 from celu.data.table import Table
+from celu.engine.coding import Coding
 from celu.engine.guest import GuestTrainer, train_guest
 from celu.engine.host import HostTrainer, train_host
 from celu.engine.observe import Emit, Observer
@@ -38,15 +40,22 @@ class Result:
     traffic: dict[str, int]
 
 
-async def host_session(name: str, host: Host, job: Job, link: Link, emit: Emit) -> Result:
-    """A host's part in a run."""
+async def host_session(
+    name: str,
+    host: Host,
+    job: Job,
+    link: Link,
+    emit: Emit,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Result:
+    """A host's part in a run; `clock` gives the seconds in its reports."""
     links = {link.peer: link}
     try:
         schedule = _schedule(name, "host", job, host.train, host.test)
         await _handshake(name, job, host.train, host.test, links)
         emit("started", {"num_rounds": schedule.num_rounds})
         trainer = HostTrainer(name, host, job)
-        see = Observer(emit, [link.traffic], schedule.num_rounds, _report_every(schedule))
+        see = Observer(emit, [link.traffic], schedule.num_rounds, _report_every(schedule), clock)
         with closing(trainer.feed):
             rounds = await train_host(trainer, link, schedule, see)
         await say_goodbye(links)
@@ -57,7 +66,12 @@ async def host_session(name: str, host: Host, job: Job, link: Link, emit: Emit) 
 
 
 async def guest_session(
-    name: str, guest: Guest, job: Job, links: Mapping[str, Link], emit: Emit
+    name: str,
+    guest: Guest,
+    job: Job,
+    links: Mapping[str, Link],
+    emit: Emit,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Result:
     """The guest's part in a run; `links` hold one for each host."""
     links = {host: links[host] for host in job.hosts}  # in the contract's order
@@ -77,7 +91,7 @@ async def guest_session(
         emit("started", {"num_rounds": schedule.num_rounds})
         trainer = GuestTrainer(name, guest, job)
         traffic = [link.traffic for link in links.values()]
-        see = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule))
+        see = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule), clock)
         with closing(trainer.feed):
             rounds = await train_guest(trainer, links, schedule, see)
         await say_goodbye(links)
@@ -134,9 +148,8 @@ async def _handshake(
 
 def _specs(job: Job, name: str, peer: str) -> dict[Kind, TensorSpec]:
     if name == job.guest:
-        spec = TensorSpec(job.batch_size, job.hosts[peer].z_width)
-        return {Kind.ACTIVATION: spec, Kind.TEST_ACTIVATION: spec}
-    return {Kind.DERIVATIVE: TensorSpec(job.batch_size, job.hosts[name].z_width)}
+        return Coding(job, peer).specs(Kind.ACTIVATION, Kind.TEST_ACTIVATION)
+    return Coding(job, name).specs(Kind.DERIVATIVE)
 
 
 def _result(rounds: int, trainer: HostTrainer | GuestTrainer, see: Observer) -> Result:

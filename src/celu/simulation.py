@@ -6,15 +6,19 @@ waits for a message lets the next one go on. Nothing is copied or encoded on the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from celu.config.job import Job
+from celu.config.link import LinkSettings
 from celu.engine.observe import Emit
 from celu.errors import ConfigError, ProtocolError
 from celu.party import Guest, Host
 from celu.session import Result, guest_session, host_session
+from celu.transport.emulation import Line
 from celu.transport.memory import MemoryLink, memory_links
+from celu.transport.virtual import Clock
 
 
 def simulate(
@@ -22,37 +26,61 @@ def simulate(
     guest: Guest,
     hosts: Mapping[str, Host],
     emit: Emit = lambda event, fields: None,
+    *,
+    link: LinkSettings | None = None,
+    speed: float = 1.0,
 ) -> Result:
     """Train all parties' modules in place and return what the guest knows at the end.
 
     `emit` gets the guest's events. A job without hosts trains the guest alone: the baseline that
     a federation has to beat. Raises what a party raises.
+
+    With a `link`, the seconds in events and evaluations are virtual: what the run would take with
+    each party on a machine of its own, `speed` times as fast as this one, and that line in between,
+    each way.
     """
     if set(hosts) != set(job.hosts):
         raise ConfigError(f"hosts: expected {sorted(job.hosts)} as in the job, got {sorted(hosts)}")
-    pairs = {name: memory_links(job.guest, name) for name in job.hosts}
+    clocks = {name: Clock(speed) for name in (job.guest, *job.hosts)}
+    pairs = {
+        name: memory_links(
+            job.guest,
+            name,
+            clocks=None if link is None else (clocks[job.guest], clocks[name]),
+            lines=None if link is None else (Line.of(link, job.seed), Line.of(link, job.seed + 1)),
+        )
+        for name in job.hosts
+    }
     programs: dict[str, Coroutine[Any, Any, Result]] = {
-        name: host_session(name, host, job, pairs[name][1], lambda event, fields: None)
+        name: host_session(
+            name, host, job, pairs[name][1], lambda event, fields: None, clocks[name].now
+        )
         for name, host in hosts.items()
     }
     to_hosts = {name: pair[0] for name, pair in pairs.items()}
-    programs[job.guest] = guest_session(job.guest, guest, job, to_hosts, emit)
-    return _run_together(programs, list(to_hosts.values()))[job.guest]
+    timer = time.perf_counter if link is None else clocks[job.guest].now
+    programs[job.guest] = guest_session(job.guest, guest, job, to_hosts, emit, timer)
+    return _run_together(programs, list(to_hosts.values()), clocks)[job.guest]
 
 
 def _run_together(
-    programs: dict[str, Coroutine[Any, Any, Result]], links: list[MemoryLink]
+    programs: dict[str, Coroutine[Any, Any, Result]],
+    links: list[MemoryLink],
+    clocks: Mapping[str, Clock] | None = None,
 ) -> dict[str, Result]:
+    clocks = clocks or {name: Clock() for name in programs}
     results: dict[str, Result] = {}
     try:
         while len(results) < len(programs):
             before = _progress(links) + len(results)
             for name, program in programs.items():
                 if name not in results:
+                    clocks[name].resume()
                     try:
                         program.send(None)
                     except StopIteration as done:
                         results[name] = done.value
+                    clocks[name].pause()
             if _progress(links) + len(results) == before:
                 waiting = ", ".join(sorted(programs.keys() - results.keys()))
                 raise ProtocolError(f"nobody can go on; waiting for each other: {waiting}")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import celu
 from celu.data.order import BatchOrder
 from celu.data.table import Batch
+from celu.engine.coding import Coding
 from celu.engine.guest import GuestTrainer
 from celu.engine.host import HostTrainer
 from celu.errors import ModelError
@@ -102,7 +103,8 @@ def guest(loss: Callable[[Tensor, Tensor], Tensor], xi: float) -> tuple[GuestTra
 
 
 def activation(trainer: GuestTrainer, z: Tensor) -> Message:
-    return Message(Kind.ACTIVATION, 0, tensor=z, check=trainer.feed.batch(0).check)
+    plain = Message(Kind.ACTIVATION, 0, tensor=z, check=trainer.feed.batch(0).check)
+    return Coding(job(), "host").pack(plain)[0]
 
 
 def test_the_guests_local_step_weights_the_losses_of_instances() -> None:
@@ -122,12 +124,12 @@ def test_the_guests_local_step_weights_the_losses_of_instances() -> None:
 def test_the_guest_answers_with_the_derivative_of_the_mean_loss() -> None:
     trainer, _ = guest(squared, xi=60.0)
     z = torch.ones(3, 2)
-    loss, (dz,) = trainer.answer(0, [activation(trainer, z)])
+    loss, (answer,) = trainer.answer(0, [activation(trainer, z)])
     rows = BatchOrder(1, 3, 3).rows(0)
     errors = 2.0 - torch.tensor([0.0, 1.0, 5.0])[rows]
     assert float(loss) == pytest.approx(float((errors**2 / 2).mean()))
-    assert dz.tensor is not None
-    torch.testing.assert_close(dz.tensor, (errors / 3)[:, None].expand(3, 2))
+    dz = Coding(job(), "host").unpack(answer, 3)
+    torch.testing.assert_close(dz, (errors / 3)[:, None].expand(3, 2))
 
 
 def test_a_loss_of_b_by_1_is_refused_rather_than_broadcast_to_b_by_b() -> None:

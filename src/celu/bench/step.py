@@ -73,7 +73,7 @@ def bench_step(say: Say, turns: int = 3, rounds: int = 12) -> BenchResult:
             model = "a thin" if thin else "the paper's"
             say(f"two processes, {model} model: gRPC with TLS against gloo")
             folder = Path(scratch) / figure
-            _write_pair(folder, thin, steps)
+            write_pair(folder, thin, steps)
             grpc, gloo = _fastest(
                 2 * turns if thin else turns,  # short ones, which a shared machine disturbs most
                 lambda n, f=folder: _grpc_steps(f, n),
@@ -187,7 +187,7 @@ def _table_steps(table_rows: int, rounds: int) -> list[float]:
     return _timed_simulation(guest, Host(bottom, host_rows, host_rows), rounds)
 
 
-def _write_pair(folder: Path, thin: bool, rounds: int) -> None:
+def write_pair(folder: Path, thin: bool, rounds: int) -> None:
     """Rows, settings and keys for a guest and a host that are processes of their own."""
     import pyarrow as pa
 
@@ -205,12 +205,12 @@ def _write_pair(folder: Path, thin: bool, rounds: int) -> None:
             for part in PARTS:
                 ids = [f"{part} {row}" for row in range(table.num_rows)]
                 store.write(part, with_ids(table, ids, split))
-    write_settings(folder, _THIN if thin else CRITEO, port=free_port(), local=True)
+    write_settings(folder, THIN if thin else CRITEO, port=free_port(), local=True)
     (folder / "job.toml").write_text(_JOB.format(batch=BATCH, rounds=rounds, width=WIDTH))
     make_keys(folder, ["guest", "host"])
 
 
-_THIN = Starter(
+THIN = Starter(
     guest="guest",
     host="host",
     bottom='"celu.bench.split_models:ThinBottom"',

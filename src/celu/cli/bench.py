@@ -21,6 +21,8 @@ def register(app: typer.Typer) -> None:
     bench.command("data")(data)
     bench.command("psi")(psi)
     bench.command("quality")(quality)
+    bench.command("codec")(codec)
+    bench.command("link")(link)
     app.add_typer(bench, name="bench")
 
 
@@ -86,5 +88,31 @@ def quality(
 
     console = Console()
     result = bench_quality(console.print, folder, list(range(1, splits + 1)))
+    result.show(console)
+    console.print(f"written to {result.write(out)}", soft_wrap=True)
+
+
+def codec(
+    folder: Annotated[
+        Path | None, typer.Option("--data", help="Holds criteo_random.tsv.gz; else it is left out.")
+    ] = None,
+    out: _Out = Path("bench-out/codec"),
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
+) -> None:
+    """Bytes, time and rounds of each codec (about 15 minutes)."""
+    from celu.bench.codec import bench_codec
+
+    console = Console()
+    result = bench_codec(console.print, folder, list(range(1, seeds + 1)))
+    result.show(console)
+    console.print(f"written to {result.write(out)}", soft_wrap=True)
+
+
+def link(out: _Out = Path("bench-out/link")) -> None:
+    """How full an emulated line is while training, and virtual time (about 3 minutes)."""
+    from celu.bench.link import bench_link
+
+    console = Console()
+    result = bench_link(console.print)
     result.show(console)
     console.print(f"written to {result.write(out)}", soft_wrap=True)

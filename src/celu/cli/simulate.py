@@ -11,6 +11,7 @@ from rich.console import Console
 
 from celu.cli.progress import RunProgress, summary_table
 from celu.config.job import read_job
+from celu.config.link import find_link
 from celu.config.party import check_names, read_party
 from celu.errors import ConfigError
 from celu.events import RunFolder
@@ -25,11 +26,20 @@ def simulate(
     parties: Annotated[list[Path], typer.Argument(help="The party.toml of every party.")],
     job: Annotated[Path, typer.Option(help="The contract.")] = Path("job.toml"),
     out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/simulation"),
+    link: Annotated[
+        str | None,
+        typer.Option(help="Tell how long it would take on a line: wan-300, wan-100, lte, lan."),
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(min=1e-3, help="With --link: how many times faster parties compute.")
+    ] = 1.0,
 ) -> None:
     """Run all parties of a job in one process: same algorithm, same bits, no network.
 
-    Reads the files that [bold]celu run[/bold] reads; keys and addresses are not used.
+    Reads the files that [bold]celu run[/bold] reads; keys and addresses are not used. With --link
+    the seconds in its events are virtual: each party on a machine of its own, that line between.
     """
+    line = None if link is None else find_link(link)
     contract = read_job(job)
     settings = {}
     for path in parties:
@@ -67,9 +77,12 @@ def simulate(
         for name, read in rows.items():
             for warning in read.warnings:
                 folder.emit("warning", {"message": f"{name}: {warning}"})
-        result = run_all(contract, guest, hosts, folder.emit)
+        result = run_all(contract, guest, hosts, folder.emit, link=line, speed=speed)
     modules = {"guest.bottom": guest.bottom, "guest.top": guest.top}
     folder.save_weights(modules | {f"{name}.bottom": host.bottom for name, host in hosts.items()})
     folder.finish({"status": "done", "rounds": result.rounds, "traffic": result.traffic})
     console.print(summary_table("simulation", result, time.monotonic() - started))
+    if link is not None and result.evaluations:
+        seconds = result.evaluations[-1]["seconds"]
+        console.print(f"over {link} it would have taken {seconds:,.1f} s to its last evaluation")
     console.print(f"recorded in {out}", soft_wrap=True)

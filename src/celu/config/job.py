@@ -116,6 +116,28 @@ class Order(Settings):
     window_blocks: PositiveInt = 64
 
 
+def _one_codec(value: Any) -> Any:
+    kinds = ("activation", "derivative", "evaluation")
+    return dict.fromkeys(kinds, value) if isinstance(value, str) else value
+
+
+class Codecs(Settings):
+    """How Z and dZ become bytes in each direction: fp32, bf16, fp16, int8, 4bit, 2bit.
+
+    "+zstd" behind a name compresses as well. One name in the file means the same for all.
+    """
+
+    activation: str = "fp32"  # Z, host to guest
+    derivative: str = "fp32"  # dZ, guest to host
+    evaluation: str = "fp32"  # Z of held-out rows, host to guest
+
+
+if TYPE_CHECKING:
+    AnyCodecs = str | Mapping[str, str] | Codecs
+else:
+    AnyCodecs = Annotated[Codecs, BeforeValidator(_one_codec)]
+
+
 class HostTerms(Settings):
     """What the contract fixes about one host: the width of its Z (the paper's, unless given)."""
 
@@ -146,6 +168,7 @@ class Job(Settings):
     guest: PartyName = "guest"
     hosts: dict[PartyName, HostTerms]
     order: Order = Order()
+    codec: AnyCodecs = Codecs()
     method: Method = Method()
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation = Evaluation()

@@ -11,12 +11,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PositiveFloat,
     PositiveInt,
     model_validator,
 )
 
 from celu.config.job import Job, Role
+from celu.config.link import Link
 from celu.config.reading import FilePath, PartyName, Settings, read_settings
 from celu.config.schema import RESERVED
 from celu.errors import ConfigError
@@ -111,13 +111,6 @@ class Peer(Settings):
     connect: Address | None = None
 
 
-class LinkSettings(Settings):
-    """An emulated line for what this party sends: bandwidth, and one-way delay."""
-
-    mbps: PositiveFloat
-    delay_ms: Annotated[float, Field(ge=0)] = 0.0
-
-
 class PartySettings(Settings):
     """One party's private side of a run (`party.toml`). Relative paths start at the file."""
 
@@ -134,7 +127,7 @@ class PartySettings(Settings):
     run_dir: FilePath = Path("runs")
     connect_s: Seconds = 300.0
     deadline_s: Seconds = 120.0
-    link: LinkSettings | None = None
+    link: Link | None = None  # emulated, for what this party sends
 
     @model_validator(mode="after")
     def _role_has_its_parts(self) -> PartySettings:

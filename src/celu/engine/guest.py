@@ -16,6 +16,7 @@ from celu.config.job import Job
 from celu.data.feed import Feed
 from celu.data.order import BatchOrder
 from celu.data.table import Batch
+from celu.engine.coding import Coding
 from celu.engine.local import Workset, device_of, same_rows, seed_step
 from celu.engine.observe import Observer
 from celu.engine.optim import Optimizer
@@ -24,7 +25,7 @@ from celu.errors import ModelError
 from celu.models.losses import HIGHER_IS_BETTER
 from celu.party import Guest
 from celu.transport.link import Link
-from celu.transport.message import Kind, Message, expect, rows_of
+from celu.transport.message import Kind, Message, expect
 from celu.transport.wire import check_finite
 
 
@@ -36,7 +37,7 @@ class GuestTrainer:
         self._guest = guest
         self._modules = [m for m in (guest.bottom, guest.top) if m is not None]
         self._seed = job.seed
-        self._hosts = list(job.hosts)
+        self._codings = {host: Coding(job, host) for host in job.hosts}
         self._batch_size = job.batch_size
         self._evaluation = job.evaluation
         self._device = device_of(guest.top)
@@ -54,13 +55,16 @@ class GuestTrainer:
         loss = self._losses(batch, leaves).mean()
         check_finite(loss.detach(), "the loss", round_)
         loss.backward()
-        dz = tuple(
-            self._derivative(leaf, host) for leaf, host in zip(leaves, self._hosts, strict=True)
-        )
-        self.workset.keep(round_, batch, z, dz)
-        return loss.detach(), [
-            Message(Kind.DERIVATIVE, round_, tensor=dz_BD, check=batch.check) for dz_BD in dz
-        ]
+        answers, sent = [], []
+        for leaf, (host, coding) in zip(leaves, self._codings.items(), strict=True):
+            dz_BD = self._derivative(leaf, host)
+            message, sent_BD = coding.pack(
+                Message(Kind.DERIVATIVE, round_, tensor=dz_BD, check=batch.check)
+            )
+            answers.append(message)
+            sent.append(sent_BD)
+        self.workset.keep(round_, batch, z, tuple(sent))
+        return loss.detach(), answers
 
     def apply(self) -> None:
         """The exchanged update, the batch's first use."""
@@ -111,7 +115,10 @@ class GuestTrainer:
     def _tensors(self, arrived: list[Message], batch: Batch, rows: int) -> tuple[Tensor, ...]:
         for message in arrived:
             same_rows(message, batch)
-        return tuple(rows_of(message, rows).to(self._device) for message in arrived)
+        return tuple(
+            coding.unpack(message, rows).to(self._device)
+            for coding, message in zip(self._codings.values(), arrived, strict=True)
+        )
 
     def _losses(self, batch: Batch, z: list[Tensor]) -> Tensor:
         assert batch.labels is not None

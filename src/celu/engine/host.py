@@ -17,6 +17,7 @@ from celu.config.job import Job
 from celu.data.feed import Feed
 from celu.data.order import BatchOrder
 from celu.data.table import Batch
+from celu.engine.coding import Coding
 from celu.engine.local import Workset, device_of, same_rows, seed_step
 from celu.engine.observe import Observer
 from celu.engine.optim import Optimizer
@@ -24,13 +25,14 @@ from celu.engine.schedule import Schedule
 from celu.errors import ModelError
 from celu.party import Host
 from celu.transport.link import Link
-from celu.transport.message import Kind, Message, expect, rows_of
+from celu.transport.message import Kind, Message, expect
 
 
 @dataclass
 class _InFlight:
     batch: Batch
     z_BD: Tensor  # with its graph
+    sent_BD: Tensor  # as the guest has it
     updates: int  # how many updates the bottom had seen
 
 
@@ -43,11 +45,12 @@ class HostTrainer:
         self._bottom = host.bottom
         self._seed = job.seed
         self._width = job.hosts[name].z_width
-        self.batch_size = job.batch_size
+        self._batch_size = job.batch_size
         self._device = device_of(host.bottom)
         order = BatchOrder(job.seed, host.train.num_rows, job.batch_size, job.order)
         self.feed = Feed(host.train, order, self._device)
         self._optimizer = Optimizer([host.bottom], job.optimizer)
+        self._coding = Coding(job, name)
         self._in_flight: dict[int, _InFlight] = {}
         self._updates = 0
         self.workset = Workset.of(job.method, "host")
@@ -57,15 +60,18 @@ class HostTrainer:
         batch = self.feed.batch(round_)
         seed_step(self._seed, self._name, round_, 0)
         z_BD = self._forward(batch)
-        self._in_flight[round_] = _InFlight(batch, z_BD, self._updates)
-        return Message(Kind.ACTIVATION, round_, tensor=z_BD.detach(), check=batch.check)
+        message, sent_BD = self._coding.pack(
+            Message(Kind.ACTIVATION, round_, tensor=z_BD, check=batch.check)
+        )
+        self._in_flight[round_] = _InFlight(batch, z_BD, sent_BD, self._updates)
+        return message
 
     def update(self, round_: int, answer: Message) -> None:
         """The exchanged update, the batch's first use; then it is cached."""
         sent = self._in_flight.pop(round_)
         same_rows(answer, sent.batch)
-        dz_BD = rows_of(answer, self.batch_size).to(sent.z_BD.device)
-        stale_BD = sent.z_BD.detach()
+        dz_BD = self._coding.unpack(answer, self._batch_size).to(self._device)
+        stale_BD = sent.sent_BD
         if self._updates == sent.updates:
             self._apply(sent.z_BD, dz_BD)
         else:
@@ -85,7 +91,8 @@ class HostTrainer:
         with torch.no_grad():
             z_BD = self._forward(batch)
         self._bottom.train()
-        return Message(Kind.TEST_ACTIVATION, round_, part, z_BD, check=batch.check)
+        message = Message(Kind.TEST_ACTIVATION, round_, part, z_BD, check=batch.check)
+        return self._coding.pack(message)[0]
 
     def _apply_stale(
         self, batch: Batch, stale_BD: Tensor, dz_BD: Tensor, round_: int, use: int

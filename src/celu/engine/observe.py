@@ -29,8 +29,15 @@ class Observer:
     """
 
     def __init__(
-        self, emit: Emit, traffic: list[TrafficBothWays], num_rounds: int, report_every: int
+        self,
+        emit: Emit,
+        traffic: list[TrafficBothWays],
+        num_rounds: int,
+        report_every: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._clock = clock
+        self._began = clock()
         self._emit = emit
         self._traffic = traffic
         self._num_rounds = num_rounds
@@ -42,9 +49,9 @@ class Observer:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Time spent in here is time that this party waited for another."""
-        started = time.perf_counter()
+        started = self._clock()
         yield
-        self._waited_s += time.perf_counter() - started
+        self._waited_s += self._clock() - started
 
     def round_done(self, round_: int, workset: Workset, loss: Tensor | None) -> None:
         """A round's exchanged update is made; `loss` is the guest's."""
@@ -54,6 +61,7 @@ class Observer:
             return
         fields: dict[str, Any] = {
             "round": round_ + 1,
+            "seconds": self._seconds(),
             "local_steps": workset.local_steps,
             "bubbles": workset.bubbles,
             "waited_s": round(self._waited_s, 4),
@@ -70,9 +78,13 @@ class Observer:
 
     def evaluated(self, round_: int, metrics: dict[str, float], target_reached: bool) -> None:
         """Held-out rows were scored after this round."""
-        fields = {"round": round_ + 1, **metrics, **self.bytes()}
+        fields = {"round": round_ + 1, "seconds": self._seconds(), **metrics, **self.bytes()}
         self.evaluations.append(fields)
         self._emit("evaluation", {**fields, "target_reached": target_reached})
+
+    def _seconds(self) -> float:
+        """Since training began, by this party's clock."""
+        return round(self._clock() - self._began, 4)
 
     def bytes(self) -> dict[str, int]:
         """Bytes over all links so far, evaluation traffic apart."""

@@ -1,32 +1,80 @@
-"""An emulated line: bandwidth and one-way delay for what a party sends, without root.
+"""An emulated line for what a party sends, without root: bandwidth, delay, jitter, outages.
 
-Each party paces its own sending, so a line between two parties is two of these. A piece leaves
-when its last byte would have arrived. It does not lose, reorder or vary: a clean, slow line.
+Each party paces its own sending, so a line between two parties is two of these. It decides when
+each piece arrives; in a real run a piece is held back until then, in virtual time it is noted. It
+loses and reorders nothing: a TCP stream over it is what is emulated, not its packets.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from celu.config.link import LinkSettings
 
 
 @dataclass
 class Line:
-    """When each piece may be handed to the real carrier."""
+    """When what is sent arrives. Jitter comes from `seed`, so a line can be had again."""
 
     mbps: float
-    delay_s: float
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    outage_every_s: float = 0.0
+    outage_s: float = 0.0
+    seed: int = 0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    _random: random.Random = field(init=False, repr=False)
+    _began: float | None = None
     _free_at: float = 0.0
+    _arrived: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)  # noqa: S311 - a simulation
+
+    @staticmethod
+    def of(link: LinkSettings, seed: int = 0) -> Line:
+        """The line that settings describe."""
+        return Line(
+            link.mbps,
+            link.delay_ms / 1000,
+            link.jitter_ms / 1000,
+            link.outage_every_s,
+            link.outage_s,
+            seed,
+        )
 
     def carry(self, num_bytes: int, given_at: float) -> None:
         """Wait until a piece given to the line at `given_at` has arrived at its other end."""
+        wait = self.arrival(num_bytes, given_at) - self.clock()
+        if wait > 0:
+            self.sleep(wait)
+
+    def arrival(self, num_bytes: int, given_at: float) -> float:
+        """The time at which a piece given at `given_at` is at the other end, after those before."""
+        if self._began is None:
+            self._began = given_at
         # Occupancy starts when the piece was given or the one before it has left, not when this
         # is called: the delay of one piece must not hold up the next.
         starts = max(given_at, self._free_at)
-        self._free_at = starts + num_bytes * 8 / (self.mbps * 1e6)
-        wait = self._free_at + self.delay_s - self.clock()
-        if wait > 0:
-            self.sleep(wait)
+        self._free_at = self._sent_by(starts, num_bytes * 8 / (self.mbps * 1e6))
+        late = self._random.uniform(0.0, self.jitter_s) if self.jitter_s else 0.0
+        self._arrived = max(self._arrived, self._free_at + self.delay_s + late)
+        return self._arrived
+
+    def _sent_by(self, starts: float, seconds: float) -> float:
+        """When so many seconds of sending are done, outages left out."""
+        if not self.outage_s:
+            return starts + seconds
+        assert self._began is not None
+        up = self.outage_every_s - self.outage_s
+        while True:
+            period = (starts - self._began) // self.outage_every_s
+            ends = self._began + period * self.outage_every_s + up
+            if starts + seconds <= ends:
+                return starts + seconds
+            seconds -= max(0.0, ends - starts)
+            starts = max(starts, ends) if seconds <= 0 else ends + self.outage_s

@@ -1,4 +1,7 @@
-"""Links between parties of one process: messages are handed over as they are, nothing is copied."""
+"""Links between parties of one process: messages are handed over as they are, nothing is copied.
+
+With clocks and lines they also keep the time that a real line would take (`virtual`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from collections.abc import Generator, Mapping
 from dataclasses import replace
 
 from celu.errors import PeerLost, ProtocolError
+from celu.transport.emulation import Line
 from celu.transport.message import TENSORS, Kind, Message, TensorSpec, TrafficBothWays, failure_of
+from celu.transport.virtual import Clock
 from celu.transport.wire import check_sendable, num_bytes
 
 # Bounds what an eager sender may pile up, as a network's buffers would.
@@ -18,16 +23,18 @@ CAPACITY = 16
 class _Pipe:
     """One direction: a bounded queue, and whether its sender has closed it."""
 
-    def __init__(self) -> None:
-        self.queue: deque[Message] = deque()
+    def __init__(self, line: Line | None) -> None:
+        self.queue: deque[tuple[Message, float]] = deque()  # and when it arrives
+        self.line = line
         self.closed = False
 
 
 class MemoryLink:
     """One end of a pair; see `Link`. Waiting is suspending: run it under `celu.simulate`."""
 
-    def __init__(self, peer: str, outgoing: _Pipe, incoming: _Pipe) -> None:
+    def __init__(self, peer: str, outgoing: _Pipe, incoming: _Pipe, clock: Clock | None) -> None:
         self.peer = peer
+        self._clock = clock
         self.traffic = TrafficBothWays()
         self._outgoing = outgoing
         self._incoming = incoming
@@ -46,8 +53,11 @@ class MemoryLink:
             if self._incoming.closed:
                 raise PeerLost(f"{self.peer} has left")
             await _suspend()
-        self._outgoing.queue.append(message)
-        self.traffic.sent.count(message.kind, num_bytes(message))
+        size, arrival = num_bytes(message), 0.0
+        if self._clock is not None and self._outgoing.line is not None:
+            arrival = self._outgoing.line.arrival(size, self._clock.now())
+        self._outgoing.queue.append((message, arrival))
+        self.traffic.sent.count(message.kind, size)
 
     async def receive(self) -> Message:
         """See `Link`."""
@@ -55,7 +65,9 @@ class MemoryLink:
             if self._incoming.closed:
                 raise PeerLost(f"{self.peer} has left")
             await _suspend()
-        message = self._incoming.queue.popleft()
+        message, arrival = self._incoming.queue.popleft()
+        if self._clock is not None:
+            self._clock.wait_until(arrival)
         self.traffic.received.count(message.kind, num_bytes(message))
         if message.kind is Kind.FAILURE:
             raise failure_of(self.peer, message)
@@ -71,10 +83,17 @@ class MemoryLink:
         self._outgoing.closed = True
 
 
-def memory_links(a: str, b: str) -> tuple[MemoryLink, MemoryLink]:
-    """A's link to B, and B's link to A."""
-    to_b, to_a = _Pipe(), _Pipe()
-    return MemoryLink(b, to_b, to_a), MemoryLink(a, to_a, to_b)
+def memory_links(
+    a: str,
+    b: str,
+    *,
+    clocks: tuple[Clock, Clock] | None = None,
+    lines: tuple[Line, Line] | None = None,
+) -> tuple[MemoryLink, MemoryLink]:
+    """A's link to B, and B's link to A; `lines` are those that A and B send on."""
+    to_b, to_a = (_Pipe(line) for line in lines or (None, None))
+    of_a, of_b = clocks or (None, None)
+    return MemoryLink(b, to_b, to_a, of_a), MemoryLink(a, to_a, to_b, of_b)
 
 
 @types.coroutine

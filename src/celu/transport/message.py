@@ -43,7 +43,8 @@ CHECK_BYTES = 16
 class Message:
     """One message: `round` and `part` say which; `part` counts the pieces of an evaluation.
 
-    `check` is the digest of the rows that a tensor of training or evaluation belongs to.
+    `check` is the digest of the rows that a tensor of training or evaluation belongs to. `total`
+    is the sum of what was encoded on an accelerator: looked at when the bytes leave it.
     """
 
     kind: Kind
@@ -52,6 +53,7 @@ class Message:
     tensor: Tensor | None = None
     body: dict[str, Any] | None = None
     check: bytes = bytes(CHECK_BYTES)
+    total: Tensor | None = None
 
 
 @dataclass(frozen=True)

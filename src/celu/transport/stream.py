@@ -57,6 +57,8 @@ class StreamLink:
         """See `Link`. A tensor on an accelerator is brought to main memory here."""
         if message.tensor is not None:
             message = replace(message, tensor=message.tensor.detach().to("cpu"))
+        if message.total is not None:
+            check_finite(message.total.cpu(), message.kind.name, message.round)
         check_sendable(message)
         size = num_bytes(message)
         try:

@@ -1,0 +1,135 @@
+"""`celu bench link`: how full the line is while training, and whether virtual time tells the truth.
+
+A line is full where the bytes it carried in some time are what it could have carried. Messages of 4
+MiB each way and next to nothing to compute make the line the bottleneck: one round at a time it
+idles in one direction or the other, and with rounds in flight it should not. Every run is two
+processes over mutual TLS with emulated lines; virtual time is the same job in one process.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from celu.bench.processes import Event, free_port, run_parties
+from celu.bench.report import BenchResult, Say
+from celu.bench.step import BATCH, WIDTH, write_pair
+from celu.config.job import read_job
+from celu.config.link import find_link
+from celu.config.party import read_party
+from celu.data.starter import write_settings
+from celu.launch import load_party
+from celu.party import Guest, Host
+from celu.simulation import simulate
+
+PROFILE = "wan-300"
+PARTIES = ("guest", "host")
+_JOB = """\
+batch_size = {batch}
+rounds = {rounds}
+codec = "{codec}"
+[hosts.host]
+z_width = {width}
+[method]
+R = 1
+depth = {depth}
+[optimizer]
+lr = 0.01
+[evaluation]
+every = {rounds}
+rows = 1
+metric = "loss"
+"""
+# Codec, rounds in flight.
+CASES = (("fp32", 1), ("fp32", 2), ("fp32", 4), ("fp32", 8), ("int8", 1), ("int8", 8))
+
+
+def bench_link(say: Say, rounds: int = 60) -> BenchResult:
+    """Vanilla training over the line, serial and with rounds in flight."""
+    torch.set_num_threads(1)
+    result = BenchResult("link", [1])
+    line = find_link(PROFILE)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        write_pair(folder, thin=True, rounds=rounds)
+        for codec, depth in CASES:
+            job = folder / "link.toml"  # not job.toml, which settings come with
+            job.write_text(
+                _JOB.format(batch=BATCH, rounds=rounds, codec=codec, width=WIDTH, depth=depth)
+            )
+            events = _run(folder, job)
+            real = _seconds(events)
+            virtual = _virtual(folder, job)
+            sent, received = (_use(events, way, line.mbps, depth) for way in ("sent", "received"))
+            result.rows.append(
+                {
+                    "codec": codec,
+                    "rounds in flight": depth,
+                    "line in use, host to guest": sent,
+                    "guest to host": received,
+                    "ms a round": 1000 * real / rounds,
+                    "virtual ms a round": 1000 * virtual / rounds,
+                    "virtual over real": virtual / real,
+                }
+            )
+            say(f"{codec}, {depth} in flight: {sent:.3f} and {received:.3f} of the line")
+    full = [row for row in result.rows if row["codec"] == "fp32"]
+    result.figures |= {
+        "duplex_use": max(min(r["line in use, host to guest"], r["guest to host"]) for r in full),
+        "pingpong_use": min(full[0]["line in use, host to guest"], full[0]["guest to host"]),
+        "virtual_over_real_worst": max(
+            (row["virtual over real"] for row in result.rows), key=lambda ratio: abs(ratio - 1)
+        ),
+    }
+    result.notes.append(
+        f"{PROFILE}: {line.mbps:g} Mbps and {line.delay_ms:g} ms each way, emulated; "
+        f"batch {BATCH}, Z {WIDTH}, one linear layer a party, {rounds} rounds; the "
+        "first quarter and the last rounds in flight are left out of the line's use. duplex_use is "
+        "the emptier direction of the fullest case in fp32."
+    )
+    return result
+
+
+def _run(folder: Path, job: Path) -> list[Event]:
+    """The host's events of a real run."""
+    from celu.bench.step import THIN
+
+    write_settings(folder, THIN, port=free_port(), local=True)
+    for name in PARTIES:
+        path = folder / name / "party.toml"
+        path.write_text(f'link = "{PROFILE}"\n{path.read_text(encoding="utf-8")}')
+    out = f"run-{time.monotonic_ns()}"
+    return run_parties(folder, list(PARTIES), job, out, timeout_s=300)["host"].events
+
+
+def _seconds(events: list[Event]) -> float:
+    last: float = [e for e in events if e["event"] == "round"][-1]["seconds"]
+    return last
+
+
+def _use(events: list[Event], way: str, mbps: float, depth: int) -> float:
+    """The share of the line's capacity that training used, while the pipeline was filled."""
+    rounds = [e for e in events if e["event"] == "round"]
+    first, last = rounds[len(rounds) // 4], rounds[-1 - depth]
+    carried = last[f"bytes_{way}"] - first[f"bytes_{way}"]
+    return float(carried * 8 / (mbps * 1e6) / (last["seconds"] - first["seconds"]))
+
+
+def _virtual(folder: Path, job_file: Path) -> float:
+    """Seconds to the last round of the same job in virtual time, by the guest's clock."""
+    job = read_job(job_file)
+    loaded = {n: load_party(read_party(folder / n / "party.toml"), job, folder) for n in PARTIES}
+    guest, host = loaded["guest"], loaded["host"]
+    assert isinstance(guest, Guest) and isinstance(host, Host)
+    seconds = 0.0
+
+    def note(event: str, fields: dict[str, float]) -> None:
+        nonlocal seconds
+        if event == "round":
+            seconds = fields["seconds"]
+
+    simulate(job, guest, {"host": host}, note, link=find_link(PROFILE))
+    return seconds

@@ -1,0 +1,32 @@
+"""Plain casts: float32 as it is, or in half of its bytes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from celu.codecs.codec import check_size, from_bytes, to_bytes
+
+
+class Cast:
+    """Numbers rounded to the nearest of another type; in float16 none goes beyond 65504."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def max_bytes(self, rows: int, width: int) -> int:
+        """See `Codec`."""
+        return rows * width * self._dtype.itemsize
+
+    def encode(self, x_BD: Tensor, noise: torch.Generator) -> Tensor:
+        """See `Codec`."""
+        del noise
+        if self._dtype == torch.float16:
+            largest = torch.finfo(torch.float16).max
+            x_BD = x_BD.clamp(-largest, largest)
+        return to_bytes(x_BD.to(self._dtype))
+
+    def decode(self, payload: Tensor, rows: int, width: int) -> Tensor:
+        """See `Codec`."""
+        check_size(payload, self.max_bytes(rows, width))
+        return from_bytes(payload, self._dtype).reshape(rows, width).float()

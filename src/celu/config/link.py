@@ -1,0 +1,62 @@
+"""An emulated line: what a user says of it, and lines that have names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
+
+from celu.config.reading import Settings
+from celu.errors import ConfigError
+
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class LinkSettings(Settings):
+    """One direction of a line: bandwidth, one-way delay, jitter on top of it, and outages.
+
+    Every `outage_every_s` seconds the line carries nothing for `outage_s` seconds.
+    """
+
+    mbps: PositiveFloat
+    delay_ms: NotNegative = 0.0
+    jitter_ms: NotNegative = 0.0
+    outage_every_s: NotNegative = 0.0
+    outage_s: NotNegative = 0.0
+
+    @model_validator(mode="after")
+    def _is_up_at_times(self) -> LinkSettings:
+        if (self.outage_s > 0) != (self.outage_every_s > 0):
+            raise ValueError("outage_s or outage_every_s is missing: give both or neither")
+        if self.outage_s > 0 and self.outage_s >= self.outage_every_s:
+            raise ValueError("expected outage_s shorter than outage_every_s, or nothing passes")
+        return self
+
+
+PROFILES = {
+    "wan-300": LinkSettings(mbps=300.0, delay_ms=20.0),  # the paper's bandwidth
+    "wan-100": LinkSettings(mbps=100.0, delay_ms=20.0),
+    "lte": LinkSettings(mbps=30.0, delay_ms=35.0, jitter_ms=15.0),
+    "lan": LinkSettings(mbps=1000.0, delay_ms=0.2),
+}
+
+
+def find_link(name: str) -> LinkSettings:
+    """The line of a name; raises ConfigError."""
+    if name not in PROFILES:
+        raise ConfigError(f"link: expected one of {', '.join(PROFILES)}, got {name!r}")
+    return PROFILES[name]
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, str):
+        if value not in PROFILES:
+            raise ValueError(f"expected one of {', '.join(PROFILES)}, got {value!r}")
+        return PROFILES[value]
+    return value
+
+
+if TYPE_CHECKING:
+    Link = LinkSettings
+else:
+    Link = Annotated[LinkSettings, BeforeValidator(_named)]

@@ -1,0 +1,177 @@
+"""Codecs: what comes back, how many bytes it took, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from celu.codecs.levels import hadamard
+from celu.codecs.named import CODECS, find_codec
+from celu.errors import ConfigError, ProtocolError
+
+NAMES = [*CODECS, "bf16+zstd", "4bit+zstd"]
+PLAIN = [name for name in NAMES if "+" not in name]
+# The most that a number may be off, as a share of the range of its row (or of itself: casts).
+LEVELS = {"int8": 255, "4bit": 15, "2bit": 3}
+
+
+def noise(seed: int = 1) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def there_and_back(name: str, x: Tensor, seed: int = 1) -> Tensor:
+    codec = find_codec(name, "codec")
+    payload = codec.encode(x, noise(seed))
+    assert payload.dtype == torch.uint8 and payload.dim() == 1
+    assert payload.numel() <= codec.max_bytes(*x.shape)
+    return codec.decode(payload, *x.shape)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (64, 16), (7, 33), (100, 256)])
+def test_a_matrix_comes_back_in_its_shape_and_about_right(
+    name: str, shape: tuple[int, int]
+) -> None:
+    x = torch.randn(shape, generator=noise(3)) * 1e-3
+    back = there_and_back(name, x)
+    assert back.shape == x.shape and back.dtype == torch.float32
+    error = float((back - x).abs().max())
+    if name.startswith("fp32"):
+        assert torch.equal(back, x)
+    elif name.startswith(("bf16", "fp16")):
+        assert error <= 2**-8 * float(x.abs().max()) + 1e-7
+    else:
+        # A rotated row's range is at most the row's length; errors add up to one of its numbers.
+        reach = float((x - x.mean(dim=0)).norm(dim=1).max()) * 2 + float(x.abs().max())
+        step = reach / LEVELS[name.removesuffix("+zstd")]
+        assert error <= step * max(1.0, math.sqrt(shape[1]))
+
+
+def test_bytes_of_a_paper_sized_message() -> None:
+    shape = (4096, 256)
+    size = {name: CODECS[name].max_bytes(*shape) for name in PLAIN}
+    plain = size["fp32"]
+    assert plain == 4 * 4096 * 256
+    assert plain / size["bf16"] == plain / size["fp16"] == 2
+    assert 3.8 < plain / size["int8"] < 4
+    assert 7.4 < plain / size["4bit"] < 8
+    assert 14 < plain / size["2bit"] < 16
+
+
+@pytest.mark.parametrize("name", ["int8", "4bit", "2bit"])
+def test_rounding_is_right_on_average(name: str) -> None:
+    x = torch.randn(8, 32, generator=noise(5))
+    backs = torch.stack([there_and_back(name, x, seed) for seed in range(600)])
+    spread = float(backs.std(dim=0).mean())
+    assert spread > 0, "each time other numbers"
+    assert float((backs.mean(dim=0) - x).abs().max()) < 6 * spread / math.sqrt(600) + 1e-6
+
+
+def test_the_mean_row_and_the_rotation_pay_where_a_column_stands_out() -> None:
+    x = torch.randn(256, 64, generator=noise(6))
+    x[:, 3] += 40.0  # as an activation that is always on
+    x[5, 7] += 30.0
+    from celu.codecs.levels import RowLevels
+
+    plain = RowLevels(4)
+    off = plain.decode(plain.encode(x, noise()), *x.shape) - x
+    assert float((there_and_back("4bit", x) - x).norm()) < 0.3 * float(off.norm())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.zeros(4, 8),
+        torch.full((4, 8), -3.5),
+        torch.tensor([[1e38, -1e38, 0.0, 1.0]]),
+        torch.tensor([[1e-40, -1e-40, 0.0, 3e-45]]),
+    ],
+    ids=["zeros", "one number", "huge", "tiny"],
+)
+def test_extremes_stay_finite(name: str, x: Tensor) -> None:
+    back = there_and_back(name, x)
+    assert torch.isfinite(back).all()
+    if not x.any():
+        assert not back.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_noise_gives_equal_bytes(name: str) -> None:
+    x = torch.randn(16, 24, generator=noise(8))
+    codec = find_codec(name, "codec")
+    assert torch.equal(codec.encode(x, noise(4)), codec.encode(x, noise(4)))
+
+
+def test_decoding_is_pinned() -> None:
+    # Parties on different releases and machines must agree on every bit of what was decoded.
+    payload = torch.arange(4 * 3 + 2 * (8 + 2), dtype=torch.int64).to(torch.uint8)
+    floats = torch.tensor([0.5, -1.0, 2.0, 0.25, -0.75, 0.125, 0.0625])
+    payload[: 4 * 7] = floats.view(torch.uint8)
+    back = CODECS["4bit"].decode(payload, 2, 3)
+    assert [x.hex() for x in back.double().flatten().tolist()] == [
+        "0x1.5800000000000p+1",
+        "-0x1.3800000000000p+1",
+        "0x1.0800000000000p+1",
+        "-0x1.0000000000000p-5",
+        "-0x1.d800000000000p+0",
+        "0x1.0400000000000p+1",
+    ]
+
+
+@pytest.mark.parametrize("width", [1, 2, 8, 64, 256])
+def test_the_rotation_undoes_itself_and_keeps_lengths(width: int) -> None:
+    x = torch.randn(5, width, generator=noise(9))
+    torch.testing.assert_close(hadamard(hadamard(x)), x)
+    torch.testing.assert_close(hadamard(x).norm(dim=1), x.norm(dim=1))
+    if width == 8:
+        by_hand = np.array([[(-1) ** bin(i & j).count("1") for j in range(8)] for i in range(8)])
+        expected = torch.from_numpy(x.numpy() @ by_hand / math.sqrt(8))
+        torch.testing.assert_close(hadamard(x), expected.float())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("change", ["empty", "cut", "longer", "doubled"])
+def test_bytes_of_another_size_are_refused(name: str, change: str) -> None:
+    codec = find_codec(name, "codec")
+    payload = codec.encode(torch.randn(6, 12, generator=noise(2)), noise())
+    wrong = {
+        "empty": payload[:0],
+        "cut": payload[:-1],
+        "longer": torch.cat([payload, payload[:1]]),
+        "doubled": torch.cat([payload, payload]),
+    }[change]
+    if "+zstd" in name and change in ("longer", "doubled"):
+        return  # what follows a frame is not read; more than the contract allows never arrives
+    with pytest.raises(ProtocolError):
+        codec.decode(wrong, 6, 12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(NAMES), st.binary(max_size=200), st.integers(1, 6), st.integers(1, 20))
+def test_any_bytes_are_a_matrix_or_refused(name: str, data: bytes, rows: int, width: int) -> None:
+    payload = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
+    try:
+        back = find_codec(name, "codec").decode(payload, rows, width)
+    except ProtocolError:
+        return
+    assert back.shape == (rows, width)
+
+
+def test_a_claim_of_much_more_than_the_shape_costs_nothing() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 28))
+    payload = torch.frombuffer(bytearray(bomb), dtype=torch.uint8)
+    with pytest.raises(ProtocolError, match="at most 288 bytes"):
+        find_codec("fp32+zstd", "codec").decode(payload, 6, 12)
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"codec: expected one of fp32, .*got 'int7'"):
+        find_codec("int7", "codec")

@@ -1,0 +1,95 @@
+"""Training over codecs: the same bits over any transport, and both sides cache what was decoded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import celu
+from celu.engine.coding import Coding
+from celu.engine.guest import GuestTrainer
+from celu.engine.host import HostTrainer
+from celu.errors import ConfigError, NonFiniteError, ShapeError
+from celu.transport.message import Kind, Message
+from federation import assert_same_bits, federation, train_in_memory, train_over_grpc
+
+METHOD = celu.Method(W=4, R=3, depth=2)
+MIXED = {"activation": "4bit", "derivative": "int8", "evaluation": "bf16+zstd"}
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys")
+
+
+@pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "4bit", MIXED], ids=str)
+def test_over_grpc_as_in_memory_and_otherwise_than_exactly(codec: object, keys: Path) -> None:
+    fed = federation(method=METHOD, codec=codec, hosts={"a": 6, "b": 16})
+    weights = train_in_memory(fed)
+    assert_same_bits(weights, train_over_grpc(fed, keys))
+    exact = train_in_memory(federation(method=METHOD, hosts={"a": 6, "b": 16}))
+    assert any(not torch.equal(weights[name], exact[name]) for name in exact)
+    far = max(float((weights[name] - exact[name]).abs().max()) for name in exact)
+    assert far < 0.5
+
+
+def test_another_seed_rounds_otherwise() -> None:
+    coding = [Coding(federation(codec="4bit", seed=seed).job, "host") for seed in (1, 2)]
+    z = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
+    a, b = (c.pack(Message(Kind.ACTIVATION, 3, tensor=z))[1] for c in coding)
+    again = coding[0].pack(Message(Kind.ACTIVATION, 3, tensor=z))[1]
+    other_round = coding[0].pack(Message(Kind.ACTIVATION, 4, tensor=z))[1]
+    assert torch.equal(a, again)
+    assert not torch.equal(a, b) and not torch.equal(a, other_round)
+
+
+def test_both_sides_cache_what_was_decoded() -> None:
+    fed = federation(codec="4bit", method=celu.Method(R=3))
+    host = HostTrainer("host", fed.hosts["host"], fed.job)
+    guest = GuestTrainer("guest", fed.guest, fed.job)
+    activation = host.activate(0)
+    _, (answer,) = guest.answer(0, [activation])
+    host.update(0, answer)
+    (theirs,), (ours,) = guest.workset.table, host.workset.table
+    assert torch.equal(theirs.z[0], ours.z[0])
+    assert torch.equal(theirs.dz[0], ours.dz[0])
+    assert activation.tensor is not None
+    assert activation.tensor.numel() == 4 * 6 + 32 * (8 + 4)
+
+
+def test_the_wire_carries_fewer_bytes_also_for_evaluations() -> None:
+    traffic = {}
+    for codec in ("fp32", "int8"):
+        fed = federation(codec=codec, hosts={"host": 64})
+        traffic[codec] = celu.simulate(fed.job, fed.guest, fed.hosts).traffic
+    for what in ("bytes_sent", "bytes_received", "evaluation_bytes"):
+        assert 2.8 < traffic["fp32"][what] / traffic["int8"][what] < 4
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_nan_and_inf_are_refused_before_encoding_and_after_decoding(bad: float) -> None:
+    coding = Coding(federation(codec="int8").job, "host")
+    z = torch.zeros(32, 6)
+    z[3, 2] = bad
+    with pytest.raises(NonFiniteError, match="ACTIVATION of round 7"):
+        coding.pack(Message(Kind.ACTIVATION, 7, tensor=z))
+    packed, _ = coding.pack(Message(Kind.ACTIVATION, 7, tensor=torch.ones(32, 6)))
+    assert packed.tensor is not None
+    packed.tensor[:4, 0] = torch.tensor([bad]).view(torch.uint8)
+    with pytest.raises(NonFiniteError, match="round 7"):
+        coding.unpack(packed, 32)
+
+
+def test_a_message_of_other_rows_is_refused_by_kind_and_round() -> None:
+    coding = Coding(federation(codec="int8").job, "host")
+    packed, _ = coding.pack(Message(Kind.DERIVATIVE, 2, tensor=torch.ones(31, 6)))
+    with pytest.raises(ShapeError, match="DERIVATIVE of round 2: expected 448 bytes"):
+        coding.unpack(packed, 32)
+
+
+def test_parties_with_other_codecs_never_begin(keys: Path) -> None:
+    with pytest.raises(ConfigError, match="codec: expected one of"):
+        fed = federation(codec="int9")
+        celu.simulate(fed.job, fed.guest, fed.hosts)

@@ -1,0 +1,131 @@
+"""Virtual time: what a run would take on a line, without waiting for it."""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import pytest
+
+import celu
+from celu.config.link import PROFILES, LinkSettings
+from celu.transport.emulation import Line
+from celu.transport.virtual import Clock
+from federation import assert_same_bits, federation, train_in_memory
+
+
+class Ticker:
+    """A timer that is set by hand."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def test_a_clock_runs_while_its_party_computes_and_jumps_while_it_waits() -> None:
+    ticker = Ticker()
+    clock = Clock(timer=ticker)
+    clock.resume()
+    ticker.at = 2.0
+    assert clock.now() == 2.0
+    clock.pause()
+    ticker.at = 9.0
+    assert clock.now() == 2.0, "others compute meanwhile"
+    clock.resume()
+    clock.wait_until(5.0)
+    ticker.at = 10.0
+    assert clock.now() == 6.0
+    clock.wait_until(1.0)
+    assert clock.now() == 6.0, "what is there already needs no waiting"
+
+
+def test_a_faster_party_takes_less_time() -> None:
+    ticker = Ticker()
+    clock = Clock(speed=4.0, timer=ticker)
+    clock.resume()
+    ticker.at = 2.0
+    assert clock.now() == 0.5
+
+
+def test_a_line_in_virtual_time_is_the_line_of_a_real_run() -> None:
+    line = Line.of(LinkSettings(mbps=8.0, delay_ms=500.0))
+    assert line.arrival(1_000_000, 0.0) == 1.5
+    assert line.arrival(1_000_000, 0.0) == 2.5, "behind the first"
+    assert line.arrival(1_000_000, 10.0) == 11.5, "the line was free again"
+
+
+def test_jitter_delays_at_random_and_never_reorders() -> None:
+    link = LinkSettings(mbps=800.0, delay_ms=10.0, jitter_ms=50.0)
+    late = [Line.of(link, seed).arrival(1000, 0.0) for seed in range(200)]
+    assert 0.01 < min(late) < 0.02 and 0.05 < max(late) < 0.0601
+    line = Line.of(link, 3)
+    arrivals = [line.arrival(1000, 0.001 * i) for i in range(300)]
+    assert arrivals == sorted(arrivals)
+    again = Line.of(link, 3)
+    assert arrivals == [again.arrival(1000, 0.001 * i) for i in range(300)]
+
+
+def test_nothing_passes_in_an_outage_and_nothing_is_lost() -> None:
+    # Up for 8 of every 10 s; a megabyte takes one.
+    link = LinkSettings(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
+    line = Line.of(link)
+    arrivals = [line.arrival(1_000_000, 0.0) for _ in range(17)]
+    assert arrivals == [*map(float, range(1, 9)), *map(float, range(11, 19)), 21.0]
+    long = Line.of(link)
+    assert long.arrival(20_000_000, 0.0) == 24.0, "two outages on its way"
+    late = Line.of(link)
+    late.arrival(0, 0.0)
+    assert late.arrival(1_000_000, 9.0) == 11.0, "given in an outage"
+
+
+def test_lines_have_names() -> None:
+    assert celu.find_link("wan-300") == LinkSettings(mbps=300.0, delay_ms=20.0)
+    with pytest.raises(celu.CeluError, match="wan-300, wan-100, lte, lan, got 'isdn'"):
+        celu.find_link("isdn")
+    assert all(link.mbps > 0 for link in PROFILES.values())
+
+
+def test_seconds_follow_the_line_and_the_bits_do_not() -> None:
+    fed = federation(method=celu.Method(R=1), hosts={"host": 64})
+    exact = train_in_memory(fed)
+    seconds = {}
+    for mbps in (1.0, 10.0):
+        run = copy.deepcopy(fed)
+        result = celu.simulate(
+            run.job, run.guest, run.hosts, link=LinkSettings(mbps=mbps, delay_ms=10.0)
+        )
+        assert_same_bits(run.weights(), exact)
+        seconds[mbps] = result.evaluations[-1]["seconds"]
+    rounds, message = 10, 32 * 64 * 4 * 8  # to the last evaluation: Z and dZ in turn, then Z
+    evaluations = 2 * (6 * message)
+    for mbps, found in seconds.items():
+        line = (2 * rounds * message + evaluations) / (mbps * 1e6)
+        least = line + (2 * rounds + 2) * 0.01
+        assert least < found < least * 1.1 + 2.0
+
+
+def test_nothing_is_waited_for() -> None:
+    fed = federation(hosts={"host": 64})
+    started = time.perf_counter()
+    result = celu.simulate(
+        fed.job, fed.guest, fed.hosts, link=LinkSettings(mbps=0.01, delay_ms=5000.0)
+    )
+    assert result.evaluations[-1]["seconds"] > 100
+    assert time.perf_counter() - started < 60
+
+
+def test_rounds_in_flight_hide_the_delay() -> None:
+    seconds = []
+    for depth in (1, 4):
+        fed = federation(
+            method=celu.Method(R=1, depth=depth),
+            evaluation=celu.Evaluation(every=14, metric="loss", rows=32),
+        )
+        result = celu.simulate(
+            fed.job, fed.guest, fed.hosts, link=LinkSettings(mbps=1000.0, delay_ms=1000.0)
+        )
+        seconds.append(result.evaluations[-1]["seconds"])
+    assert seconds[0] == pytest.approx(14 * 2 + 1, rel=0.15)
+    assert seconds[1] < 0.4 * seconds[0]
