@@ -44,7 +44,7 @@ def bench_codec(say: Say, data: Path | None, seeds: list[int]) -> BenchResult:
     for name in CODECS:
         result.rows.append(_time(name))
     with tempfile.TemporaryDirectory() as scratch:
-        pairs = {"made-up clicks": (_made_up(Path(scratch)), 0.72, 800)}
+        pairs = {"made-up clicks": (_made_up(Path(scratch)), 0.73, 400)}
         if data is not None:
             pairs["Criteo sample"] = (_sample(Path(scratch), data), 0.76, 317)
         ratios: dict[tuple[int, str], list[float]] = {}
@@ -143,7 +143,7 @@ def _rounds(pair: Pair, codec: str, R: int, seed: int, target: float, most: int)
         codec=codec,
         method=celu.Method(R={"guest": R, "host": 1}),
         optimizer=celu.Optimizer(name="adagrad", lr=LR, initial_accumulator=0.0),
-        evaluation=celu.Evaluation(every=EVERY, target=target),
+        evaluation=celu.Evaluation(every=EVERY, target=target, rows=20_000),
     )
     torch.manual_seed(seed)
 
