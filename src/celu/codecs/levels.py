@@ -52,12 +52,14 @@ class RowLevels:
         return from_bytes(payload[: 8 * rows]).view(2, rows), payload[8 * rows :].view(rows, -1)
 
     def _encode_some(self, x_BD: Tensor, chance_BD: Tensor, ranges: Tensor, codes: Tensor) -> None:
-        low_B, high_B = torch.aminmax(x_BD, dim=1)
+        low_B, high_B = x_BD.amin(dim=1), x_BD.amax(dim=1)
         step_B = (high_B - low_B) / self._top
         ranges[0], ranges[1] = low_B, step_B
         safe_B = torch.where(step_B > 0, step_B, torch.ones_like(step_B))  # a row of one number
-        exact_BD = (x_BD - low_B[:, None]).div_(safe_B[:, None]).add_(chance_BD)
-        codes.copy_(self._pack(exact_BD.clamp_(0, self._top + 0.5).to(torch.uint8)))
+        exact_BD = (x_BD - low_B[:, None]).div_(safe_B[:, None])
+        raised_BD = exact_BD.add_(chance_BD, alpha=2**-16).add_(0.5).clamp_(0, self._top + 0.5)
+        # By way of int32, which is what processors convert quickly.
+        codes.copy_(self._pack(raised_BD.to(torch.int32).to(torch.uint8)))
 
     def _decode_some(self, ranges: Tensor, codes: Tensor, width: int) -> Tensor:
         low_B, step_B = ranges
@@ -151,11 +153,11 @@ def _chunks(rows: int, width: int) -> Iterator[slice]:
 
 
 def _chance(shape: tuple[int, ...], noise: torch.Generator) -> Tensor:
-    """Numbers from 0 to below 1, for rounding: multiples of 1/65536, which are quick to make."""
+    """Chances from -1/2 to below 1/2, times 65536: whole numbers, which are quick to make."""
     count = math.prod(shape)
     words = torch.empty(-(-count // 4), dtype=torch.int64, device=noise.device)
     halves = words.random_(-(2**63), None, generator=noise).view(torch.int16)[:count]
-    return (halves.float() + 32768.0).mul_(1 / 65536).reshape(shape)
+    return halves.reshape(shape)
 
 
 def _rotated_width(width: int) -> int:
