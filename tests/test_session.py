@@ -45,6 +45,8 @@ def run(fed: Federation, *, hosts_job: celu.Job | None = None) -> celu.Result:
         ("method.xi.guest", {"method": celu.Method(xi={"guest": 30, "host": 60})}),
         ("method.depth", {"method": celu.Method(depth=2)}),
         ("method.weighting", {"method": celu.Method(weighting="none")}),
+        ("order.shuffle", {"order": celu.Order(shuffle="blocks")}),
+        ("codec.activation", {"codec": celu.Codecs(activation="int8")}),
         ("hosts.host.z_width", {"hosts": {"host": celu.HostTerms(z_width=4)}}),
         ("optimizer.lr", {"optimizer": celu.Optimizer(lr=0.1)}),
         ("optimizer.name", {"optimizer": celu.Optimizer(name="sgd", lr=0.03)}),

@@ -89,7 +89,7 @@ def test_a_message_of_other_rows_is_refused_by_kind_and_round() -> None:
         coding.unpack(packed, 32)
 
 
-def test_parties_with_other_codecs_never_begin(keys: Path) -> None:
+def test_an_unknown_codec_is_refused_before_anything_begins() -> None:
+    fed = federation(codec="int9")
     with pytest.raises(ConfigError, match="codec: expected one of"):
-        fed = federation(codec="int9")
         celu.simulate(fed.job, fed.guest, fed.hosts)

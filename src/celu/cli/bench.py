@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from celu.bench.report import BenchResult, Say
 
 _Out = Annotated[Path, typer.Option(help="Where result.json is written.")]
 
@@ -26,6 +30,13 @@ def register(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
 
 
+def _report(measure: Callable[[Say], BenchResult], out: Path) -> None:
+    console = Console()
+    result = measure(console.print)
+    result.show(console)
+    console.print(f"written to {result.write(out)}", soft_wrap=True)
+
+
 def step(
     out: _Out = Path("bench-out/step"),
     turns: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 3,
@@ -33,10 +44,7 @@ def step(
     """A step's cost against loops written by hand (about 8 minutes on two cores)."""
     from celu.bench.step import bench_step
 
-    console = Console()
-    result = bench_step(console.print, turns=turns)
-    result.show(console)
-    console.print(f"written to {result.write(out)}", soft_wrap=True)
+    _report(lambda say: bench_step(say, turns=turns), out)
 
 
 def rounds(
@@ -46,10 +54,7 @@ def rounds(
     """Rounds to the same AUC on the flights data, two baselines tuned (about 8 minutes)."""
     from celu.bench.rounds import bench_rounds
 
-    console = Console()
-    result = bench_rounds(console.print, seeds=list(range(1, seeds + 1)))
-    result.show(console)
-    console.print(f"written to {result.write(out)}", soft_wrap=True)
+    _report(lambda say: bench_rounds(say, seeds=list(range(1, seeds + 1))), out)
 
 
 def data(
@@ -57,23 +62,17 @@ def data(
     rows: Annotated[int, typer.Option(min=100_000, help="Rows of the large file.")] = 10_000_000,
     turns: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 3,
 ) -> None:
-    """Preparing against a bare scan, its memory, and the feed (about 15 minutes, 8 GB of disk)."""
+    """Preparing against a bare scan, its memory, and the feed (about 4 minutes, 8 GB of disk)."""
     from celu.bench.data import bench_data
 
-    console = Console()
-    result = bench_data(console.print, small=rows // 10, large=rows, turns=turns)
-    result.show(console)
-    console.print(f"written to {result.write(out)}", soft_wrap=True)
+    _report(lambda say: bench_data(say, small=rows // 10, large=rows, turns=turns), out)
 
 
 def psi(out: _Out = Path("bench-out/psi")) -> None:
     """Private set intersection against bare multiplications (about 6 minutes on two cores)."""
     from celu.bench.psi import bench_psi
 
-    console = Console()
-    result = bench_psi(console.print)
-    result.show(console)
-    console.print(f"written to {result.write(out)}", soft_wrap=True)
+    _report(bench_psi, out)
 
 
 def quality(
@@ -86,10 +85,7 @@ def quality(
     """Raw click data to held-out AUC, by way of prepare and align (about 8 minutes)."""
     from celu.bench.quality import bench_quality
 
-    console = Console()
-    result = bench_quality(console.print, folder, list(range(1, splits + 1)))
-    result.show(console)
-    console.print(f"written to {result.write(out)}", soft_wrap=True)
+    _report(lambda say: bench_quality(say, folder, list(range(1, splits + 1))), out)
 
 
 def codec(
@@ -99,20 +95,14 @@ def codec(
     out: _Out = Path("bench-out/codec"),
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
 ) -> None:
-    """Bytes, time and rounds of each codec (about 15 minutes)."""
+    """Bytes, time and rounds of each codec (about 4 minutes)."""
     from celu.bench.codec import bench_codec
 
-    console = Console()
-    result = bench_codec(console.print, folder, list(range(1, seeds + 1)))
-    result.show(console)
-    console.print(f"written to {result.write(out)}", soft_wrap=True)
+    _report(lambda say: bench_codec(say, folder, list(range(1, seeds + 1))), out)
 
 
 def link(out: _Out = Path("bench-out/link")) -> None:
     """How full an emulated line is while training, and virtual time (about 3 minutes)."""
     from celu.bench.link import bench_link
 
-    console = Console()
-    result = bench_link(console.print)
-    result.show(console)
-    console.print(f"written to {result.write(out)}", soft_wrap=True)
+    _report(bench_link, out)

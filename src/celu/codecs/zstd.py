@@ -43,7 +43,9 @@ class Zstd:
                 raise ProtocolError(
                     f"expected at most {most} bytes of a tensor, got a claim of more"
                 )
-            plain = self._zstd.ZstdDecompressor().decompress(data, max_output_size=most)
+            plain = self._zstd.ZstdDecompressor().decompress(
+                data, max_output_size=most, allow_extra_data=False
+            )
         except self._zstd.ZstdError as error:
             raise ProtocolError("expected a tensor compressed with zstd") from error
         unpacked = torch.frombuffer(bytearray(plain), dtype=torch.uint8) if plain else payload[:0]
