@@ -122,7 +122,11 @@ def train_in_memory(fed: Federation) -> dict[str, Tensor]:
 
 
 def train_over_grpc(
-    fed: Federation, folder: Path, *, host_listens: bool = False
+    fed: Federation,
+    folder: Path,
+    *,
+    host_listens: bool = False,
+    result: Callable[[celu.Result], None] = lambda result: None,
 ) -> dict[str, Tensor]:
     """Each party on a thread of its own, over mutual TLS on loopback."""
     fed = copy.deepcopy(fed)
@@ -183,7 +187,8 @@ def train_over_grpc(
     try:
         own = endpoint(fed.job.guest, list(fed.hosts), not host_listens)
         with open_links(own, listening(fed.job.guest)) as links:
-            run_blocking(guest_session(fed.job.guest, fed.guest, fed.job, links, lambda e, f: None))
+            session = guest_session(fed.job.guest, fed.guest, fed.job, links, lambda e, f: None)
+            result(run_blocking(session))
     finally:
         for thread in threads:
             thread.join(30)

@@ -1,8 +1,9 @@
 """The one stream of what happened in a run, and the folder it is kept in.
 
 A run folder holds `settings.json` (contract, private settings, versions), `events.jsonl` (one JSON
-object a line: seconds since the start, the event, its fields), `weights.safetensors` and
-`summary.json`. It is this party's own: nothing in it is meant for a peer.
+object a line: seconds since the start, the event, its fields), `weights.safetensors`,
+`summary.json` and, where the guest chose for itself, `replay.toml`. It is this party's own:
+nothing in it is meant for a peer.
 """
 
 from __future__ import annotations
@@ -76,10 +77,14 @@ class RunFolder:
         self._write_json("summary.json", {**summary, "seconds": seconds})
         self._events.close()
 
-    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
+    def write(self, name: str, text: str) -> None:
+        """Keep a file, whole or not at all."""
         partial = self.path / f"{name}.partial"
-        partial.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
         partial.replace(self.path / name)
+
+    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        self.write(name, json.dumps(content, indent=2, default=str) + "\n")
 
 
 def _began(path: Path) -> bool:

@@ -14,6 +14,7 @@ import torch
 
 from celu.config.job import Job
 from celu.config.party import PartySettings
+from celu.config.writing import replay_toml
 from celu.data.alignment import Alignment, read_alignment, write_alignment
 from celu.data.columns import Rows, open_rows
 from celu.data.store import PARTS, open_store
@@ -107,7 +108,9 @@ def run_party(
                 session = host_session(settings.name, party, job, links[job.guest], run.emit)
             result = run_blocking(session)
         run.save_weights({"bottom": party.bottom, "top": getattr(party, "top", None)})
-        run.finish({"status": "done", **asdict(result)})
+        if result.choices:
+            run.write("replay.toml", replay_toml(job, result.choices))
+        run.finish({"status": "done", **asdict(result), "choices": len(result.choices)})
         return result
     except CeluError as error:
         run.finish({"status": type(error).__name__, "message": str(error)})

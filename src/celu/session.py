@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
-from celu.config.job import Job, Role
+from celu.config.job import Choice, Job
 from celu.data.table import Table
+from celu.engine.auto import AutoPlan
 from celu.engine.coding import Coding
 from celu.engine.guest import GuestTrainer, train_guest
 from celu.engine.host import HostTrainer, train_host
 from celu.engine.observe import Emit, Observer
+from celu.engine.plan import HostPlan, Plan, WrittenPlan, first_step
 from celu.engine.schedule import Schedule
 from celu.errors import ConfigError, DataError
 from celu.handshake import compare, hello, say_goodbye, tell
@@ -38,6 +40,7 @@ class Result:
     bubbles: int
     evaluations: list[dict[str, float]]
     traffic: dict[str, int]
+    choices: list[Choice]  # where the guest chose for itself: with these the run can be repeated
 
 
 async def host_session(
@@ -51,18 +54,19 @@ async def host_session(
     """A host's part in a run; `clock` gives the seconds in its reports."""
     links = {link.peer: link}
     try:
-        schedule = _schedule(name, "host", job, host.train, host.test)
-        await _handshake(name, job, host.train, host.test, links)
+        schedule = _schedule(name, job, host.train, host.test)
+        await _handshake(name, job, schedule, host.train, host.test, links)
         emit("started", {"num_rounds": schedule.num_rounds})
         trainer = HostTrainer(name, host, job)
         see = Observer(emit, [link.traffic], schedule.num_rounds, _report_every(schedule), clock)
+        plan = HostPlan(job, schedule)
         with closing(trainer.feed):
-            rounds = await train_host(trainer, link, schedule, see)
+            rounds = await train_host(trainer, link, schedule, plan, see)
         await say_goodbye(links)
     except (Exception, KeyboardInterrupt) as error:
         await tell(links, error)
         raise
-    return _result(rounds, trainer, see)
+    return _result(rounds, trainer, see, [])
 
 
 async def guest_session(
@@ -76,7 +80,7 @@ async def guest_session(
     """The guest's part in a run; `links` hold one for each host."""
     links = {host: links[host] for host in job.hosts}  # in the contract's order
     try:
-        schedule = _schedule(name, "guest", job, guest.train, guest.test)
+        schedule = _schedule(name, job, guest.train, guest.test)
         if guest.train.labels is None or guest.test.labels is None:
             raise DataError(f"{name}: expected labels in the guest's training and test rows")
         known = ("loss", *guest.loss.metric_names)
@@ -87,21 +91,22 @@ async def guest_session(
             )
         if guest.bottom is None and not links:
             raise DataError(f"{name}: expected a bottom model or a host to learn from, got neither")
-        await _handshake(name, job, guest.train, guest.test, links)
+        await _handshake(name, job, schedule, guest.train, guest.test, links)
         emit("started", {"num_rounds": schedule.num_rounds})
         trainer = GuestTrainer(name, guest, job)
         traffic = [link.traffic for link in links.values()]
         see = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule), clock)
+        plan: Plan = AutoPlan(job, schedule) if job.auto else WrittenPlan(job, schedule)
         with closing(trainer.feed):
-            rounds = await train_guest(trainer, links, schedule, see)
+            rounds = await train_guest(trainer, links, schedule, plan, see)
         await say_goodbye(links)
     except (Exception, KeyboardInterrupt) as error:
         await tell(links, error)
         raise
-    return _result(rounds, trainer, see)
+    return _result(rounds, trainer, see, plan.choices)
 
 
-def _schedule(name: str, role: Role, job: Job, train: Table, test: Table) -> Schedule:
+def _schedule(name: str, job: Job, train: Table, test: Table) -> Schedule:
     rounds_per_epoch = train.num_rows // job.batch_size
     if rounds_per_epoch == 0:
         raise DataError(
@@ -110,8 +115,7 @@ def _schedule(name: str, role: Role, job: Job, train: Table, test: Table) -> Sch
         )
     return Schedule(
         num_rounds=job.num_rounds(rounds_per_epoch),
-        local_steps=job.method.for_role(role).R - 1,
-        depth=job.method.depth,
+        rounds_per_epoch=rounds_per_epoch,
         evaluate_every=job.evaluation.every,
         test_rows=min(test.num_rows, job.evaluation.rows or test.num_rows),
         part_rows=job.batch_size,
@@ -123,7 +127,7 @@ def _report_every(schedule: Schedule) -> int:
 
 
 async def _handshake(
-    name: str, job: Job, train: Table, test: Table, links: Mapping[str, Link]
+    name: str, job: Job, schedule: Schedule, train: Table, test: Table, links: Mapping[str, Link]
 ) -> None:
     """Refuse, by the name of the field, a peer that holds another contract."""
     ours = {
@@ -139,19 +143,27 @@ async def _handshake(
         await link.send(greeting)
     for link in links.values():
         compare(name, greeting, link.peer, await link.receive())
-        link.allow(_specs(job, name, link.peer))  # before READY: what follows it may be a tensor
+        link.allow(
+            _specs(job, schedule, name, link.peer)
+        )  # before READY: what follows it may be a tensor
     for link in links.values():
         await link.send(Message(Kind.READY))
     for link in links.values():
         expect(await link.receive(), Kind.READY)
 
 
-def _specs(job: Job, name: str, peer: str) -> dict[Kind, TensorSpec]:
+def _specs(job: Job, schedule: Schedule, name: str, peer: str) -> dict[Kind, TensorSpec]:
+    """What may arrive in the first segment; a trainer says what in later ones."""
+    codecs = first_step(job, schedule).segment.tuning.codecs
     if name == job.guest:
-        return Coding(job, peer).specs(Kind.ACTIVATION, Kind.TEST_ACTIVATION)
-    return Coding(job, name).specs(Kind.DERIVATIVE)
+        return Coding(job, peer, codecs).specs(Kind.ACTIVATION, Kind.TEST_ACTIVATION)
+    return Coding(job, name, codecs).specs(Kind.DERIVATIVE)
 
 
-def _result(rounds: int, trainer: HostTrainer | GuestTrainer, see: Observer) -> Result:
+def _result(
+    rounds: int, trainer: HostTrainer | GuestTrainer, see: Observer, choices: list[Choice]
+) -> Result:
     workset = trainer.workset
-    return Result(rounds, workset.local_steps, workset.bubbles, see.evaluations, see.bytes())
+    return Result(
+        rounds, workset.local_steps, workset.bubbles, see.evaluations, see.bytes(), choices
+    )

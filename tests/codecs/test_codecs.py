@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from celu.codecs.levels import hadamard
+from celu.codecs.levels import _no_greater, _no_less, hadamard
 from celu.codecs.named import CODECS, find_codec
 from celu.errors import ConfigError, ProtocolError
 
@@ -111,9 +111,10 @@ def test_equal_noise_gives_equal_bytes(name: str) -> None:
 
 def test_decoding_is_pinned() -> None:
     # Parties on different releases and machines must agree on every bit of what was decoded.
-    payload = torch.arange(4 * 3 + 2 * (8 + 2), dtype=torch.int64).to(torch.uint8)
-    floats = torch.tensor([0.5, -1.0, 2.0, 0.25, -0.75, 0.125, 0.0625])
-    payload[: 4 * 7] = floats.view(torch.uint8)
+    mean = torch.tensor([0.5, -1.0, 2.0])
+    ranges = torch.tensor([0.25, -0.75, 0.125, 0.0625], dtype=torch.bfloat16)
+    codes = torch.tensor([28, 29, 30, 31], dtype=torch.uint8)
+    payload = torch.cat([mean.view(torch.uint8), ranges.view(torch.uint8), codes])
     back = CODECS["4bit"].decode(payload, 2, 3)
     assert [x.hex() for x in back.double().flatten().tolist()] == [
         "0x1.5800000000000p+1",
@@ -123,6 +124,16 @@ def test_decoding_is_pinned() -> None:
         "-0x1.d800000000000p+0",
         "0x1.0400000000000p+1",
     ]
+
+
+def test_where_levels_lie_is_rounded_outward() -> None:
+    # Else a number at the end of its row would lie beyond its levels, and always be cut to them.
+    x = torch.tensor([1.0, -1.0, 3.14159e-3, -2.71828, 0.0, 1e-30, -1e30])
+    least = _no_greater(x, torch.bfloat16)
+    assert torch.equal(least, least.bfloat16().float()) and (least <= x).all()
+    step = _no_less(x.abs(), torch.bfloat16)
+    assert torch.equal(step, step.bfloat16().float()) and (step >= x.abs()).all()
+    assert (step <= x.abs() * (1 + 2**-7)).all()
 
 
 @pytest.mark.parametrize("width", [1, 2, 8, 64, 256])

@@ -32,7 +32,7 @@ def test_over_grpc_as_in_memory_and_otherwise_than_exactly(codec: object, keys: 
     exact = train_in_memory(federation(method=METHOD, hosts={"a": 6, "b": 16}))
     assert any(not torch.equal(weights[name], exact[name]) for name in exact)
     far = max(float((weights[name] - exact[name]).abs().max()) for name in exact)
-    assert far < 0.5
+    assert far < 1.0
 
 
 def test_another_seed_rounds_otherwise() -> None:
@@ -56,7 +56,7 @@ def test_both_sides_cache_what_was_decoded() -> None:
     assert torch.equal(theirs.z[0], ours.z[0])
     assert torch.equal(theirs.dz[0], ours.dz[0])
     assert activation.tensor is not None
-    assert activation.tensor.numel() == 4 * 6 + 32 * (8 + 4)
+    assert activation.tensor.numel() == 4 * 6 + 32 * (4 + 4)
 
 
 def test_the_wire_carries_fewer_bytes_also_for_evaluations() -> None:

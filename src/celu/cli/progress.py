@@ -17,6 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from celu.config.job import Tuning
 from celu.session import Result
 
 _METRICS = ("auc", "accuracy", "rmse", "loss")
@@ -69,6 +70,10 @@ class RunProgress:
             self._bar.update(
                 self._task, completed=fields["round"], facts=" · ".join(self._latest.values())
             )
+        elif event == "choice" and fields["reason"] != "as before":
+            self._console.print(
+                f"{self._name}: round {fields['round']}: {escape(fields['reason'])}"
+            )
         elif event == "evaluation":
             metric = next(m for m in _METRICS if m in fields)
             self._latest["metric"] = f"{metric} {fields[metric]:.4f}"
@@ -79,11 +84,20 @@ class RunProgress:
                 )
 
 
+def describe(tuning: Tuning) -> str:
+    """A tuning in a few words."""
+    (_, guest), (_, host) = tuning.for_role("guest"), tuning.for_role("host")
+    codecs = tuning.codecs
+    return f"R {guest} and {host}, {tuning.depth} in flight, {codecs.activation}"
+
+
 def summary_table(name: str, result: Result, seconds: float) -> Table:
     """The end of a run, in a table."""
     table = Table(title=f"{name}: done", show_header=False)
     table.add_row("rounds", f"{result.rounds:,}")
     table.add_row("local steps", f"{result.local_steps:,} ({result.bubbles} bubbles)")
+    if result.choices:
+        table.add_row("chose last", describe(result.choices[-1]))
     if result.evaluations:
         last = result.evaluations[-1]
         for metric in _METRICS:

@@ -13,6 +13,7 @@ from celu.cli.progress import RunProgress, summary_table
 from celu.config.job import read_job
 from celu.config.link import find_link
 from celu.config.party import check_names, read_party
+from celu.config.writing import replay_toml
 from celu.errors import ConfigError
 from celu.events import RunFolder
 
@@ -80,6 +81,8 @@ def simulate(
         result = run_all(contract, guest, hosts, folder.emit, link=line, speed=speed)
     modules = {"guest.bottom": guest.bottom, "guest.top": guest.top}
     folder.save_weights(modules | {f"{name}.bottom": host.bottom for name, host in hosts.items()})
+    if result.choices:
+        folder.write("replay.toml", replay_toml(contract, result.choices))
     folder.finish({"status": "done", "rounds": result.rounds, "traffic": result.traffic})
     console.print(summary_table("simulation", result, time.monotonic() - started))
     if link is not None and result.evaluations:

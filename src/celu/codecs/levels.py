@@ -20,6 +20,8 @@ _CHUNK = 1 << 16
 class RowLevels:
     """`bits` a number (8, 4 or 2), and eight bytes a row for where its levels lie."""
 
+    _range_dtype = torch.float32
+
     def __init__(self, bits: int) -> None:
         self._bits = bits
         self._top = 2**bits - 1
@@ -27,7 +29,7 @@ class RowLevels:
 
     def max_bytes(self, rows: int, width: int) -> int:
         """See `Codec`."""
-        return rows * (8 + -(-width // self._in_a_byte))
+        return rows * (2 * self._range_dtype.itemsize + -(-width // self._in_a_byte))
 
     def encode(self, x_BD: Tensor, noise: torch.Generator) -> Tensor:
         """See `Codec`."""
@@ -49,11 +51,14 @@ class RowLevels:
 
     def _parts(self, payload: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Where the levels of each row lie, [2, B] (least, step), and the codes, [B, bytes]."""
-        return from_bytes(payload[: 8 * rows]).view(2, rows), payload[8 * rows :].view(rows, -1)
+        size = 2 * self._range_dtype.itemsize * rows
+        ranges = from_bytes(payload[:size], self._range_dtype).view(2, rows)
+        return ranges, payload[size:].view(rows, -1)
 
     def _encode_some(self, x_BD: Tensor, chance_BD: Tensor, ranges: Tensor, codes: Tensor) -> None:
-        low_B, high_B = x_BD.amin(dim=1), x_BD.amax(dim=1)
-        step_B = (high_B - low_B) / self._top
+        # Outward, so that no number lies beyond its row's levels, where rounding would be biased.
+        low_B, high_B = _no_greater(x_BD.amin(dim=1), self._range_dtype), x_BD.amax(dim=1)
+        step_B = _no_less((high_B - low_B) / self._top, self._range_dtype)
         ranges[0], ranges[1] = low_B, step_B
         safe_B = torch.where(step_B > 0, step_B, torch.ones_like(step_B))  # a row of one number
         exact_BD = (x_BD - low_B[:, None]).div_(safe_B[:, None])
@@ -62,7 +67,7 @@ class RowLevels:
         codes.copy_(self._pack(raised_BD.to(torch.int32).to(torch.uint8)))
 
     def _decode_some(self, ranges: Tensor, codes: Tensor, width: int) -> Tensor:
-        low_B, step_B = ranges
+        low_B, step_B = ranges.float()
         codes_BD = self._unpack(codes, width)
         # Two operations, each rounded: fused into one, the bits would depend on the machine.
         x_BD: Tensor = codes_BD.float().mul_(step_B[:, None])
@@ -90,8 +95,11 @@ class RotatedLevels(RowLevels):
     """The same, after two changes that leave rows alike and without outliers.
 
     The batch's mean row is sent apart and subtracted; the rest of each row is rotated by a Hadamard
-    matrix with fixed random signs, which spreads each large number over the whole row.
+    matrix with fixed random signs, which spreads each large number over the whole row. What is left
+    lies around zero, so four bytes a row say well enough where its levels lie.
     """
+
+    _range_dtype = torch.bfloat16
 
     def max_bytes(self, rows: int, width: int) -> int:
         """See `Codec`."""
@@ -145,6 +153,21 @@ def hadamard(x_BE: Tensor) -> Tensor:
         now, then = then, now
         half *= 2
     return now.mul_(width**-0.5).t().contiguous()
+
+
+def _no_greater(x_B: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers, or the next lesser ones that the type has; still as float32."""
+    if dtype == torch.float32:
+        return x_B
+    bits = x_B.view(torch.int32)
+    return torch.where(bits < 0, bits + 0xFFFF, bits).bitwise_and_(-0x10000).view(torch.float32)
+
+
+def _no_less(x_B: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers that are not negative, or the next greater ones that the type has."""
+    if dtype == torch.float32:
+        return x_B
+    return (x_B.view(torch.int32) + 0xFFFF).bitwise_and_(-0x10000).view(torch.float32)
 
 
 def _chunks(rows: int, width: int) -> Iterator[slice]:

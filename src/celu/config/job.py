@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -46,6 +48,54 @@ else:
     RoleDegrees = Annotated[DegreesByRole, BeforeValidator(_role_pair)]
 
 
+def _one_codec(value: Any) -> Any:
+    kinds = ("activation", "derivative", "evaluation")
+    return dict.fromkeys(kinds, value) if isinstance(value, str) else value
+
+
+class Codecs(Settings):
+    """How Z and dZ become bytes in each direction: fp32, bf16, fp16, int8, 4bit, 2bit.
+
+    "+zstd" behind a name compresses as well. One name in the file means the same for all.
+    """
+
+    activation: str = "fp32"  # Z, host to guest
+    derivative: str = "fp32"  # dZ, guest to host
+    evaluation: str = "fp32"  # Z of held-out rows, host to guest
+
+
+if TYPE_CHECKING:
+    AnyCodecs = str | Mapping[str, str] | Codecs
+else:
+    AnyCodecs = Annotated[Codecs, BeforeValidator(_one_codec)]
+
+
+class Tuning(Settings):
+    """What may change in the course of a run; `Method` and `Codecs` say what each means."""
+
+    W: RoleInts
+    R: RoleInts
+    depth: PositiveInt
+    codec: AnyCodecs
+
+    def for_role(self, role: Role) -> tuple[int, int]:
+        """W and R of one role."""
+        return getattr(self.W, role), getattr(self.R, role)
+
+    @property
+    def codecs(self) -> Codecs:
+        """The codecs, by their type: whatever was written became one."""
+        assert isinstance(self.codec, Codecs)
+        return self.codec
+
+
+class Choice(Tuning):
+    """What holds from a round on, and why: written by hand, or by a run that chose for itself."""
+
+    round: Annotated[int, Field(ge=0)]
+    reason: str = ""
+
+
 class Method(Settings):
     """The algorithm: R=1 is vanilla VFL, W=1 without weighting is FedBCD, else CELU.
 
@@ -53,8 +103,12 @@ class Method(Settings):
     workset table. xi is the angle, in degrees, beyond which a stale instance counts for nothing.
     Each is one value for all, as in the paper, or one for each role. `depth` is the number of
     rounds in flight. `sampling` and `weighting` name policies, built in or "module:Class".
+
+    With `auto`, the guest chooses W, R, depth and codec while it trains, by what it measures; those
+    that are written down stay as they are written. `method = "auto"` alone leaves it all of them.
     """
 
+    auto: bool = False
     W: RoleInts = IntByRole(guest=5, host=5)
     R: RoleInts = IntByRole(guest=3, host=1)
     xi: RoleDegrees = DegreesByRole(guest=60, host=60)
@@ -62,17 +116,20 @@ class Method(Settings):
     sampling: str = "round-robin"
     weighting: str = "cosine"
 
-    def for_role(self, role: Role) -> RoleMethod:
-        """W, R and xi of one role."""
-        return RoleMethod(*(getattr(pair, role) for pair in (self.W, self.R, self.xi)))
+    def xi_of(self, role: Role) -> float:
+        """The angle of one role."""
+        degrees: float = getattr(self.xi, role)
+        return degrees
 
 
-class RoleMethod(NamedTuple):
-    """The part of a method that one role keeps to."""
+def _auto_alone(value: Any) -> Any:
+    return {"auto": True} if value == "auto" else value
 
-    W: int
-    R: int
-    xi: float
+
+if TYPE_CHECKING:
+    AnyMethod = Method
+else:
+    AnyMethod = Annotated[Method, BeforeValidator(_auto_alone)]
 
 
 class Optimizer(Settings):
@@ -116,28 +173,6 @@ class Order(Settings):
     window_blocks: PositiveInt = 64
 
 
-def _one_codec(value: Any) -> Any:
-    kinds = ("activation", "derivative", "evaluation")
-    return dict.fromkeys(kinds, value) if isinstance(value, str) else value
-
-
-class Codecs(Settings):
-    """How Z and dZ become bytes in each direction: fp32, bf16, fp16, int8, 4bit, 2bit.
-
-    "+zstd" behind a name compresses as well. One name in the file means the same for all.
-    """
-
-    activation: str = "fp32"  # Z, host to guest
-    derivative: str = "fp32"  # dZ, guest to host
-    evaluation: str = "fp32"  # Z of held-out rows, host to guest
-
-
-if TYPE_CHECKING:
-    AnyCodecs = str | Mapping[str, str] | Codecs
-else:
-    AnyCodecs = Annotated[Codecs, BeforeValidator(_one_codec)]
-
-
 class HostTerms(Settings):
     """What the contract fixes about one host: the width of its Z (the paper's, unless given)."""
 
@@ -169,7 +204,8 @@ class Job(Settings):
     hosts: dict[PartyName, HostTerms]
     order: Order = Order()
     codec: AnyCodecs = Codecs()
-    method: Method = Method()
+    method: AnyMethod = Method()
+    choices: list[Choice] = []
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation = Evaluation()
 
@@ -183,6 +219,10 @@ class Job(Settings):
         if isinstance(optimizer, Mapping) and optimizer.get("name", own) != own:
             # Another optimizer: neither the preset's rate nor its options mean anything to it.
             preset = {key: value for key, value in preset.items() if key != "optimizer"}
+        method = data.get("method")
+        if method == "auto" or (isinstance(method, Mapping) and method.get("auto") is True):
+            # A preset's W and R are nobody's wish where the run is to choose them.
+            preset = {key: value for key, value in preset.items() if key != "method"}
         return _merge(preset, data)
 
     @model_validator(mode="after")
@@ -193,13 +233,42 @@ class Job(Settings):
             raise ValueError(f"guest and host share the name {self.guest!r}")
         return self
 
+    @model_validator(mode="after")
+    def _choices_in_order(self) -> Job:
+        rounds = [choice.round for choice in self.choices]
+        if rounds and (rounds[0] != 0 or rounds != sorted(set(rounds))):
+            raise ValueError(f"choices: expected rounds that ascend from 0, got {rounds}")
+        if rounds and self.auto:
+            raise ValueError("choices: expected none where method is auto; leave one of them out")
+        return self
+
+    @property
+    def auto(self) -> bool:
+        """Whether the guest chooses while it trains."""
+        return self.method.auto
+
+    def tuning(self) -> Tuning:
+        """What holds where no choice says otherwise."""
+        method = self.method
+        return Tuning(W=method.W, R=method.R, depth=method.depth, codec=self.codec)
+
+    def given(self) -> set[str]:
+        """The fields of a tuning that somebody wrote down: no choice may touch them."""
+        fields = self.method.model_fields_set | (self.model_fields_set & {"codec"})
+        return fields & set(Tuning.model_fields)
+
     def num_rounds(self, rounds_per_epoch: int) -> int:
         """The length of the run, once the number of rows is known."""
         return self.rounds if self.rounds is not None else (self.epochs or 0) * rounds_per_epoch
 
     def contract(self) -> dict[str, Any]:
         """Every field by its dotted name, as compared in the handshake."""
-        return _flatten(self.model_dump())
+        flat = _flatten(self.model_dump(exclude={"choices"}))
+        chosen = [_flatten(choice.model_dump(exclude={"reason"})) for choice in self.choices]
+        # There may be hundreds, so they are compared as one.
+        flat["choices"] = hashlib.sha256(json.dumps(chosen).encode()).hexdigest() if chosen else ""
+        flat["method.given"] = " ".join(sorted(self.given())) if self.auto else ""
+        return flat
 
 
 def read_job(path: Path) -> Job:

@@ -21,17 +21,19 @@ from celu.transport.wire import check_finite
 class Coding:
     """The tensors that travel between the guest and one host."""
 
-    def __init__(self, job: Job, host: str) -> None:
+    def __init__(self, job: Job, host: str, codecs: Codecs | None = None) -> None:
         self._seed = job.seed
         self._host = host
         self._batch_size = job.batch_size
         self._width = job.hosts[host].z_width
-        codec = job.codec
-        assert isinstance(codec, Codecs)  # whatever was written became one
+        self.use(codecs or job.tuning().codecs)
+
+    def use(self, codecs: Codecs) -> None:
+        """Go on with these codecs; raises ConfigError for a name that is none."""
         names = {
-            Kind.ACTIVATION: codec.activation,
-            Kind.DERIVATIVE: codec.derivative,
-            Kind.TEST_ACTIVATION: codec.evaluation,
+            Kind.ACTIVATION: codecs.activation,
+            Kind.DERIVATIVE: codecs.derivative,
+            Kind.TEST_ACTIVATION: codecs.evaluation,
         }
         self._codecs = {kind: find_codec(name, "codec") for kind, name in names.items()}
         self._exact = {kind for kind, name in names.items() if name == "fp32"}

@@ -7,12 +7,14 @@ true labels and the true loss; only Z is old.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
-from celu.config.job import Job
+from celu.config.job import Job, Tuning
 from celu.data.feed import Feed
 from celu.data.order import BatchOrder
 from celu.data.table import Batch
@@ -20,12 +22,14 @@ from celu.engine.coding import Coding
 from celu.engine.local import Workset, device_of, same_rows, seed_step
 from celu.engine.observe import Observer
 from celu.engine.optim import Optimizer
-from celu.engine.schedule import Schedule
+from celu.engine.plan import Outcome, Plan, Times
+from celu.engine.schedule import Schedule, Segment
+from celu.engine.state import TrainerState, follow
 from celu.errors import ModelError
 from celu.models.losses import HIGHER_IS_BETTER
 from celu.party import Guest
 from celu.transport.link import Link
-from celu.transport.message import Kind, Message, expect
+from celu.transport.message import Kind, Message, TensorSpec, expect
 from celu.transport.wire import check_finite
 
 
@@ -36,6 +40,7 @@ class GuestTrainer:
         self._name = name
         self._guest = guest
         self._modules = [m for m in (guest.bottom, guest.top) if m is not None]
+        self._job = job
         self._seed = job.seed
         self._codings = {host: Coding(job, host) for host in job.hosts}
         self._batch_size = job.batch_size
@@ -44,7 +49,27 @@ class GuestTrainer:
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
         self.feed = Feed(guest.train, order, self._device)
         self._optimizer = Optimizer(self._modules, job.optimizer)
-        self.workset = Workset.of(job.method, "guest")
+        self.workset = Workset.of(job, "guest")
+        self._latest: tuple[Tensor, Batch] | None = None
+
+    def adopt(self, tuning: Tuning) -> None:
+        """Go on under another tuning; nothing may be in flight."""
+        for coding in self._codings.values():
+            coding.use(tuning.codecs)
+        self.workset.table.resize(*tuning.for_role("guest"))
+
+    def state(self) -> TrainerState:
+        """All that training changes, as it is now; nothing may be in flight."""
+        return TrainerState.of(self._modules, self._optimizer, self.workset)
+
+    def restore(self, state: TrainerState) -> None:
+        """Go back to a state."""
+        state.bring_back(self._modules, self._optimizer, self.workset)
+
+    def specs(self, host: str, tuning: Tuning) -> dict[Kind, TensorSpec]:
+        """What may arrive from a host under a tuning."""
+        coding = Coding(self._job, host, tuning.codecs)
+        return coding.specs(Kind.ACTIVATION, Kind.TEST_ACTIVATION)
 
     def answer(self, round_: int, arrived: list[Message]) -> tuple[Tensor, list[Message]]:
         """The mean loss of a fresh batch, and dZ for each host; `apply` makes the update."""
@@ -52,7 +77,9 @@ class GuestTrainer:
         z = self._tensors(arrived, batch, self._batch_size)
         seed_step(self._seed, self._name, round_, 0)
         leaves = _leaves(z)
-        loss = self._losses(batch, leaves).mean()
+        output = self._output(batch, leaves)
+        self._latest = (output.detach(), batch)
+        loss = self._losses(batch, output).mean()
         check_finite(loss.detach(), "the loss", round_)
         loss.backward()
         answers, sent = [], []
@@ -66,6 +93,18 @@ class GuestTrainer:
         self.workset.keep(round_, batch, z, tuple(sent))
         return loss.detach(), answers
 
+    def foretold(self) -> float:
+        """How well the latest fresh batch was foretold by the weights that had not seen it.
+
+        In the metric of the contract; higher is better.
+        """
+        assert self._latest is not None
+        output, batch = self._latest
+        with torch.no_grad():
+            losses_B = self._losses(batch, output)
+        assert batch.labels is not None
+        return self.worth(self.metrics([(output.cpu(), losses_B.cpu(), batch.labels.cpu())]))
+
     def apply(self) -> None:
         """The exchanged update, the batch's first use."""
         self._optimizer.step()
@@ -77,7 +116,7 @@ class GuestTrainer:
             return
         seed_step(self._seed, self._name, entry.round, entry.uses)
         leaves = _leaves(entry.z)
-        losses_B = self._losses(entry.batch, leaves)
+        losses_B = self._losses(entry.batch, self._output(entry.batch, leaves))
         if leaves and self.workset.weighting is not None:
             fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
             weights_B = self.workset.weigh(torch.cat(fresh, dim=1), torch.cat(entry.dz, dim=1))
@@ -112,6 +151,17 @@ class GuestTrainer:
         value = metrics[metric]
         return value >= target if HIGHER_IS_BETTER[metric] else value <= target
 
+    def worth(self, metrics: Mapping[str, float]) -> float:
+        """The contract's metric, or the loss where the guest has no such metric, higher is better.
+
+        A batch of one class has no AUC; it says nothing, whatever was tried.
+        """
+        metric = self._evaluation.metric if self._evaluation.metric in metrics else "loss"
+        value = metrics[metric]
+        if math.isnan(value):
+            return 0.0
+        return value if HIGHER_IS_BETTER[metric] else -value
+
     def _tensors(self, arrived: list[Message], batch: Batch, rows: int) -> tuple[Tensor, ...]:
         for message in arrived:
             same_rows(message, batch)
@@ -120,9 +170,9 @@ class GuestTrainer:
             for coding, message in zip(self._codings.values(), arrived, strict=True)
         )
 
-    def _losses(self, batch: Batch, z: list[Tensor]) -> Tensor:
+    def _losses(self, batch: Batch, output: Tensor) -> Tensor:
         assert batch.labels is not None
-        losses_B: Tensor = self._guest.loss.per_instance(self._output(batch, z), batch.labels)
+        losses_B: Tensor = self._guest.loss.per_instance(output, batch.labels)
         # [B, 1] losses times [B] weights would silently make [B, B] and undo the weighting.
         if tuple(losses_B.shape) != (len(batch.labels),):
             raise ModelError(
@@ -143,12 +193,51 @@ class GuestTrainer:
 
 
 async def train_guest(
-    trainer: GuestTrainer, links: Mapping[str, Link], schedule: Schedule, see: Observer
+    trainer: GuestTrainer, links: Mapping[str, Link], schedule: Schedule, plan: Plan, see: Observer
 ) -> int:
     """The guest's whole training; the number of rounds done."""
-    for round_ in range(schedule.num_rounds):
-        for _ in range(schedule.local_steps):  # while the last answer and the next Z travel
-            trainer.local_step()
+    marks: dict[str, TrainerState] = {}
+    step = plan.first()
+    while True:
+        follow(step, trainer, marks)
+        segment, last = step.segment, step.segment.stop - 1
+        fresh = await _exchange(trainer, links, segment, see)
+        times = see.times(len(segment.measured), trainer.workset)
+        metrics: dict[str, float] = {}
+        if segment.scored:
+            # What a plan scores for its own ends is part of the training.
+            with see.evaluating() if schedule.is_evaluation(segment.stop) else nullcontext():
+                metrics = await _evaluate(trainer, links, schedule, last, see)
+        done = trainer.reached_target(metrics)
+        if metrics:
+            see.evaluated(last, metrics, done)
+        hosts = await _reports(links, segment) if plan.chooses else ()
+        held_out = trainer.worth(metrics) if metrics else None
+        next_ = None if done else plan.after(Outcome(segment, held_out, fresh, times, hosts))
+        if next_ is None:
+            await _tell(links, last, {"stop": True})
+            return last + 1
+        for host, link in links.items():  # before a host may act upon the verdict
+            link.allow(trainer.specs(host, next_.segment.tuning))
+        told = {"next": next_.to_body()} if plan.chooses else {}
+        await _tell(links, last, {"stop": False, **told})
+        if plan.chooses:
+            see.chosen(next_)
+        step = next_
+
+
+async def _exchange(
+    trainer: GuestTrainer, links: Mapping[str, Link], segment: Segment, see: Observer
+) -> list[float]:
+    """The rounds of a segment; if it is judged, the metric of each fresh batch."""
+    fresh = []
+    _, R = segment.tuning.for_role("guest")
+    for round_ in segment.rounds:
+        if round_ == segment.measured.start:
+            see.measures_from_here(trainer.workset)
+        with see.local_steps():  # while the last answer and the next Z travel
+            for _ in range(R - 1):
+                trainer.local_step()
         with see.waiting():
             arrived = [
                 expect(await link.receive(), Kind.ACTIVATION, round_) for link in links.values()
@@ -157,24 +246,42 @@ async def train_guest(
         for link, answer in zip(links.values(), answers, strict=True):
             await link.send(answer)
         trainer.apply()  # only now: the hosts wait for dZ, not for our update
+        if segment.judged:
+            fresh.append(trainer.foretold())
         see.round_done(round_, trainer.workset, loss)
-        if schedule.evaluates_after(round_):
-            scored = []
-            for part, start, stop in schedule.test_parts():
-                kind = Kind.TEST_ACTIVATION
-                with see.waiting():
-                    arrived = [
-                        expect(await link.receive(), kind, round_, part) for link in links.values()
-                    ]
-                scored.append(trainer.score(start, stop, arrived))
-            metrics = trainer.metrics(scored)
-            done = trainer.reached_target(metrics)
-            see.evaluated(round_, metrics, done)
-            for link in links.values():
-                await link.send(Message(Kind.VERDICT, round_, body={"stop": done}))
-            if done:
-                return round_ + 1
-    return schedule.num_rounds
+    return fresh
+
+
+async def _evaluate(
+    trainer: GuestTrainer,
+    links: Mapping[str, Link],
+    schedule: Schedule,
+    round_: int,
+    see: Observer,
+) -> dict[str, float]:
+    """Score the held-out rows, part by part; the metrics over all of them."""
+    scored = []
+    for part, start, stop in schedule.test_parts():
+        with see.waiting():
+            arrived = [
+                expect(await link.receive(), Kind.TEST_ACTIVATION, round_, part)
+                for link in links.values()
+            ]
+        scored.append(trainer.score(start, stop, arrived))
+    return trainer.metrics(scored)
+
+
+async def _reports(links: Mapping[str, Link], segment: Segment) -> tuple[Times, ...]:
+    """How the hosts spent their time."""
+    reports = [
+        expect(await link.receive(), Kind.REPORT, segment.stop - 1) for link in links.values()
+    ]
+    return tuple(Times.from_body(report.body, len(segment.measured)) for report in reports)
+
+
+async def _tell(links: Mapping[str, Link], round_: int, verdict: dict[str, object]) -> None:
+    for link in links.values():
+        await link.send(Message(Kind.VERDICT, round_, body=verdict))
 
 
 def _leaves(z: tuple[Tensor, ...]) -> list[Tensor]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from celu.config.job import Job
+from celu.config.job import Job, Tuning
 from celu.data.feed import Feed
 from celu.data.order import BatchOrder
 from celu.data.table import Batch
@@ -21,11 +21,13 @@ from celu.engine.coding import Coding
 from celu.engine.local import Workset, device_of, same_rows, seed_step
 from celu.engine.observe import Observer
 from celu.engine.optim import Optimizer
-from celu.engine.schedule import Schedule
+from celu.engine.plan import HostPlan
+from celu.engine.schedule import Schedule, Segment
+from celu.engine.state import TrainerState, follow
 from celu.errors import ModelError
 from celu.party import Host
 from celu.transport.link import Link
-from celu.transport.message import Kind, Message, expect
+from celu.transport.message import Kind, Message, TensorSpec, expect
 
 
 @dataclass
@@ -53,7 +55,24 @@ class HostTrainer:
         self._coding = Coding(job, name)
         self._in_flight: dict[int, _InFlight] = {}
         self._updates = 0
-        self.workset = Workset.of(job.method, "host")
+        self.workset = Workset.of(job, "host")
+
+    def adopt(self, tuning: Tuning) -> None:
+        """Go on under another tuning; nothing may be in flight."""
+        self._coding.use(tuning.codecs)
+        self.workset.table.resize(*tuning.for_role("host"))
+
+    def state(self) -> TrainerState:
+        """All that training changes, as it is now; nothing may be in flight."""
+        return TrainerState.of([self._bottom], self._optimizer, self.workset)
+
+    def restore(self, state: TrainerState) -> None:
+        """Go back to a state."""
+        state.bring_back([self._bottom], self._optimizer, self.workset)
+
+    def specs(self) -> dict[Kind, TensorSpec]:
+        """What may arrive from the guest."""
+        return self._coding.specs(Kind.DERIVATIVE)
 
     def activate(self, round_: int) -> Message:
         """Z of a fresh batch, to be sent."""
@@ -118,22 +137,41 @@ class HostTrainer:
         return z_BD
 
 
-async def train_host(trainer: HostTrainer, link: Link, schedule: Schedule, see: Observer) -> int:
+async def train_host(
+    trainer: HostTrainer, link: Link, schedule: Schedule, plan: HostPlan, see: Observer
+) -> int:
     """A host's whole training; the number of rounds done."""
-    for round_ in range(schedule.num_rounds):
-        for ahead in schedule.sends_in(round_):
+    marks: dict[str, TrainerState] = {}
+    step = plan.first()
+    while True:
+        follow(step, trainer, marks)
+        link.allow(trainer.specs())
+        await _exchange(trainer, link, step.segment, see)
+        last = step.segment.stop - 1
+        times = see.times(len(step.segment.measured), trainer.workset)
+        for part, start, stop in schedule.test_parts() if step.segment.scored else ():
+            await link.send(trainer.activate_test(last, part, start, stop))
+        if plan.is_told:
+            await link.send(Message(Kind.REPORT, last, body=times.to_body()))
+        with see.waiting():
+            verdict = expect(await link.receive(), Kind.VERDICT, last).body or {}
+        if verdict.get("stop") is True:
+            return last + 1
+        step = plan.next(verdict)
+
+
+async def _exchange(trainer: HostTrainer, link: Link, segment: Segment, see: Observer) -> None:
+    """The rounds of a segment."""
+    _, R = segment.tuning.for_role("host")
+    for round_ in segment.rounds:
+        if round_ == segment.measured.start:
+            see.measures_from_here(trainer.workset)
+        for ahead in segment.sends_in(round_):
             await link.send(trainer.activate(ahead))
-        for _ in range(schedule.local_steps):  # while Z travels, is answered, the answer returns
-            trainer.local_step()
+        with see.local_steps():  # while Z travels, is answered, the answer returns
+            for _ in range(R - 1):
+                trainer.local_step()
         with see.waiting():
             answer = expect(await link.receive(), Kind.DERIVATIVE, round_)
         trainer.update(round_, answer)
         see.round_done(round_, trainer.workset, None)
-        if schedule.evaluates_after(round_):
-            for part, start, stop in schedule.test_parts():
-                await link.send(trainer.activate_test(round_, part, start, stop))
-            with see.waiting():
-                verdict = expect(await link.receive(), Kind.VERDICT, round_)
-            if (verdict.body or {}).get("stop") is True:
-                return round_ + 1
-    return schedule.num_rounds

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from celu.config.job import Method, Role
+from celu.config.job import Job, Role
 from celu.data.table import Batch
 from celu.errors import AlignmentError
 from celu.models.building import find
@@ -33,14 +33,14 @@ class Workset:
     similarity_B: Tensor | None = None  # of the latest weighted update
 
     @staticmethod
-    def of(method: Method, role: Role) -> Workset:
-        """The workset of a role under the contract's method."""
-        W, R, xi = method.for_role(role)
+    def of(job: Job, role: Role) -> Workset:
+        """The workset of a role under the contract."""
+        method = job.method
         weighting = find(method.weighting, WEIGHTINGS, "method.weighting")
         return Workset(
-            WorksetTable(W, R),
+            WorksetTable(*job.tuning().for_role(role)),
             find(method.sampling, SAMPLINGS, "method.sampling")(),
-            weighting(xi) if weighting is not None else None,
+            weighting(method.xi_of(role)) if weighting is not None else None,
         )
 
     def draw(self) -> Entry | None:

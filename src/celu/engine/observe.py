@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from celu.config.job import Tuning
 from celu.engine.local import Workset
+from celu.engine.plan import Step, Times
 from celu.transport.message import TrafficBothWays
 
 Emit = Callable[[str, dict[str, Any]], None]
@@ -44,6 +46,9 @@ class Observer:
         self._report_every = report_every
         self._losses: list[Tensor] = []
         self._waited_s = 0.0
+        self._local_s = 0.0
+        self._evaluating_s = 0.0
+        self._begin: tuple[float, ...] = ()
         self.evaluations: list[dict[str, float]] = []
 
     @contextmanager
@@ -52,6 +57,50 @@ class Observer:
         started = self._clock()
         yield
         self._waited_s += self._clock() - started
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Time spent in here is that of an evaluation which the contract asks for."""
+        started = self._clock()
+        yield
+        self._evaluating_s += self._clock() - started
+
+    @contextmanager
+    def local_steps(self) -> Iterator[None]:
+        """Time spent in here is that of local steps."""
+        started = self._clock()
+        yield
+        self._local_s += self._clock() - started
+
+    def measures_from_here(self, workset: Workset) -> None:
+        """The rounds of a segment by which time is measured come now."""
+        self._begin = self._totals(workset)
+
+    def times(self, rounds: int, workset: Workset) -> Times:
+        """How the time went since then, in so many rounds."""
+        spent = [now - then for now, then in zip(self._totals(workset), self._begin, strict=True)]
+        seconds, waited_s, local_s, local_steps, transfer_s, transfer_bytes = spent
+        return Times(
+            rounds, seconds, waited_s, local_s, int(local_steps), transfer_s, int(transfer_bytes)
+        )
+
+    def _totals(self, workset: Workset) -> tuple[float, ...]:
+        received = [traffic.received for traffic in self._traffic]
+        return (
+            self._clock(),
+            self._waited_s,
+            self._local_s,
+            workset.local_steps,
+            sum(r.training_s for r in received),
+            sum(r.training_bytes for r in received),
+        )
+
+    def chosen(self, step: Step) -> None:
+        """The guest chose how to go on."""
+        tuning = step.segment.tuning.model_dump(include=set(Tuning.model_fields))
+        fields = {"round": step.segment.start, "until": step.segment.stop, **tuning}
+        again = {"back_to": step.restore} if step.restore else {}
+        self._emit("choice", {**fields, **again, "seconds": self._seconds(), "reason": step.reason})
 
     def round_done(self, round_: int, workset: Workset, loss: Tensor | None) -> None:
         """A round's exchanged update is made; `loss` is the guest's."""
@@ -78,7 +127,13 @@ class Observer:
 
     def evaluated(self, round_: int, metrics: dict[str, float], target_reached: bool) -> None:
         """Held-out rows were scored after this round."""
-        fields = {"round": round_ + 1, "seconds": self._seconds(), **metrics, **self.bytes()}
+        fields = {
+            "round": round_ + 1,
+            "seconds": self._seconds(),
+            "evaluating_s": round(self._evaluating_s, 4),
+            **metrics,
+            **self.bytes(),
+        }
         self.evaluations.append(fields)
         self._emit("evaluation", {**fields, "target_reached": target_reached})
 

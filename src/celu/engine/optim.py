@@ -7,6 +7,8 @@ gradients get its sparse form: a step's cost follows the batch, not the table.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,6 +41,15 @@ class Optimizer:
         for optimizer in self._optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> list[dict[str, Any]]:
+        """A copy of what the optimizers remember."""
+        return [deepcopy(optimizer.state_dict()) for optimizer in self._optimizers]
+
+    def restore(self, state: list[dict[str, Any]]) -> None:
+        """Go back to a state; it can be gone back to again."""
+        for optimizer, remembered in zip(self._optimizers, state, strict=True):
+            optimizer.load_state_dict(deepcopy(remembered))
 
 
 def _make(

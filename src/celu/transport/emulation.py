@@ -31,6 +31,7 @@ class Line:
     _began: float | None = None
     _free_at: float = 0.0
     _arrived: float = 0.0
+    transfer_s: float = 0.0  # how long the latest piece took, first byte to last
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)  # noqa: S311 - a simulation
@@ -61,6 +62,7 @@ class Line:
         # is called: the delay of one piece must not hold up the next.
         starts = max(given_at, self._free_at)
         self._free_at = self._sent_by(starts, num_bytes * 8 / (self.mbps * 1e6))
+        self.transfer_s = self._free_at - starts
         late = self._random.uniform(0.0, self.jitter_s) if self.jitter_s else 0.0
         self._arrived = max(self._arrived, self._free_at + self.delay_s + late)
         return self._arrived

@@ -24,7 +24,7 @@ class _Pipe:
     """One direction: a bounded queue, and whether its sender has closed it."""
 
     def __init__(self, line: Line | None) -> None:
-        self.queue: deque[tuple[Message, float]] = deque()  # and when it arrives
+        self.queue: deque[tuple[Message, float, float]] = deque()  # arrives when, took how long
         self.line = line
         self.closed = False
 
@@ -53,10 +53,11 @@ class MemoryLink:
             if self._incoming.closed:
                 raise PeerLost(f"{self.peer} has left")
             await _suspend()
-        size, arrival = num_bytes(message), 0.0
+        size, arrival, took = num_bytes(message), 0.0, 0.0
         if self._clock is not None and self._outgoing.line is not None:
             arrival = self._outgoing.line.arrival(size, self._clock.now())
-        self._outgoing.queue.append((message, arrival))
+            took = self._outgoing.line.transfer_s
+        self._outgoing.queue.append((message, arrival, took))
         self.traffic.sent.count(message.kind, size)
 
     async def receive(self) -> Message:
@@ -65,10 +66,10 @@ class MemoryLink:
             if self._incoming.closed:
                 raise PeerLost(f"{self.peer} has left")
             await _suspend()
-        message, arrival = self._incoming.queue.popleft()
+        message, arrival, took = self._incoming.queue.popleft()
         if self._clock is not None:
             self._clock.wait_until(arrival)
-        self.traffic.received.count(message.kind, num_bytes(message))
+        self.traffic.received.count(message.kind, num_bytes(message), took)
         if message.kind is Kind.FAILURE:
             raise failure_of(self.peer, message)
         if message.kind in TENSORS:

@@ -31,6 +31,7 @@ class Kind(enum.IntEnum):
     REBLINDED = 10  # ... the receiver's elements, in its order, under the sender's key as well
     KEPT = 11  # ... which of the rows common with this host all hosts have, guest to host
     ALIGNED = 12  # ... my commitment to the rows that we found
+    REPORT = 15  # how a host spent its time, host to guest, where the guest chooses by it
 
 
 TRAINING = frozenset({Kind.ACTIVATION, Kind.DERIVATIVE})
@@ -83,12 +84,15 @@ class Traffic:
     alignment_bytes: int = 0
     control_bytes: int = 0
     messages: int = 0
+    # Of what was received: from the first byte to the last of each message. Not a count.
+    training_s: float = field(default=0.0, compare=False)
 
-    def count(self, kind: Kind, num_bytes: int) -> None:
+    def count(self, kind: Kind, num_bytes: int, seconds: float = 0.0) -> None:
         """Add one message."""
         self.messages += 1
         if kind in TRAINING:
             self.training_bytes += num_bytes
+            self.training_s += seconds
         elif kind is Kind.TEST_ACTIVATION:
             self.evaluation_bytes += num_bytes
         elif kind in ALIGNING:

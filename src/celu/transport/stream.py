@@ -120,9 +120,12 @@ class StreamLink:
         sequence = 0
         try:
             for data in pieces:
+                began = time.monotonic()
                 header = decode_header(data, sequence, self._specs)
                 message = decode(header, pieces)
-                self.traffic.received.count(header.kind, HEADER.size + header.length)
+                self.traffic.received.count(
+                    header.kind, HEADER.size + header.length, time.monotonic() - began
+                )
                 sequence += 1
                 if message.kind is Kind.FAILURE:
                     self._put(failure_of(self.peer, message))

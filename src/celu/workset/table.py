@@ -7,7 +7,7 @@ It decides which batches are kept and counts their uses. It does not decide whic
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -47,6 +47,22 @@ class WorksetTable:
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries)
+
+    def resize(self, W: int, R: int) -> None:
+        """Go on with another W and R; an entry that either of them rules out leaves at once."""
+        self.W, self.R = W, R
+        newest = self._entries[-1].round if self._entries else 0
+        kept = [e for e in self._entries if e.round >= newest - W + 1 and e.uses < R]
+        self._entries = kept
+
+    def state(self) -> tuple[int, list[Entry]]:
+        """What `restore` brings back. Tensors are shared, as nobody writes to them."""
+        return self.step, [replace(entry) for entry in self._entries]
+
+    def restore(self, state: tuple[int, list[Entry]]) -> None:
+        """Go back to a state; it can be gone back to again."""
+        self.step, entries = state
+        self._entries = [replace(entry) for entry in entries]
 
     def insert(self, entry: Entry) -> None:
         """Add a batch just exchanged and discard those inserted before round i - W + 1."""

@@ -1,0 +1,230 @@
+"""Which segment comes next, and from which state: what the guest decides and its hosts follow.
+
+A written plan is the contract's, and every party knows it. Where the contract says `auto`, the
+guest decides at the end of each segment (`auto`) and tells the hosts with its verdict. A host
+checks what it is told: it goes on from a round that it is at, or was at, within fixed bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from celu.codecs.named import find_codec
+from celu.config.job import Choice, Job, Tuning
+from celu.engine.schedule import Schedule, Segment, written_segments
+from celu.errors import ConfigError, ProtocolError
+
+# What a guest may choose; a host keeps W batches, and holds states at the two marks in memory.
+MOST_W = MOST_R = MOST_DEPTH = 64
+MARKS = ("base", "best")
+MEASURED_ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """A segment to be done, after the state was saved under one mark and fetched from another.
+
+    `forget` drops all marks then; `reason` is for the record.
+    """
+
+    segment: Segment
+    save: str | None = None
+    restore: str | None = None
+    forget: bool = False
+    reason: str = ""
+
+    def to_body(self) -> dict[str, Any]:
+        """What a verdict says of it."""
+        segment = self.segment
+        return {
+            "start": segment.start,
+            "stop": segment.stop,
+            "tuning": segment.tuning.model_dump(include=set(Tuning.model_fields)),
+            "scored": segment.scored,
+            "save": self.save,
+            "restore": self.restore,
+            "forget": self.forget,
+        }
+
+    @staticmethod
+    def from_body(body: Any, here: int, marks: Mapping[str, int], schedule: Schedule) -> Step:
+        """What a guest told a host that is at round `here` and has `marks` at these rounds.
+
+        Raises ProtocolError for anything that cannot be followed.
+        """
+        try:
+            tuning = Tuning.model_validate(body["tuning"])
+            for name in dict(tuning.codecs).values():
+                find_codec(name, "codec")
+            start, stop, save, restore = (body[k] for k in ("start", "stop", "save", "restore"))
+        except (ValidationError, ConfigError, KeyError, TypeError) as error:
+            raise ProtocolError("VERDICT: expected what to do next, got no such thing") from error
+        at = {**marks, **({save: here} if save in MARKS else {})}
+        allowed = (
+            (save is None or save in MARKS)
+            and (restore is None or restore in at)
+            and start == (here if restore is None else at[restore])
+            and isinstance(stop, int)
+            and start < stop <= schedule.num_rounds
+            and max(tuning.for_role("host")[0], tuning.for_role("guest")[0]) <= MOST_W
+            and max(tuning.for_role("host")[1], tuning.for_role("guest")[1]) <= MOST_R
+            and tuning.depth <= MOST_DEPTH
+        )
+        if not allowed:
+            raise ProtocolError(
+                f"VERDICT: expected to go on from round {here} or a mark in {dict(marks)}, with "
+                f"W, R and depth of at most {MOST_W}, {MOST_R} and {MOST_DEPTH}; got another order"
+            )
+        segment = Segment(start, stop, tuning, scored=body.get("scored") is True)
+        return Step(segment, save, restore, forget=body.get("forget") is True)
+
+
+@dataclass(frozen=True)
+class Times:
+    """How a party spent its time in a segment's rounds, and how fast what it received came.
+
+    `transfer_s` is the time between the first and the last byte of `transfer_bytes` in messages.
+    """
+
+    rounds: int
+    seconds: float
+    waited_s: float
+    local_s: float
+    local_steps: int
+    transfer_s: float
+    transfer_bytes: int
+
+    @property
+    def exchange_s(self) -> float:
+        """What a round costs this party besides its local steps."""
+        return max(0.0, self.seconds - self.waited_s - self.local_s) / self.rounds
+
+    @property
+    def step_s(self) -> float:
+        """What a local step costs; where none was made, as much as a round's exchange."""
+        return self.local_s / self.local_steps if self.local_steps else self.exchange_s
+
+    @property
+    def byte_s(self) -> float:
+        """What a received byte cost in time on the line."""
+        return self.transfer_s / self.transfer_bytes if self.transfer_bytes else 0.0
+
+    def to_body(self) -> dict[str, Any]:
+        """What a host reports."""
+        return asdict(self)
+
+    @staticmethod
+    def from_body(body: Any, rounds: int) -> Times:
+        """What a host reported; raises ProtocolError."""
+        names = {field.name for field in fields(Times)}
+        valid = isinstance(body, dict) and body.keys() == names
+        if not valid or not all(_counts(value) for value in body.values()):
+            raise ProtocolError("REPORT: expected how the host spent its time, got no such thing")
+        return replace(Times(**body), rounds=rounds)
+
+
+def _counts(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and 0 <= value <= 1e15  # type: ignore[arg-type,operator]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the guest knows at a segment's end.
+
+    How well held-out rows were foretold, if it was scored, and each fresh batch, if it was judged
+    (in the contract's metric, higher is better); and everybody's times.
+    """
+
+    segment: Segment
+    held_out: float | None
+    fresh: list[float]
+    guest: Times
+    hosts: tuple[Times, ...]
+
+
+class Plan(Protocol):
+    """What to do, step by step."""
+
+    chooses: bool  # whether it depends on outcomes, so that hosts must be told
+    choices: list[Choice]  # the tunings of the rounds that count: with these a run can be repeated
+
+    def first(self) -> Step:
+        """The first step."""
+        ...
+
+    def after(self, outcome: Outcome) -> Step | None:
+        """The next one; None where the run is done."""
+        ...
+
+
+class WrittenPlan:
+    """The contract's own."""
+
+    chooses = False
+
+    def __init__(self, job: Job, schedule: Schedule) -> None:
+        self._segments: Iterator[Segment] = written_segments(job, schedule)
+        self.choices: list[Choice] = []
+
+    def first(self) -> Step:
+        """See `Plan`."""
+        return Step(next(self._segments))
+
+    def after(self, outcome: Outcome | None = None) -> Step | None:
+        """See `Plan`; nothing that happens changes it."""
+        segment = next(self._segments, None)
+        return None if segment is None else Step(segment)
+
+
+def first_step(job: Job, schedule: Schedule) -> Step:
+    """How a run begins, as every party knows.
+
+    One that chooses for itself begins with one round at a time and nothing left out.
+    """
+    if not job.auto:
+        return WrittenPlan(job, schedule).first()
+    plain = {"W": 5, "R": 1, "depth": 1, "codec": "fp32"}
+    written = {name: value for name, value in dict(job.tuning()).items() if name in job.given()}
+    tuning = Tuning.model_validate({**plain, **written})
+    stop = min(MEASURED_ROUNDS, schedule.evaluation_after(0))
+    return Step(Segment(0, stop, tuning, scored=schedule.is_evaluation(stop)))
+
+
+class HostPlan:
+    """What a host does: as the contract says, or as its guest tells it where that is the contract.
+
+    It remembers the rounds at which it was, so that it is never sent to one at which it was not.
+    """
+
+    def __init__(self, job: Job, schedule: Schedule) -> None:
+        self.is_told = job.auto
+        self._schedule = schedule
+        self._written = None if job.auto else WrittenPlan(job, schedule)
+        self._step = first_step(job, schedule)
+        self._marks: dict[str, int] = {}
+
+    def first(self) -> Step:
+        """The first step."""
+        return self._step if self._written is None else self._written.first()
+
+    def next(self, verdict: Mapping[str, Any]) -> Step:
+        """The step after a verdict to go on; raises ProtocolError where there can be none."""
+        if self._written is not None:
+            step = self._written.after()
+            if step is None:
+                raise ProtocolError("VERDICT: expected to stop, as all rounds are done")
+            return step
+        here = self._step.segment.stop
+        step = Step.from_body(verdict.get("next"), here, self._marks, self._schedule)
+        if step.save is not None:
+            self._marks[step.save] = here
+        if step.forget:
+            self._marks.clear()
+        self._step = step
+        return step

@@ -1,0 +1,59 @@
+"""A trainer's whole state as a value: taken where nothing is in flight, and gone back to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from celu.config.job import Tuning
+from celu.engine.local import Workset
+from celu.engine.optim import Optimizer
+from celu.engine.plan import Step
+from celu.workset.table import Entry
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """Weights, what the optimizer remembers, and the workset table. Randomness has no state."""
+
+    modules: list[dict[str, Tensor]]
+    optimizer: list[dict[str, Any]]
+    table: tuple[int, list[Entry]]
+
+    @staticmethod
+    def of(modules: Iterable[nn.Module], optimizer: Optimizer, workset: Workset) -> TrainerState:
+        """A copy of the state as it is now."""
+        weights = [
+            {name: tensor.clone() for name, tensor in module.state_dict().items()}
+            for module in modules
+        ]
+        return TrainerState(weights, optimizer.state(), workset.table.state())
+
+    def bring_back(
+        self, modules: Iterable[nn.Module], optimizer: Optimizer, workset: Workset
+    ) -> None:
+        """Make it the state again; it can be brought back any number of times."""
+        for module, weights in zip(modules, self.modules, strict=True):
+            module.load_state_dict(weights)
+        optimizer.restore(self.optimizer)
+        workset.table.restore(self.table)
+
+
+class _Trainer(Protocol):
+    def state(self) -> TrainerState: ...
+    def restore(self, state: TrainerState) -> None: ...
+    def adopt(self, tuning: Tuning) -> None: ...
+
+
+def follow(step: Step, trainer: _Trainer, marks: dict[str, TrainerState]) -> None:
+    """Begin a step: save the state under a mark, go back to one, adopt the tuning."""
+    if step.save is not None:
+        marks[step.save] = trainer.state()
+    if step.restore is not None:
+        trainer.restore(marks[step.restore])
+    if step.forget:
+        marks.clear()
+    trainer.adopt(step.segment.tuning)
