@@ -16,7 +16,7 @@ from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
 
 # What parties meet for, and the command that an operator starts it with.
-PURPOSES = {"run": "celu run", "align": "celu align"}
+PURPOSES = {"run": "celu run", "align": "celu align", "doctor": "celu doctor"}
 
 
 def hello(name: str, purpose: str, contract: Mapping[str, Any], **more: Any) -> Message:
@@ -25,28 +25,43 @@ def hello(name: str, purpose: str, contract: Mapping[str, Any], **more: Any) -> 
     return Message(Kind.HELLO, body=body)
 
 
-def compare(name: str, ours: Message, peer: str, theirs: Message) -> dict[str, Any]:
-    """The body of a peer's HELLO, if it wants what we want under the same contract.
+def meet(name: str, ours: Message, peer: str, theirs: Message) -> dict[str, Any]:
+    """The body of a peer's HELLO, if it wants what we want; its contract may be another.
 
     Raises ProtocolError for a peer of another name, ContractMismatch for one that runs another
-    command, or for every field in which the contracts differ, by name.
+    command.
     """
     own, body = ours.body or {}, expect(theirs, Kind.HELLO).body or {}
-    contract = body.get("contract")
-    if body.get("name") != peer or not isinstance(contract, dict):
+    if body.get("name") != peer or not isinstance(body.get("contract"), dict):
         raise ProtocolError(f"expected {peer} to give its name and contract, got neither or other")
     if body.get("purpose") != own["purpose"]:
         raise ContractMismatch(
             f"{name} runs `{_command(own['purpose'])}`, {peer} runs "
             f"`{_command(body.get('purpose'))}`; run the same command at all parties"
         )
-    expected = own["contract"]
-    differing = [
-        f"{_show(key)[1:-1]}: {name} has {_show(expected.get(key))}, "
-        f"{peer} has {_show(contract.get(key))}"
-        for key in sorted(expected.keys() | contract.keys())
-        if expected.get(key) != contract.get(key)
+    return body
+
+
+def differences(
+    name: str, ours: Mapping[str, Any], peer: str, theirs: Mapping[str, Any]
+) -> list[str]:
+    """Every field in which two contracts differ, by name, with what each side has."""
+    return [
+        f"{_show(key)[1:-1]}: {name} has {_show(ours.get(key))}, "
+        f"{peer} has {_show(theirs.get(key))}"
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
     ]
+
+
+def compare(name: str, ours: Message, peer: str, theirs: Message) -> dict[str, Any]:
+    """The body of a peer's HELLO, if it wants what we want under the same contract.
+
+    Raises what `meet` raises, and ContractMismatch for every field in which the contracts differ,
+    by name.
+    """
+    body = meet(name, ours, peer, theirs)
+    differing = differences(name, (ours.body or {})["contract"], peer, body["contract"])
     if differing:
         raise ContractMismatch(
             "the parties' contracts differ: " + "; ".join(differing[:10]) + ". "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import datetime as dt
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -20,6 +21,12 @@ from celu.data.columns import Rows, open_rows
 from celu.data.store import PARTS, open_store
 from celu.data.table import Table
 from celu.data.tags import ascending
+from celu.doctor.case import Case, make_case
+from celu.doctor.examination import examine_guest, examine_hosts
+from celu.doctor.machine import read_certificates
+from celu.doctor.measuring import Plan
+from celu.doctor.trains import Watch
+from celu.engine.coding import Coding
 from celu.engine.local import seed_step
 from celu.errors import CeluError, ConfigError, DataError
 from celu.events import RunFolder
@@ -167,6 +174,34 @@ def align_party(
         common=found.common,
     )
     return alignment, traffic
+
+
+def examine_party(
+    settings: PartySettings,
+    job: Job,
+    plan: Plan,
+    listening: Callable[[int], None],
+    say: Callable[[str], None],
+) -> list[Case]:
+    """Measure the link to each peer, and gather what advice about it rests on.
+
+    Raises ConfigError, CertificateError, and what `celu.doctor` raises.
+    """
+    if not settings.peers:
+        raise ConfigError("peers: expected at least one, to measure the link to it, got none")
+    for host in job.hosts:
+        Coding(job, host)  # names a codec that does not exist before anybody connects
+    endpoint = _endpoint(settings)
+    certificates = []
+    if endpoint.keys is not None:
+        certificates = read_certificates(settings.name, endpoint.keys, dt.datetime.now(dt.UTC))
+    with open_links(endpoint, listening) as links:
+        if settings.role == "guest":
+            program = examine_hosts(settings.name, job, links, plan, Watch(), say)
+        else:
+            program = examine_guest(settings.name, job, links[job.guest], Watch(), say)
+        examined = run_blocking(program)
+    return [make_case(settings, job, found, certificates) for found in examined.values()]
 
 
 def keep_freed_memory() -> None:

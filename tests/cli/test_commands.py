@@ -15,8 +15,8 @@ from celu.errors import CeluError, DataError
 from stores import write_store
 
 COMMANDS = (
-    *("demo", "certs", "data", "prepare", "split", "inspect", "align", "run", "simulate"),
-    *("bench", "version"),
+    *("demo", "certs", "data", "prepare", "split", "inspect", "align", "doctor", "run"),
+    *("simulate", "bench", "version"),
 )
 
 

@@ -31,6 +31,7 @@ for _name in (
     "split",
     "inspect",
     "align",
+    "doctor",
     "run",
     "simulate",
     "bench",

@@ -31,12 +31,14 @@ class Kind(enum.IntEnum):
     REBLINDED = 10  # ... the receiver's elements, in its order, under the sender's key as well
     KEPT = 11  # ... which of the rows common with this host all hosts have, guest to host
     ALIGNED = 12  # ... my commitment to the rows that we found
+    PROBE = 13  # of an examination of the link: bytes that say nothing
+    FINDINGS = 14  # ... what is to be measured next, and what was measured
     REPORT = 15  # how a host spent its time, host to guest, where the guest chooses by it
 
 
 TRAINING = frozenset({Kind.ACTIVATION, Kind.DERIVATIVE})
 ALIGNING = frozenset({Kind.BLINDED, Kind.REBLINDED, Kind.KEPT})
-TENSORS = TRAINING | ALIGNING | {Kind.TEST_ACTIVATION}
+TENSORS = TRAINING | ALIGNING | {Kind.TEST_ACTIVATION, Kind.PROBE}
 CHECK_BYTES = 16
 
 

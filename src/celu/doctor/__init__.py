@@ -1,0 +1,1 @@
+"""Examining the link between two parties before a run: measuring, foreseeing, advising."""
