@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     bench.command("quality")(quality)
     bench.command("codec")(codec)
     bench.command("link")(link)
+    bench.command("e2e")(e2e)
     app.add_typer(bench, name="bench")
 
 
@@ -106,3 +107,17 @@ def link(out: _Out = Path("bench-out/link")) -> None:
     from celu.bench.link import bench_link
 
     _report(bench_link, out)
+
+
+def e2e(
+    out: _Out = Path("bench-out/e2e"),
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
+    paper_shape: Annotated[
+        bool, typer.Option("--paper-shape", help="On a GPU, with the paper's sizes.")
+    ] = False,
+) -> None:
+    """Seconds to the same AUC over a WAN, two baselines tuned (about 15 minutes)."""
+    from celu.bench.e2e import PAPER, SMALL, bench_e2e
+
+    shape = PAPER if paper_shape else SMALL
+    _report(lambda say: bench_e2e(say, shape, list(range(1, seeds + 1))), out)

@@ -3,7 +3,9 @@
 Every party has a clock. While its program runs, the clock runs with the real time that its
 computing takes; while it is suspended, the clock stands still. A message arrives when the line has
 carried it (`emulation`). Whoever wants it sooner waits, that is, sets its clock on. So parties that
-take turns in one thread are timed as if each had a machine of its own.
+take turns in one thread are timed as if each had a machine of its own. An accelerator works on
+behind a program's back: before a clock is read, it is waited for, so that its time counts for the
+party that it worked for.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import torch
 
 
 @dataclass
@@ -37,6 +41,8 @@ class Clock:
     def now(self) -> float:
         """The time."""
         if self._resumed_at is not None:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
             at = self.timer()
             self._now += (at - self._resumed_at) / self.speed
             self._resumed_at = at
