@@ -19,8 +19,9 @@ from celu.engine.optim import Optimizer
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
 from celu.session import guest_session, host_session
-from celu.transport.grpc_carrier import Endpoint, open_links
+from celu.transport.carrier import Route
 from celu.transport.link import run_blocking
+from celu.transport.opening import Endpoint, open_links
 
 ROWS, BATCH = 192, 32
 OUTPUTS = {"binary": 1, "multiclass": 3, "regression": 1}
@@ -127,8 +128,15 @@ def train_over_grpc(
     *,
     host_listens: bool = False,
     result: Callable[[celu.Result], None] = lambda result: None,
+    listen: str = "127.0.0.1:0",
+    route: Callable[[str], Route] = Route,
+    **more: Any,
 ) -> dict[str, Tensor]:
-    """Each party on a thread of its own, over mutual TLS on loopback."""
+    """Each party on a thread of its own, over mutual TLS on loopback.
+
+    `route` gives the way to the address that a party listens at; `more` are fields of each
+    Endpoint, such as another carrier.
+    """
     fed = copy.deepcopy(fed)
     names = [fed.job.guest, *fed.hosts]
     for name in names:
@@ -159,12 +167,13 @@ def train_over_grpc(
     def endpoint(name: str, peers: list[str], listens: bool) -> Endpoint:
         return Endpoint(
             name=name,
-            listen="127.0.0.1:0" if listens else None,
+            listen=listen if listens else None,
             accept=tuple(peers) if listens else (),
-            connect={} if listens else {peer: address(peer) for peer in peers},
+            connect={} if listens else {peer: route(address(peer)) for peer in peers},
             keys=keys(name, peers),
             connect_s=20,
             deadline_s=20,
+            **(more if listens else {**more, "behind_gateway": False}),
         )
 
     failures: list[BaseException] = []

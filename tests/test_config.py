@@ -325,6 +325,21 @@ def test_an_insecure_party_needs_no_keys(tmp_path: Path) -> None:
     assert (read.keys, read.peers["weather"].ca) == (None, None)
 
 
+AT = 'connect = "airline.example:7443"\n'
+
+
+def test_a_way_through_a_gateway_is_read(tmp_path: Path) -> None:
+    behind = party(tmp_path, "gateway = true\n" + GUEST)
+    assert behind.gateway and behind.carrier == "grpc"
+    way = 'streams = 8\nconnections = 4\ngateway = { ca = "g.pem", name = "gate.example" }\n'
+    peer = party(tmp_path, swapped(HOST, AT, AT + way)).peers["airline"]
+    assert (peer.streams, peer.connections) == (8, 4)
+    assert peer.gateway is not None
+    assert (peer.gateway.ca, peer.gateway.name) == (tmp_path / "g.pem", "gate.example")
+    sockets = 'carrier = "websocket"\n' + swapped(HOST, AT, AT + 'gateway = { ca = "g.pem" }\n')
+    assert party(tmp_path, sockets).carrier == "websocket"
+
+
 def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> None:
     text = swapped(GUEST, 'bottom = { use = "wdl", hidden = [64] }\n', "")
     text = swapped(text, 'inputs = { ids = ["origin", "dest"], numbers = ["distance"] }\n', "")
@@ -401,6 +416,44 @@ def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> N
             "expected outage_s shorter",
         ),
         ("batch_size = 3\n" + HOST, "batch_size", "expected no such key"),
+        ('carrier = "pigeon"\n' + HOST, "carrier", "got 'pigeon'"),
+        (swapped(HOST, AT, AT + "streams = 0\n"), "peers.airline.streams", "got 0"),
+        (swapped(HOST, AT, AT + "streams = 65\n"), "peers.airline.streams", "got 65"),
+        (swapped(HOST, AT, AT + "connections = 17\n"), "peers.airline.connections", "got 17"),
+        (
+            swapped(HOST, AT, AT + "streams = 17\nconnections = 4\n"),
+            "peers.airline",
+            "at most 64, got 68",
+        ),
+        (
+            swapped(GUEST, 'ca = "theirs.pem"\n', 'ca = "theirs.pem"\nstreams = 2\n'),
+            "peers.weather.connect",
+            "is missing: gateway, streams and connections",
+        ),
+        (
+            swapped(GUEST, 'ca = "theirs.pem"\n', 'ca = "t.pem"\ngateway = { ca = "g.pem" }\n'),
+            "peers.weather.connect",
+            "is missing: gateway, streams and connections",
+        ),
+        (swapped(HOST, AT, AT + "gateway = true\n"), "peers.airline.gateway", "got True"),
+        (swapped(HOST, AT, AT + "gateway = {}\n"), "peers.airline.gateway.ca", "expected a value"),
+        (
+            swapped(HOST, AT, AT + 'gateway = { ca = "g.pem", name = "a b" }\n'),
+            "peers.airline.gateway.name",
+            "got 'a b'",
+        ),
+        (
+            "insecure = true\n" + swapped(HOST, AT, AT + 'gateway = { ca = "g.pem" }\n'),
+            "peers.airline.gateway",
+            "got insecure = true",
+        ),
+        (
+            'carrier = "websocket"\n' + swapped(HOST, AT, AT + "streams = 2\n"),
+            "peers.airline.streams",
+            'expected 1 with carrier = "websocket"',
+        ),
+        ("gateway = true\n" + HOST, "gateway", "expected a party that listens"),
+        ("gateway = true\ninsecure = true\n" + GUEST, "gateway", "got insecure = true"),
     ],
 )
 def test_wrong_settings_are_refused_by_file_key_expected_and_got(

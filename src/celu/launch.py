@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from celu.config.job import Job
-from celu.config.party import PartySettings
+from celu.config.party import GatewaySettings, PartySettings
 from celu.config.writing import replay_toml
 from celu.data.alignment import Alignment, read_alignment, write_alignment
 from celu.data.columns import Rows, open_rows
@@ -35,10 +35,12 @@ from celu.party import Guest, Host
 from celu.psi.protocol import Work, align_guest, align_host
 from celu.psi.workers import Workers
 from celu.session import Result, guest_session, host_session
+from celu.transport.carrier import Route
 from celu.transport.emulation import Line
-from celu.transport.grpc_carrier import Endpoint, open_links
+from celu.transport.knock import Gateway
 from celu.transport.link import run_blocking
 from celu.transport.message import TrafficBothWays
+from celu.transport.opening import Endpoint, open_links
 
 
 def load_party(
@@ -263,14 +265,28 @@ def _endpoint(settings: PartySettings) -> Endpoint:
     def line() -> Line | None:
         return None if link is None else Line.of(link)
 
-    connect = {name: peer.connect for name, peer in settings.peers.items() if peer.connect}
+    connect = {
+        name: Route(
+            peer.connect, peer.streams, peer.connections, _gateway(peer.gateway, peer.connect)
+        )
+        for name, peer in settings.peers.items()
+        if peer.connect is not None
+    }
     return Endpoint(
         name=settings.name,
         listen=settings.listen,
         accept=tuple(name for name in settings.peers if name not in connect),
         connect=connect,
         keys=keys,
+        carrier=settings.carrier,
+        behind_gateway=settings.gateway,
         connect_s=settings.connect_s,
         deadline_s=settings.deadline_s,
         line=line,
     )
+
+
+def _gateway(settings: GatewaySettings | None, address: str) -> Gateway | None:
+    if settings is None:
+        return None
+    return Gateway(settings.name or address.rsplit(":", 1)[0].strip("[]"), settings.ca)

@@ -17,7 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from celu.bench.nginx import find_nginx, running_nginx
 from celu.bench.processes import free_port, read_events
+from celu.certs import make_authority, make_party
 from celu.data.starter import Starter, write_settings
 from stores import write_store
 
@@ -171,6 +173,26 @@ def test_either_side_may_listen_and_the_bits_are_those_of_a_simulation(pair: Pai
         weights = load_file(pair.folder / name / "run" / "weights.safetensors")
         for key, tensor in weights.items():
             assert torch.equal(tensor, expected[prefix + key]), key
+
+
+@pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed here")
+@pytest.mark.parametrize("carrier", ["grpc", "websocket"])
+def test_they_train_through_nginx(pair: Pair, tmp_path: Path, carrier: str) -> None:
+    certs = tmp_path / "gate"
+    make_authority(certs, "gate")
+    make_party(certs, "localhost")
+    with running_nginx(
+        tmp_path / "nginx", pair.port, certs / "localhost.pem", certs / "localhost.key"
+    ) as gate:
+        for name in ("airline", "weather"):
+            pair.edit(f"{name}/party.toml", "threads = 1", f'threads = 1\ncarrier = "{carrier}"')
+        pair.edit("airline/party.toml", "threads = 1", "threads = 1\ngateway = true")
+        way = f'connect = "localhost:{gate}"\ngateway = {{ ca = "{certs / "ca.pem"}" }}\n'
+        way += "streams = 32\n" if carrier == "grpc" else ""
+        pair.edit("weather/party.toml", f'connect = "localhost:{pair.port}"', way)
+        guest, host = pair.run()
+    assert (guest.code, host.code) == (0, 0), guest.err + host.err
+    assert "for its gateway" in guest.out and "airline=GATEWAY:PORT" in guest.out
 
 
 def test_a_wrong_certificate_is_refused(pair: Pair, keys: Path) -> None:

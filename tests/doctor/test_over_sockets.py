@@ -13,9 +13,10 @@ from celu.certs import make_authority, make_party
 from celu.doctor.examination import Examined, examine_guest, examine_hosts
 from celu.doctor.measuring import Plan
 from celu.doctor.trains import Watch
+from celu.transport.carrier import Route
 from celu.transport.emulation import Line
-from celu.transport.grpc_carrier import Endpoint, open_links
 from celu.transport.link import run_blocking
+from celu.transport.opening import Endpoint, open_links
 from doctor.clinic import make_job
 
 PLAN = Plan(pings=5, bulk_s=0.4, rest_s=0.1, max_bytes=16 << 20)
@@ -53,7 +54,7 @@ def examine(
     def host() -> dict[str, Examined]:
         there = Endpoint(
             "host",
-            connect={"guest": f"127.0.0.1:{ports.get(timeout=20)}"},
+            connect={"guest": Route(f"127.0.0.1:{ports.get(timeout=20)}")},
             keys=keys("host", "guest"),
             connect_s=20,
             deadline_s=20,

@@ -151,8 +151,8 @@ def test_as_many_local_steps_as_the_line_leaves_time_for() -> None:
 
 
 def plan(**job: Any) -> AutoPlan:
-    fed = choosing(rounds=400, **job)
-    return AutoPlan(fed.job, Schedule(400, 1000, 50, test_rows=10, part_rows=10))
+    fed = choosing(rounds=2000, **job)
+    return AutoPlan(fed.job, Schedule(2000, 5000, 50, test_rows=10, part_rows=10))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_every_trial_begins_where_the_choices_that_count_have_led() -> None:
             rounds = marks[step.restore]
         assert step.segment.start == rounds
         rounds = step.segment.stop
-    assert rounds == 400
+    assert rounds == 2000
 
 
 def test_a_trainer_goes_back_to_a_state_any_number_of_times() -> None:

@@ -17,10 +17,11 @@ from celu.errors import ContractMismatch, DataError, PeerFailed
 from celu.psi.exchange import AHEAD, LAG, shuffled
 from celu.psi.protocol import Aligned, Work, align_guest, align_host
 from celu.psi.workers import Workers
-from celu.transport.grpc_carrier import Endpoint, open_links
+from celu.transport.carrier import Route
 from celu.transport.link import run_blocking
 from celu.transport.memory import CAPACITY, memory_links
 from celu.transport.message import Kind, Message
+from celu.transport.opening import Endpoint, open_links
 from psi.parties import TERMS, Party, Wrapped, align, assert_aligned, tags_of
 
 
@@ -190,7 +191,7 @@ def test_over_tls_and_with_workers_the_result_is_the_same(tmp_path: Path) -> Non
             name=name,
             listen="127.0.0.1:0" if listens else None,
             accept=(peer,) if listens else (),
-            connect={} if listens else {peer: f"127.0.0.1:{ports[0]}"},
+            connect={} if listens else {peer: Route(f"127.0.0.1:{ports[0]}")},
             keys=(own / f"{name}.pem", own / f"{name}.key", {peer: tmp_path / peer / "ca.pem"}),
             connect_s=20,
             deadline_s=20,

@@ -26,9 +26,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from celu.certs import make_authority, make_party
 from celu.transport import stream
-from celu.transport.grpc_carrier import Endpoint, open_links
 from celu.transport.link import Link, run_blocking
 from celu.transport.memory import memory_links
+from celu.transport.opening import Endpoint, open_links
+from transport.ways import WAYS, Way
 
 GUEST = "guest"
 HOSTS = ["airline", "bank", "clinic"]
@@ -161,7 +162,7 @@ class InMemory:
 
 
 class OverSockets:
-    """Links over gRPC on this machine, and a thread for each program."""
+    """Links on this machine, carried in some way, and a thread for each program."""
 
     def __init__(self, num_hosts: int) -> None:
         self._pool = ThreadPoolExecutor(num_hosts + 1)
@@ -169,13 +170,13 @@ class OverSockets:
         self.guest: dict[str, Link] = {}
         self.hosts: dict[str, Link] = {}
 
-    def open(
-        self, hosts: list[str], companies: dict[str, Company] | None, deadline_s: float
-    ) -> None:
+    def open(self, hosts: list[str], way: Way, made: dict[str, Company], deadline_s: float) -> None:
         ports: queue.Queue[int] = queue.Queue()
+        companies = made if way.secure else None
+        common: Any = {"carrier": way.carrier, "connect_s": 10, "deadline_s": deadline_s}
         keys = companies and companies[GUEST].keys(*(companies[name] for name in hosts))
         here = Endpoint(
-            GUEST, "127.0.0.1:0", tuple(hosts), keys=keys, connect_s=10, deadline_s=deadline_s
+            GUEST, "127.0.0.1:0", tuple(hosts), keys=keys, behind_gateway=way.sealed, **common
         )
         guest = open_links(here, ports.put)
         self._contexts.append(guest)
@@ -183,9 +184,7 @@ class OverSockets:
         address = f"127.0.0.1:{ports.get(timeout=10)}"
         for name in hosts:
             keys = companies and companies[name].keys(companies[GUEST])
-            there = Endpoint(
-                name, connect={GUEST: address}, keys=keys, connect_s=10, deadline_s=deadline_s
-            )
+            there = Endpoint(name, connect={GUEST: way.route(address)}, keys=keys, **common)
             host = open_links(there)
             self.hosts[name] = host.__enter__()[GUEST]
             self._contexts.append(host)
@@ -222,14 +221,13 @@ def federate(
         def make(deadline_s: float = 10.0) -> Federation:
             if carrier == "memory":
                 return InMemory(HOSTS[:num_hosts])
-            secured = companies if carrier == "tls" else None
             made = OverSockets(num_hosts)
             stack.callback(made.close)
-            made.open(HOSTS[:num_hosts], secured, deadline_s)
+            made.open(HOSTS[:num_hosts], WAYS[carrier], companies, deadline_s)
             return made
 
         yield make
     for thread in threading.enumerate():
-        if thread.name.startswith("from-"):
+        if thread.name.startswith(("from-", "to-", "celu-websocket")):
             thread.join(timeout=5)
-            assert not thread.is_alive(), "a receiving thread outlives its link"
+            assert not thread.is_alive(), "a thread outlives its link"

@@ -22,7 +22,20 @@ from celu.transport.wire import HEADER
 
 pytestmark = pytest.mark.parametrize(
     "federate",
-    [("memory", 1), ("memory", 3), ("tls", 1), ("tls", 3), ("insecure", 1)],
+    [
+        ("memory", 1),
+        ("memory", 3),
+        ("tls", 1),
+        ("tls", 3),
+        ("insecure", 1),
+        ("sealed", 1),
+        ("streams", 1),
+        ("channels", 3),
+        ("sealed-streams", 1),
+        ("websocket", 3),
+        ("websocket-insecure", 1),
+        ("websocket-sealed", 1),
+    ],
     ids=lambda kind: f"{kind[0]}-{kind[1]}",
     indirect=True,
 )

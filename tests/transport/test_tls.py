@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import queue
 import socket
 import ssl
@@ -20,16 +19,17 @@ from typer.testing import CliRunner
 from celu.certs import make_authority, make_party
 from celu.cli.app import app
 from celu.errors import CertificateError, ConfigError, PeerLost
-from celu.transport import stream, tls
-from celu.transport.grpc_carrier import Connection, Endpoint, Listener, open_links
+from celu.transport import knock, stream
+from celu.transport.carrier import Arrivals, Route
+from celu.transport.grpc_carrier import Connection, Listener
 from celu.transport.link import run_blocking
 from celu.transport.message import Kind, Message
+from celu.transport.opening import Endpoint, open_links
 from celu.transport.stream import StreamLink
 from celu.transport.tls import Identity
+from transport.callers import HOUR, Keys, bad_callers
 
-Keys = tuple[Path, Path, dict[str, Path]]
-HOUR = dt.timedelta(hours=1)
-SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,8 @@ def listening(keys: Keys, deadline_s: float = 10.0) -> Iterator[Listener]:
     def make_link(peer: str) -> StreamLink:
         return StreamLink(peer, deadline_s=deadline_s)
 
-    listener = Listener("127.0.0.1:0", list(keys[2]), Identity.read(*keys), make_link)
+    arrivals = Arrivals(list(keys[2]), Identity.read(*keys), make_link)
+    listener = Listener("127.0.0.1:0", arrivals)
     try:
         yield listener
     finally:
@@ -58,7 +59,7 @@ def at(listener: Listener) -> str:
 def call(name: str, address: str, keys: Keys, connect_s: float = 10.0) -> Message:
     """A host's side as `celu run` has it: the first thing that the guest says."""
     endpoint = Endpoint(
-        name, connect={"guest": address}, keys=keys, connect_s=connect_s, deadline_s=5
+        name, connect={"guest": Route(address)}, keys=keys, connect_s=connect_s, deadline_s=5
     )
     with open_links(endpoint) as links:
         return run_blocking(links["guest"].receive())
@@ -67,7 +68,7 @@ def call(name: str, address: str, keys: Keys, connect_s: float = 10.0) -> Messag
 def intrude(name: str, address: str, keys: Keys) -> None:
     """A host's side that skips the polite knock: gRPC alone decides."""
     make: Callable[[str], StreamLink] = lambda peer: StreamLink(peer, deadline_s=0.4)  # noqa: E731
-    connection = Connection(address, name, "guest", Identity.read(*keys), make)
+    connection = Connection(Route(address), name, "guest", Identity.read(*keys), make)
     try:
         run_blocking(connection.link.receive())
     finally:
@@ -83,7 +84,7 @@ def assert_nobody_came(listener: Listener) -> None:
 def test_two_companies_that_hold_each_others_authority_meet(companies: dict[str, Any]) -> None:
     guest, bank = companies["guest"], companies["bank"]
     with listening(guest.keys(bank)) as listener:
-        endpoint = Endpoint("bank", connect={"guest": at(listener)}, keys=bank.keys(guest))
+        endpoint = Endpoint("bank", connect={"guest": Route(at(listener))}, keys=bank.keys(guest))
         with open_links(endpoint) as links:
             ours = listener.wait(10)["bank"]
             run_blocking(ours.send(Message(Kind.HELLO, body={"name": "guest"})))
@@ -91,39 +92,6 @@ def test_two_companies_that_hold_each_others_authority_meet(companies: dict[str,
             run_blocking(links["guest"].send(Message(Kind.READY)))
             assert run_blocking(ours.receive()).kind is Kind.READY
     assert not listener.refused
-
-
-# What a caller may be wrong about. Each takes (companies, folder) and gives the bank's keys.
-
-
-def of_another_authority(companies: dict[str, Any], folder: Path) -> Keys:
-    stranger = type(companies["bank"])("bank", folder)
-    make_authority(folder, "celu")
-    make_party(folder, "bank")
-    return stranger.keys(companies["guest"])
-
-
-def self_signed(companies: dict[str, Any], folder: Path) -> Keys:
-    bank = companies["bank"]
-    return (*bank.issue(folder, "bank", self_signed=True), bank.keys(companies["guest"])[2])
-
-
-def issued(**changes: Any) -> Callable[[dict[str, Any], Path], Keys]:
-    def keys(companies: dict[str, Any], folder: Path) -> Keys:
-        bank = companies["bank"]
-        return (*bank.issue(folder, "bank", **changes), bank.keys(companies["guest"])[2])
-
-    return keys
-
-
-BAD_CALLERS = {
-    "another authority": of_another_authority,
-    "self-signed": self_signed,
-    "expired": issued(valid=(-2 * HOUR, -HOUR)),
-    "not yet valid": issued(valid=(HOUR, 2 * HOUR)),
-    "a server's certificate": issued(uses=(SERVER,)),
-}
-bad_callers = pytest.mark.parametrize("caller", BAD_CALLERS.values(), ids=BAD_CALLERS)
 
 
 @bad_callers
@@ -222,7 +190,7 @@ def test_a_party_that_connects_twice_is_refused_and_the_first_stays(
 ) -> None:
     guest, bank = companies["guest"], companies["bank"]
     with listening(guest.keys(bank)) as listener:
-        endpoint = Endpoint("bank", connect={"guest": at(listener)}, keys=bank.keys(guest))
+        endpoint = Endpoint("bank", connect={"guest": Route(at(listener))}, keys=bank.keys(guest))
         with open_links(endpoint) as links:
             ours = listener.wait(10)["bank"]
             with pytest.raises(CertificateError, match="bank is connected already"):
@@ -263,9 +231,9 @@ def test_nobody_listening_is_a_lost_peer_after_connect_s(
     companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr(tls.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(knock.time, "monotonic", lambda: float(next(clock)))
     slept: list[float] = []
-    monkeypatch.setattr(tls.time, "sleep", slept.append)
+    monkeypatch.setattr(knock.time, "sleep", slept.append)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and not listening
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -318,16 +286,15 @@ def test_a_listener_that_starts_late_is_waited_for(companies: dict[str, Any]) ->
     def late() -> None:
         outcome.append(call("bank", f"127.0.0.1:{port}", bank.keys(guest)))
 
-    tried = tls.time.sleep
+    tried = knock.time.sleep
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tls.time, "sleep", lambda s: (refused.set(), tried(s))[1])
+        patch.setattr(knock.time, "sleep", lambda s: (refused.set(), tried(s))[1])
         caller = threading.Thread(target=late)
         caller.start()
         assert refused.wait(10)  # it has knocked in vain once
     keys = guest.keys(bank)
-    listener = Listener(
-        f"127.0.0.1:{port}", ["bank"], Identity.read(*keys), lambda p: StreamLink(p, deadline_s=10)
-    )
+    arrivals = Arrivals(["bank"], Identity.read(*keys), lambda p: StreamLink(p, deadline_s=10))
+    listener = Listener(f"127.0.0.1:{port}", arrivals)
     try:
         run_blocking(listener.wait(10)["bank"].send(Message(Kind.READY)))
         caller.join(10)
@@ -342,9 +309,7 @@ def test_a_port_that_is_taken_is_named(companies: dict[str, Any]) -> None:
         listening(keys) as listener,
         pytest.raises(ConfigError, match=f"free port, got {at(listener)}"),
     ):
-        Listener(
-            at(listener), ["bank"], Identity.read(*keys), lambda p: StreamLink(p, deadline_s=1)
-        )
+        Listener(at(listener), listener.arrivals)
 
 
 # Files.
@@ -444,11 +409,13 @@ def test_the_commands_make_what_a_party_needs(tmp_path: Path) -> None:
 
 def test_an_insecure_listener_still_expects_the_names_of_the_contract() -> None:
     make: Callable[[str], StreamLink] = lambda peer: StreamLink(peer, deadline_s=5)  # noqa: E731
-    listener = Listener("127.0.0.1:0", ["bank"], None, make)
+    listener = Listener("127.0.0.1:0", Arrivals(["bank"], None, make))
     try:
         with (
             pytest.raises(CertificateError, match="a name not in the contract"),
-            open_links(Endpoint("clinic", connect={"guest": at(listener)}, deadline_s=5)) as links,
+            open_links(
+                Endpoint("clinic", connect={"guest": Route(at(listener))}, deadline_s=5)
+            ) as links,
         ):
             run_blocking(links["guest"].receive())
         assert_nobody_came(listener)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from celu.bench.gateway import gateway_rows, nginx_use
+from celu.bench.line_use import PARTIES, PROFILE, line_use, write_job
 from celu.bench.processes import Event, free_port, run_parties
 from celu.bench.report import BenchResult, Say
 from celu.bench.step import BATCH, WIDTH, write_pair
@@ -25,24 +27,6 @@ from celu.launch import load_party
 from celu.party import Guest, Host
 from celu.simulation import simulate
 
-PROFILE = "wan-300"
-PARTIES = ("guest", "host")
-_JOB = """\
-batch_size = {batch}
-rounds = {rounds}
-codec = "{codec}"
-[hosts.host]
-z_width = {width}
-[method]
-R = 1
-depth = {depth}
-[optimizer]
-lr = 0.01
-[evaluation]
-every = {rounds}
-rows = 1
-metric = "loss"
-"""
 # Codec, rounds in flight.
 CASES = (("fp32", 1), ("fp32", 2), ("fp32", 4), ("fp32", 8), ("int8", 1), ("int8", 8))
 
@@ -57,13 +41,13 @@ def bench_link(say: Say, rounds: int = 60) -> BenchResult:
         write_pair(folder, thin=True, rounds=rounds)
         for codec, depth in CASES:
             job = folder / "link.toml"  # not job.toml, which settings come with
-            job.write_text(
-                _JOB.format(batch=BATCH, rounds=rounds, codec=codec, width=WIDTH, depth=depth)
-            )
+            write_job(job, rounds=rounds, codec=codec, depth=depth)
             events = _run(folder, job)
             real = _seconds(events)
             virtual = _virtual(folder, job)
-            sent, received = (_use(events, way, line.mbps, depth) for way in ("sent", "received"))
+            sent, received = (
+                line_use(events, way, line.mbps, depth) for way in ("sent", "received")
+            )
             result.rows.append(
                 {
                     "codec": codec,
@@ -76,6 +60,7 @@ def bench_link(say: Say, rounds: int = 60) -> BenchResult:
                 }
             )
             say(f"{codec}, {depth} in flight: {sent:.3f} and {received:.3f} of the line")
+        through = gateway_rows(folder, say)
     full = [row for row in result.rows if row["codec"] == "fp32"]
     result.figures |= {
         "duplex_use": max(min(r["line in use, host to guest"], r["guest to host"]) for r in full),
@@ -83,12 +68,20 @@ def bench_link(say: Say, rounds: int = 60) -> BenchResult:
         "virtual_over_real_worst": max(
             (row["virtual over real"] for row in result.rows), key=lambda ratio: abs(ratio - 1)
         ),
+        "nginx_use": nginx_use(through),
     }
+    result.rows += through
     result.notes.append(
         f"{PROFILE}: {line.mbps:g} Mbps and {line.delay_ms:g} ms each way, emulated; "
         f"batch {BATCH}, Z {WIDTH}, one linear layer a party, {rounds} rounds; the "
         "first quarter and the last rounds in flight are left out of the line's use. duplex_use is "
         "the emptier direction of the fullest case in fp32."
+    )
+    result.notes.append(
+        "Rows with a way have that line between the host and the guest's nginx, as a proxy that "
+        "delays both directions; nginx_use is the emptier direction of the fullest way through it."
+        if result.figures["nginx_use"] is not None
+        else "nginx is not installed here: nginx_use was not measured."
     )
     return result
 
@@ -108,14 +101,6 @@ def _run(folder: Path, job: Path) -> list[Event]:
 def _seconds(events: list[Event]) -> float:
     last: float = [e for e in events if e["event"] == "round"][-1]["seconds"]
     return last
-
-
-def _use(events: list[Event], way: str, mbps: float, depth: int) -> float:
-    """The share of the line's capacity that training used, while the pipeline was filled."""
-    rounds = [e for e in events if e["event"] == "round"]
-    first, last = rounds[len(rounds) // 4], rounds[-1 - depth]
-    carried = last[f"bytes_{way}"] - first[f"bytes_{way}"]
-    return float(carried * 8 / (mbps * 1e6) / (last["seconds"] - first["seconds"]))
 
 
 def _virtual(folder: Path, job_file: Path) -> float:

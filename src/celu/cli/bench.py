@@ -103,7 +103,7 @@ def codec(
 
 
 def link(out: _Out = Path("bench-out/link")) -> None:
-    """How full an emulated line is while training, and virtual time (about 3 minutes)."""
+    """How full a line is while training, through nginx too, and virtual time (about 5 minutes)."""
     from celu.bench.link import bench_link
 
     _report(bench_link, out)

@@ -100,11 +100,18 @@ def invitation(settings: PartySettings, port: int, command: str) -> str:
     host = (settings.listen or "").rsplit(":", 1)[0]
     if host in ("0.0.0.0", "[::]", "::"):  # noqa: S104 - compared with, not bound to
         host = socket.getfqdn()
+    where = f"{host}:{port}"
     lines = [f"{settings.name} listens on port {port}. The other side runs:"]
+    if settings.gateway:
+        where = "GATEWAY:PORT"
+        lines = [
+            f"{settings.name} listens on port {port} for its gateway. The other side sets "
+            f"peers.{settings.name}.gateway and runs:"
+        ]
     for name, peer in settings.peers.items():
         if peer.connect is None:
             lines.append(
                 f"  {name}:  celu {command} party.toml --job job.toml "
-                f"--connect {settings.name}={host}:{port}"
+                f"--connect {settings.name}={where}"
             )
     return "\n".join(lines)

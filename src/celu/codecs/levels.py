@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from celu.codecs.codec import check_size, from_bytes
 
-# Rows are worked on some at a time, so that what lies between two operations stays in the cache.
+# Rows are worked on some at a time, so that what lies between two operations stays in a processor's
+# cache. An accelerator works on all at once: there it is the number of operations that counts.
 _CHUNK = 1 << 16
 
 
@@ -36,7 +37,7 @@ class RowLevels:
         payload = torch.empty(self.max_bytes(*x_BD.shape), dtype=torch.uint8, device=x_BD.device)
         ranges, codes = self._parts(payload, len(x_BD))
         chance_BD = _chance(x_BD.shape, noise)
-        for some in _chunks(*x_BD.shape):
+        for some in _chunks(x_BD):
             self._encode_some(x_BD[some], chance_BD[some], ranges[:, some], codes[some])
         return payload
 
@@ -45,7 +46,7 @@ class RowLevels:
         check_size(payload, self.max_bytes(rows, width))
         x_BD = torch.empty((rows, width), device=payload.device)
         ranges, codes = self._parts(payload, rows)
-        for some in _chunks(rows, width):
+        for some in _chunks(x_BD):
             x_BD[some] = self._decode_some(ranges[:, some], codes[some], width)
         return x_BD
 
@@ -114,7 +115,7 @@ class RotatedLevels(RowLevels):
         ranges, codes = self._parts(payload[4 * width :], rows)
         rotated = _rotated_width(width)
         chance_BE, signs_E = _chance((rows, rotated), noise), _signs(rotated, x_BD.device)
-        for some in _chunks(rows, rotated):
+        for some in _chunks(chance_BE):
             rest_BE = functional.pad(x_BD[some] - mean_D, (0, rotated - width)).mul_(signs_E)
             self._encode_some(hadamard(rest_BE), chance_BE[some], ranges[:, some], codes[some])
         return payload
@@ -129,7 +130,7 @@ class RotatedLevels(RowLevels):
             torch.empty((rows, width), device=payload.device),
             _signs(rotated, payload.device),
         )
-        for some in _chunks(rows, rotated):
+        for some in _chunks(x_BD):
             rest_BE = hadamard(self._decode_some(ranges[:, some], codes[some], rotated))
             torch.add(rest_BE.mul_(signs_E)[:, :width], mean_D, out=x_BD[some])
         return x_BD
@@ -170,8 +171,9 @@ def _no_less(x_B: Tensor, dtype: torch.dtype) -> Tensor:
     return (x_B.view(torch.int32) + 0xFFFF).bitwise_and_(-0x10000).view(torch.float32)
 
 
-def _chunks(rows: int, width: int) -> Iterator[slice]:
-    size = max(1, _CHUNK // width)
+def _chunks(x_BD: Tensor) -> Iterator[slice]:
+    rows, width = x_BD.shape
+    size = max(1, _CHUNK // width) if x_BD.device.type == "cpu" else rows
     return (slice(start, start + size) for start in range(0, rows, size))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -31,6 +31,7 @@ def _has_a_port(address: str) -> str:
 
 Address = Annotated[str, AfterValidator(_has_a_port)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
+MAX_STRIPES = 64  # streams that may make up one link; each may hold 4 MiB at who receives
 
 
 class ModelSpec(Settings):
@@ -101,14 +102,40 @@ class Keys(Settings):
     key: FilePath
 
 
+class GatewaySettings(Settings):
+    """A peer's gateway: the authority that signed its certificate (PEM), and for which name.
+
+    Without `name` it is the host of the peer's address.
+    """
+
+    ca: FilePath
+    name: (
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$")] | None
+    ) = None
+
+
 class Peer(Settings):
     """One other party: whose signature its certificate must bear, and where to reach it.
 
-    Without `connect`, it is the peer that connects here, to `listen`.
+    Without `connect`, it is the peer that connects here, to `listen`. With `gateway`, the address
+    is that of a gateway in front of the peer. Over gRPC, `streams` on each of `connections` share
+    what is sent, for gateways and lines that hold a single one back.
     """
 
     ca: FilePath | None = None
     connect: Address | None = None
+    gateway: GatewaySettings | None = None
+    streams: Annotated[int, Field(ge=1, le=MAX_STRIPES)] = 1
+    connections: Annotated[int, Field(ge=1, le=16)] = 1
+
+    @model_validator(mode="after")
+    def _is_within_bounds(self) -> Peer:
+        if self.streams * self.connections > MAX_STRIPES:
+            raise ValueError(
+                f"expected streams times connections of at most {MAX_STRIPES}, "
+                f"got {self.streams * self.connections}"
+            )
+        return self
 
 
 class PartySettings(Settings):
@@ -121,6 +148,8 @@ class PartySettings(Settings):
     peers: dict[PartyName, Peer] = {}
     keys: Keys | None = None
     listen: Address | None = None
+    carrier: Literal["grpc", "websocket"] = "grpc"
+    gateway: bool = False  # the port is our own gateway's, in plain HTTP; peers' TLS runs inside
     insecure: bool = False
     device: str = "cpu"
     threads: PositiveInt | None = None
@@ -152,6 +181,33 @@ class PartySettings(Settings):
                 raise ValueError(f"peers.{name}.ca is missing: the peer's authority (PEM)")
         if self.peers and not self.insecure and self.keys is None:
             raise ValueError('keys is missing: make them with "celu certs party NAME"')
+        return self
+
+    @model_validator(mode="after")
+    def _gateways_and_stripes_make_sense(self) -> PartySettings:
+        accepts = any(peer.connect is None for peer in self.peers.values())
+        if self.gateway and (self.listen is None or not accepts):
+            raise ValueError("gateway = true: expected a party that listens and that a peer calls")
+        if self.gateway and self.insecure:
+            raise ValueError(
+                "gateway = true: expected keys for the TLS inside, got insecure = true"
+            )
+        for name, peer in self.peers.items():
+            shared = peer.streams > 1 or peer.connections > 1
+            if peer.connect is None and (shared or peer.gateway is not None):
+                raise ValueError(
+                    f"peers.{name}.connect is missing: gateway, streams and connections are for a "
+                    "peer that we connect to"
+                )
+            if peer.gateway is not None and self.insecure:
+                raise ValueError(
+                    f"peers.{name}.gateway: expected keys for the TLS inside, got insecure = true"
+                )
+            if self.carrier == "websocket" and shared:
+                raise ValueError(
+                    f'peers.{name}.streams, connections: expected 1 with carrier = "websocket", '
+                    "which has no windows that hold a stream back"
+                )
         return self
 
 

@@ -10,8 +10,9 @@ out. From one state, each of a few pairs (R of the guest, R of the hosts) trains
 the same batches; the best goes on from where it came, and the others are as if they had never been.
 The best is the one that foretells best what it has not seen: in the first epoch the fresh batches
 of the trial's second half, before it learns from them, which costs nothing; later, when every row
-has been seen, the held-out rows. That is done early, and again whenever training has become eight
-times as long, with more and with fewer steps than hold: what paid at first may overfit later.
+has been seen, the held-out rows. Where steps pay, twice as many are tried at once. That is done
+early, and again whenever training has become eight times as long, with more and with fewer steps
+than hold: what paid at first may overfit later.
 
 A choice is a function of outcomes alone, so a run that records its choices can be repeated by them.
 """
@@ -25,7 +26,7 @@ from statistics import mean
 
 from celu.codecs.named import find_codec
 from celu.config.job import Choice, Job, Tuning
-from celu.engine.plan import MOST_DEPTH, MOST_R, MOST_W, Outcome, Step, first_step
+from celu.engine.plan import MARKS, MOST_DEPTH, MOST_R, MOST_W, Outcome, Step, first_step
 from celu.engine.schedule import Schedule, Segment
 
 # From exact to small. Below four bits, convergence suffers.
@@ -116,6 +117,7 @@ class AutoPlan:
         self._job = job
         self._schedule = schedule
         self._given = {n: v for n, v in dict(job.tuning()).items() if n in job.given()}
+        self._costs: dict[str, Costs] = {}  # by the codec with which they were measured
         self._course = self._run()
         self._goal: Segment  # of the step at hand, which an evaluation may interrupt
         self._fresh: list[float] = []
@@ -159,8 +161,8 @@ class AutoPlan:
         outcome = yield replace(
             first_step(self._job, self._schedule), reason="one round at a time, to measure"
         )
-        up, down = self._bytes(outcome.segment.tuning)
-        costs = Costs.of(outcome, up, down)
+        costs = Costs.of(outcome, *self._bytes(outcome.segment.tuning))
+        self._note(outcome, costs)
         here = outcome.segment.stop
         end = self._schedule.num_rounds
         for _ in LADDER:  # fill the line; again, until what a codec costs has shown
@@ -168,71 +170,91 @@ class AutoPlan:
                 return
             tuning = self._filling(costs, (1, 1))
             outcome = yield self._step(here, here + _FILL_ROUNDS, tuning, self._why(costs, tuning))
-            here, costs = outcome.segment.stop, costs.learn(outcome)
-            if dict(self._filling(costs, (1, 1))) == dict(tuning):
+            here, costs = outcome.segment.stop, self._note(outcome, costs)
+            if self._filling(costs, (1, 1)).codecs == tuning.codecs:
                 break
-        R, restore = (1, 1), None
+        R: Pair = (1, 1)
+        held: str | None = None
         rounds = max(_TRIAL_ROUNDS[0], min(_TRIAL_ROUNDS[1], end // 40))
         reason = "nothing to try"
         while here < end:
-            pairs = self._pairs(costs, R)
             trial = max(rounds, here // 8)
-            if len(pairs) > 1 and here + trial < end:
-                R, restore, reason = yield from self._trial(here, trial, pairs, costs)
+            pairs = self._pairs(costs, R)
+            while len(pairs) > 1 and here + trial < end:
+                before = R
+                R, held, reason = yield from self._trial(here, trial, pairs, costs, held)
                 here += trial
-            tuning = self._filling(costs, R)
-            step = self._step(here, _AGAIN * here, tuning, reason)
-            outcome = yield replace(step, restore=restore, forget=True)
-            here, costs, restore = outcome.segment.stop, costs.learn(outcome), None
+                # What paid may pay more.
+                pairs = [self._more(costs, R), R] if before < R else []
+                pairs = list(dict.fromkeys(pairs))
+            step = self._step(here, _AGAIN * here, self._filling(costs, R), reason)
+            outcome = yield replace(step, restore=held, forget=True)
+            here, costs, held = outcome.segment.stop, self._note(outcome, costs), None
             reason = "as before"
 
     def _trial(
-        self, start: int, rounds: int, pairs: list[Pair], costs: Costs
+        self, start: int, rounds: int, pairs: list[Pair], costs: Costs, held: str | None
     ) -> Generator[Step, Outcome, tuple[Pair, str | None, str]]:
-        """Have each pair train from here. The best; where to go back to for it; and why it is."""
+        """Have each pair train from the same state: the one at the mark `held`, or as it is.
+
+        The best; the mark at which its state is held, None if it is the state as it is; and why.
+        """
         scores: dict[Pair, float] = {}
-        save: str | None = "base"
+        base = held or MARKS[0]
+        best_at = next(mark for mark in MARKS if mark != base)
+        save, restore = (None, base) if held else (base, None)
         for pair in pairs:
             why = f"trial of R {pair[0]} at the guest and {pair[1]} at the hosts"
             step = self._step(start, start + rounds, self._filling(costs, pair), why)
             unseen = start + rounds <= self._schedule.rounds_per_epoch
             segment = replace(step.segment, judged=unseen, scored=not unseen)
-            outcome = yield replace(
-                step, segment=segment, save=save, restore="base" if scores else None
-            )
+            outcome = yield replace(step, segment=segment, save=save, restore=restore)
             if unseen:
                 scores[pair] = mean(outcome.fresh[rounds // 2 :])
             else:
                 assert outcome.held_out is not None
                 scores[pair] = outcome.held_out
-            save = "best" if scores[pair] == max(scores.values()) else None
+            restore = base
+            save = best_at if scores[pair] == max(scores.values()) else None
         best = max(scores, key=scores.__getitem__)
         shown = ", ".join(f"{g} and {h}: {abs(s):.4f}" for (g, h), s in scores.items())
-        reason = f"R {best[0]} and {best[1]} did best in {rounds} rounds from here ({shown})"
-        return best, None if best == pairs[-1] else "best", reason
+        reason = f"R {best[0]} and {best[1]} did best in {rounds} rounds ({shown})"
+        return best, None if best == pairs[-1] else best_at, reason
 
     def _pairs(self, costs: Costs, now: Pair) -> list[Pair]:
         """The R of guest and hosts to be tried; the one that holds comes last."""
         if "R" in self._given:
             return []
-        most = costs.free_steps(*self._bytes(self._filling(costs, now)))
-
-        def within(guest: int, host: int) -> Pair:
-            return max(1, min(guest, most[0])), max(1, min(host, most[1]))
-
-        guest, host = now
         if now == (1, 1):
-            pairs = [within(*pair) for pair in _FIRST_PAIRS]
+            pairs = [self._within(costs, *pair) for pair in _FIRST_PAIRS]
         else:
-            more = within(*(2 * R if R > 1 else 1 for R in now))
-            pairs = [more, within(guest // 2, host // 2)]
+            fewer = self._within(costs, now[0] // 2, now[1] // 2)
+            pairs = [self._more(costs, now), fewer]
         return [*dict.fromkeys(pair for pair in pairs if pair != now), now]
+
+    def _more(self, costs: Costs, now: Pair) -> Pair:
+        """Twice the local steps, of those who make any."""
+        return self._within(costs, *(2 * R if R > 1 else 1 for R in now))
+
+    def _within(self, costs: Costs, guest: int, host: int) -> Pair:
+        """As much of a pair as the line leaves time for."""
+        tuning = self._filling(costs, (1, 1))
+        known = self._costs.get(tuning.codecs.activation, costs)
+        most = known.free_steps(*self._bytes(tuning))
+        return max(1, min(guest, most[0])), max(1, min(host, most[1]))
+
+    def _note(self, outcome: Outcome, costs: Costs) -> Costs:
+        """What is known after another segment; what coding costs is known for its codec alone."""
+        costs = costs.learn(outcome)
+        self._costs[outcome.segment.tuning.codecs.activation] = costs
+        return costs
 
     def _filling(self, costs: Costs, R: Pair) -> Tuning:
         """The tuning that fills the line, with these R; what was written down wins."""
         R_by_role = {"guest": R[0], "host": R[1]}
         W_by_role = {role: min(MOST_W, max(_SMALLEST_W, r)) for role, r in R_by_role.items()}
-        times = {name: costs.round_s(*self._codec_bytes(name)) for name in LADDER}
+        known = {name: self._costs.get(name, costs) for name in LADDER}
+        times = {name: known[name].round_s(*self._codec_bytes(name)) for name in LADDER}
         fastest = min(times.values())
         codec = next(name for name in LADDER if times[name] <= _WORTH * fastest)
         exact_test = codec if codec in ("fp32", "bf16") else "int8"
@@ -240,7 +262,7 @@ class AutoPlan:
         tuning = {
             "W": W_by_role,
             "R": R_by_role,
-            "depth": costs.depth(*self._codec_bytes(codec)),
+            "depth": known[codec].depth(*self._codec_bytes(codec)),
             "codec": codecs,
         }
         return Tuning.model_validate({**tuning, **self._given})

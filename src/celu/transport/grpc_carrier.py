@@ -1,20 +1,17 @@
-"""Links over gRPC: one synchronous bidirectional stream to each peer, under mutual TLS 1.3.
+"""Links over gRPC: synchronous bidirectional streams, one to each peer or several that share.
 
-Either side may listen. Messages are byte strings of our own (`wire`); gRPC neither parses nor
+Direct connections are under mutual TLS 1.3; behind a gateway, the port speaks plain HTTP/2 and the
+parties' TLS runs inside. Messages are byte strings of our own (`wire`); gRPC neither parses nor
 limits them beyond the size of a piece.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent import futures
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 # Read by gRPC once, when it is first used. Its TLS 1.2 suites are narrowed to one for pre-shared
@@ -25,39 +22,40 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors reach the user thr
 
 import grpc
 
-from celu.errors import CeluError, CertificateError, ConfigError, PeerLost
-from celu.transport.emulation import Line
+from celu.config.party import MAX_STRIPES
+from celu.errors import CeluError, CertificateError, ConfigError, PeerLost, ProtocolError
+from celu.transport import carrier
+from celu.transport.carrier import NAME_KEY, Arrivals, MakeLink, Route
+from celu.transport.sealed import SEALED_BYTES, Seal
 from celu.transport.stream import StreamLink
-from celu.transport.tls import Identity, issued_for, knock
-from celu.transport.wire import PIECE_BYTES
+from celu.transport.stripes import Bundles, Deal, Stripe, gather, piece_bytes
+from celu.transport.tls import Identity, read_authority
 
 _SERVICE = "celu.Link"
 _METHOD = "Exchange"
-_NAME_KEY = "celu-name"  # says who calls; believed only where the connection is insecure
 _OPTIONS = [
-    ("grpc.max_receive_message_length", PIECE_BYTES + 1024),
-    ("grpc.max_send_message_length", PIECE_BYTES + 1024),
+    ("grpc.max_receive_message_length", SEALED_BYTES),
+    ("grpc.max_send_message_length", SEALED_BYTES),
     ("grpc.so_reuseport", 0),  # a second party on the same port is a mistake: let it fail
 ]
-MakeLink = Callable[[str], StreamLink]
+# What gRPC may take in of a stream before it is asked for. By itself it finds the size that the
+# line needs, up to 4 MiB, times the number of stripes. A gateway is near, so that less does, and
+# it has a connection for each stream.
+_NEAR = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 256 * 1024)]
 
 
-class Listener:
-    """Waits for the named peers on one port. `identity` None means an insecure connection."""
+class Listener(carrier.Listener):
+    """Waits for peers on one port."""
 
-    def __init__(
-        self, address: str, peers: list[str], identity: Identity | None, make_link: MakeLink
-    ) -> None:
-        self._identity = identity
-        self._links = {name: make_link(name) for name in peers}
-        self._arrived = {name: threading.Event() for name in peers}
-        self._claim = threading.Lock()
-        self._stopping = False
-        self.refused: deque[str] = deque(maxlen=5)  # for the error message; callers may be many
-        # One thread a peer carries its outgoing side for the whole run; two more turn away others.
+    def __init__(self, address: str, arrivals: Arrivals) -> None:
+        super().__init__(arrivals)
+        self._bundles = Bundles()
+        # A stream that was let in keeps a thread for the whole run; two more turn away others.
+        # Threads are made when they are needed, so these are bounds.
+        threads = len(arrivals.peers) * MAX_STRIPES + 2
         self._server: Any = grpc.server(
-            futures.ThreadPoolExecutor(len(peers) + 2, thread_name_prefix="celu-listen"),
-            options=_OPTIONS,
+            futures.ThreadPoolExecutor(threads, thread_name_prefix="celu-listen"),
+            options=[*_OPTIONS, *_NEAR] if arrivals.behind_gateway else _OPTIONS,
         )
         handler = grpc.stream_stream_rpc_method_handler(self._exchange)
         self._server.add_generic_rpc_handlers(
@@ -72,154 +70,129 @@ class Listener:
         self._server.start()
 
     def _bind(self, address: str) -> int:
-        if self._identity is None:
+        identity = self.arrivals.identity
+        if identity is None or self.arrivals.behind_gateway:
             return int(self._server.add_insecure_port(address))
         credentials = grpc.ssl_server_credentials(
-            [(self._identity.key, self._identity.certificate)],
-            root_certificates=b"\n".join(self._identity.authorities.values()),
+            [(identity.key, identity.certificate)],
+            root_certificates=b"\n".join(identity.authorities.values()),
             require_client_auth=True,
         )
         return int(self._server.add_secure_port(address, credentials))
 
-    def wait(self, connect_s: float) -> dict[str, StreamLink]:
-        """The links, once every peer has come; raises PeerLost at the deadline."""
-        give_up = time.monotonic() + connect_s
-        for name, arrived in self._arrived.items():
-            if not arrived.wait(max(0.0, give_up - time.monotonic())):
-                turned_away = f"; turned away: {'; '.join(self.refused)}" if self.refused else ""
-                raise PeerLost(
-                    f"{name} did not connect with an acceptable certificate within "
-                    f"{connect_s:g} s (connect_s){turned_away}"
-                )
-        return self._links
-
     def stop(self) -> None:
-        """Stop listening; links that are still open get a moment to end."""
-        with self._claim:
-            self._stopping = True
-        for name, arrived in self._arrived.items():
-            if arrived.is_set():  # its thread waits for something to send, and would for good
-                self._links[name].close()
+        """See `carrier.Listener`."""
+        self._bundles.stop(PeerLost("no longer listening"))
+        self.arrivals.stop()
         self._server.stop(grace=1.0).wait(2.0)
 
     def _exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        name, problem = self._caller(context)
-        with self._claim:
-            if not problem and self._arrived[name].is_set():
-                problem = f"{name} is connected already"
-            if self._stopping:
-                problem = "no longer listening"
-            if not problem:
-                self._arrived[name].set()
-        if problem:
-            self.refused.append(problem)
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
-        link = self._links[name]
-        threading.Thread(
-            target=link.pump, args=(requests,), name=f"from-{name}", daemon=True
-        ).start()
-        yield from link.outgoing()
+        def begin(streams: list[Iterator[bytes]]) -> StreamLink:
+            link = self.arrivals.admit(name)
+            link.piece_bytes = piece_bytes(len(streams))
+            _pump(link, gather(streams))
+            return link
 
-    def _caller(self, context: Any) -> tuple[str, str]:
-        """The caller's name, and what is wrong with it ("" if nothing is)."""
-        if self._identity is None:
-            name = dict(context.invocation_metadata()).get(_NAME_KEY, "")
-            return name, "" if name in self._links else "a caller gave a name not in the contract"
-        auth = context.auth_context()
-        if auth.get("ssl_tls_version", [b"TLSv1.3"]) != [b"TLSv1.3"]:
-            return "", "a caller used a TLS version below 1.3"
-        certificate = auth["x509_pem_cert"][0]
-        for name, authority in self._identity.authorities.items():
-            if name in self._links and issued_for(certificate, name, authority):
-                return name, ""
-        return "", "a caller's certificate is for none of the expected parties"
+        try:
+            said = dict(context.invocation_metadata())
+            name = self.arrivals.caller(said.get(NAME_KEY, ""), _certificate(context))
+            link, pieces = self._bundles.join(name, Stripe.read(said), requests, begin)
+            yield from pieces
+            if link.seal is not None:
+                link.seal.wait(0)  # raises why the caller was not let in
+        except CeluError as error:
+            self.arrivals.turn_away(str(error))
+            refused = isinstance(error, CertificateError)
+            code = grpc.StatusCode.PERMISSION_DENIED if refused else grpc.StatusCode.ABORTED
+            context.abort(code, str(error))
+
+
+def _certificate(context: Any) -> bytes | None:
+    """The caller's certificate (PEM), of a connection that has one; raises CertificateError."""
+    auth = context.auth_context()
+    if auth.get("ssl_tls_version", [b"TLSv1.3"]) != [b"TLSv1.3"]:
+        raise CertificateError("a caller used a TLS version below 1.3")
+    return next(iter(auth.get("x509_pem_cert", [])), None)
 
 
 class Connection:
-    """A link to a peer that listens, opened by us."""
+    """A link to a peer that listens, over one stream or several."""
 
     def __init__(
-        self, address: str, name: str, peer: str, identity: Identity | None, make_link: MakeLink
+        self, route: Route, name: str, peer: str, identity: Identity | None, make_link: MakeLink
     ) -> None:
-        if identity is None:
-            self._channel: Any = grpc.insecure_channel(address, options=_OPTIONS)
-        else:
-            credentials = grpc.ssl_channel_credentials(
-                identity.authorities[peer], identity.key, identity.certificate
-            )
-            options = [*_OPTIONS, ("grpc.ssl_target_name_override", peer)]
-            self._channel = grpc.secure_channel(address, credentials, options=options)
+        self._channels = [_channel(route, peer, identity) for _ in range(route.connections)]
+        count = route.streams * route.connections
         self.link = make_link(peer)
-        self.link.explain = lambda error: _explain(error, peer, address)
-        call = self._channel.stream_stream(f"/{_SERVICE}/{_METHOD}")(
-            self.link.outgoing(), metadata=((_NAME_KEY, name),), wait_for_ready=True
-        )
-        threading.Thread(
-            target=self.link.pump, args=(call,), name=f"from-{peer}", daemon=True
-        ).start()
+        self.link.explain = lambda error: _explain(error, peer, route.address)
+        self.link.piece_bytes = piece_bytes(count)
+        if route.gateway is not None and identity is not None:
+            self.link.seal = Seal(identity, peer)
+        deal, token = Deal(self.link.outgoing(), count), secrets.token_hex(16)
+        calls = []
+        for index in range(count):
+            channel = self._channels[index % route.connections]
+            metadata = ((NAME_KEY, name), *Stripe(index, count, token).metadata())
+            call = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")(
+                deal.stripe(index), metadata=metadata, wait_for_ready=True
+            )
+            calls.append(call)
+        _pump(self.link, gather(calls))
 
     def stop(self) -> None:
-        """End the connection."""
-        self._channel.close()
+        """See `carrier.Connection`."""
+        for channel in self._channels:
+            channel.close()
+
+
+class GrpcCarrier:
+    """See `carrier.Carrier`."""
+
+    def listen(self, address: str, arrivals: Arrivals) -> Listener:
+        """See `carrier.Carrier`."""
+        return Listener(address, arrivals)
+
+    def connect(
+        self, route: Route, name: str, peer: str, identity: Identity | None, make_link: MakeLink
+    ) -> Connection:
+        """See `carrier.Carrier`."""
+        return Connection(route, name, peer, identity, make_link)
+
+
+def _channel(route: Route, peer: str, identity: Identity | None) -> Any:
+    options: list[tuple[str, Any]] = [*_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+    gateway = route.gateway
+    if identity is None or (gateway is not None and gateway.ca is None):
+        return grpc.insecure_channel(route.address, options=options)
+    if gateway is not None:
+        assert gateway.ca is not None
+        name, credentials = gateway.name, grpc.ssl_channel_credentials(read_authority(gateway.ca))
+    else:
+        name = peer
+        credentials = grpc.ssl_channel_credentials(
+            identity.authorities[peer], identity.key, identity.certificate
+        )
+    options.append(("grpc.ssl_target_name_override", name))
+    return grpc.secure_channel(route.address, credentials, options=options)
+
+
+def _pump(link: StreamLink, pieces: Iterator[bytes]) -> None:
+    threading.Thread(
+        target=link.pump, args=(pieces,), name=f"from-{link.peer}", daemon=True
+    ).start()
 
 
 def _explain(error: Exception, peer: str, address: str) -> CeluError:
     if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
-        if error.code() == grpc.StatusCode.PERMISSION_DENIED:
-            return CertificateError(f"{peer} at {address} turned us away: {error.details()}")
-        return PeerLost(f"the link to {peer} at {address} broke: {error.details()}")
+        code, details = error.code(), error.details()
+        if code == grpc.StatusCode.PERMISSION_DENIED:
+            return CertificateError(f"{peer} at {address} turned us away: {details}")
+        if code == grpc.StatusCode.ABORTED:
+            return ProtocolError(f"{peer} at {address} turned us away: {details}")
+        if code == grpc.StatusCode.UNIMPLEMENTED:
+            return ConfigError(
+                f"expected a way to {peer} at {address}, got none for /{_SERVICE}/: {details}; "
+                "does its gateway pass that on?"
+            )
+        return PeerLost(f"the link to {peer} at {address} broke: {details}")
     return PeerLost(f"the link to {peer} at {address} broke: {error}")
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """How one party is reached and reaches the others.
-
-    `connect` maps peers that listen to their addresses; `accept` names those that come to us, at
-    `listen`. `keys` are our certificate, our key and each peer's authority; None is an insecure
-    run. `line` makes an emulated line for each link.
-    """
-
-    name: str
-    listen: str | None = None
-    accept: tuple[str, ...] = ()
-    connect: Mapping[str, str] = field(default_factory=dict)
-    keys: tuple[Path, Path, Mapping[str, Path]] | None = None
-    connect_s: float = 300.0
-    deadline_s: float = 120.0
-    line: Callable[[], Line | None] = lambda: None
-
-
-@contextmanager
-def open_links(
-    endpoint: Endpoint, listening: Callable[[int], None] = lambda port: None
-) -> Iterator[dict[str, StreamLink]]:
-    """A link to every peer, in whichever direction; closed on leaving.
-
-    `listening` is told the port once we can be reached. Raises PeerLost where a peer does not come
-    or answer in time, CertificateError where one side refuses the other.
-    """
-    keys = endpoint.keys
-    identity = Identity.read(keys[0], keys[1], keys[2]) if keys else None
-
-    def make_link(peer: str) -> StreamLink:
-        return StreamLink(peer, deadline_s=endpoint.deadline_s, line=endpoint.line())
-
-    with ExitStack() as stack:
-        links: dict[str, StreamLink] = {}
-        listener = None
-        if endpoint.accept:
-            assert endpoint.listen is not None  # settings are checked: whoever accepts, listens
-            listener = Listener(endpoint.listen, list(endpoint.accept), identity, make_link)
-            stack.callback(listener.stop)
-            listening(listener.port)
-        for peer, address in endpoint.connect.items():
-            if keys:
-                knock(address, peer, (keys[0], keys[1], keys[2][peer]), endpoint.connect_s)
-            connection = Connection(address, endpoint.name, peer, identity, make_link)
-            stack.callback(connection.stop)
-            stack.callback(connection.link.close)
-            links[peer] = connection.link
-        if listener is not None:
-            links |= listener.wait(endpoint.connect_s)
-        yield links

@@ -1,4 +1,4 @@
-"""The link between two parties: four methods, implemented in memory and over gRPC.
+"""The link between two parties: four methods, implemented in memory and over carriers.
 
 `send` and `receive` are coroutines because a party may have to wait there, and nowhere else. No
 event loop is involved. Over a network they simply block, so `run_blocking` finishes a party's

@@ -1,7 +1,8 @@
 """A `Link` over any carrier that moves byte strings in order, one stream each way.
 
 The carrier pulls outgoing pieces from `outgoing()` on a thread of its own and hands what it
-receives to `pump()` on another; the party's compute thread only touches two bounded queues.
+receives to `pump()` on another; the party's compute thread only touches two bounded queues. Where
+a gateway is in between, pieces are sealed on their way out and opened on their way in (`sealed`).
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 
 from celu.errors import CeluError, PeerLost, ProtocolError
 from celu.transport.emulation import Line
 from celu.transport.message import Kind, Message, TensorSpec, TrafficBothWays, failure_of
+from celu.transport.sealed import Seal
 from celu.transport.wire import (
     HEADER,
+    PIECE_BYTES,
     check_finite,
     check_sendable,
     decode,
@@ -47,7 +50,10 @@ class StreamLink:
         self._ended = threading.Event()  # nothing more will arrive
         self._sent_all = threading.Event()  # ... or be sent
         self._closing = threading.Event()
-        self.explain: Callable[[Exception], CeluError] | None = None  # the carrier's own errors
+        # For the carrier to set, before it begins.
+        self.explain: Callable[[Exception], CeluError] | None = None  # its own errors
+        self.piece_bytes = PIECE_BYTES
+        self.seal: Seal | None = None
 
     def allow(self, specs: Mapping[Kind, TensorSpec]) -> None:
         """See `Link`."""
@@ -101,16 +107,18 @@ class StreamLink:
         self._sent_all.wait(CLOSE_S)
         self._ended.wait(CLOSE_S)
 
-    def outgoing(self) -> Iterator[bytes]:
+    def outgoing(self) -> Generator[bytes, None, None]:
         """What to send, for the carrier's sending thread; ends when the link is closed."""
-        sequence = 0
+        sequence, seal = 0, self.seal
         try:
+            if seal is not None and not (yield from seal.flights()):
+                return
             while (item := self._outgoing.get()) is not None:
                 message, given_at = item
-                for piece in encode(message, sequence):
+                for piece in encode(message, sequence, self.piece_bytes):
                     if self._line is not None:
                         self._line.carry(len(piece), given_at)
-                    yield piece
+                    yield piece if seal is None else seal.seal(piece)
                 sequence += 1
         finally:  # also where the carrier drops us half-way: closing must not wait for more
             self._sent_all.set()
@@ -119,6 +127,8 @@ class StreamLink:
         """Take in what arrives, for the carrier's receiving thread; returns when it ends."""
         sequence = 0
         try:
+            if self.seal is not None:
+                pieces = self.seal.opened(pieces)
             for data in pieces:
                 began = time.monotonic()
                 header = decode_header(data, sequence, self._specs)
@@ -132,13 +142,21 @@ class StreamLink:
                     return
                 self._put(message)
             self._put(PeerLost(f"{self.peer} closed the link"))
-        except ProtocolError as error:
-            self._put(type(error)(f"from {self.peer}: {error}"))
         except Exception as error:  # whatever the carrier raises, it ends here, with its name
-            explained = self.explain(error) if self.explain else None
-            self._put(explained or PeerLost(f"the link to {self.peer} broke: {error}"))
+            explained = self._explained(error)
+            if self.seal is not None:
+                self.seal.fail(explained)
+            self._put(explained)
         finally:
             self._ended.set()
+
+    def _explained(self, error: Exception) -> CeluError:
+        if isinstance(error, ProtocolError):
+            return type(error)(f"from {self.peer}: {error}")
+        if isinstance(error, CeluError):
+            return error
+        explained = self.explain(error) if self.explain else None
+        return explained or PeerLost(f"the link to {self.peer} broke: {error}")
 
     def _put(self, item: Message | CeluError) -> None:
         # A full queue stops this thread and so, by flow control, the peer. The compute thread

@@ -56,7 +56,7 @@ class Header:
     check: bytes
 
 
-def encode(message: Message, sequence: int) -> Iterator[bytes]:
+def encode(message: Message, sequence: int, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
     """The header, then the payload in pieces. Each piece is copied only when asked for."""
     if message.tensor is not None:
         tensor = message.tensor.detach().to("cpu").contiguous()
@@ -69,8 +69,8 @@ def encode(message: Message, sequence: int) -> Iterator[bytes]:
         MAGIC, VERSION, message.kind, code, rank, sequence,
         message.round, message.part, rows, width, len(payload), message.check,
     )  # fmt: skip
-    for start in range(0, len(payload), PIECE_BYTES):
-        yield bytes(payload[start : start + PIECE_BYTES])
+    for start in range(0, len(payload), piece_bytes):
+        yield bytes(payload[start : start + piece_bytes])
 
 
 def decode_header(data: bytes, sequence: int, specs: Mapping[Kind, TensorSpec]) -> Header:

@@ -1,0 +1,189 @@
+"""What a carrier is to the rest of celu: a listener and a connection, both giving links.
+
+A carrier brings byte strings across, in order. Who comes and whether it may is decided in
+`Arrivals`, the same for all carriers; what a message is, in `stream` and `wire`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from celu.errors import CertificateError, PeerLost
+from celu.transport.knock import Gateway
+from celu.transport.sealed import Seal
+from celu.transport.stream import StreamLink
+from celu.transport.tls import Identity, issued_for
+
+MakeLink = Callable[[str], StreamLink]
+NAME_KEY = "celu-name"  # says who calls; without a certificate of the connection it is a claim
+# Callers behind a gateway that have not proven who they are yet, at a time.
+_UNPROVEN = 8
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way to a peer that listens: its address, or its gateway's.
+
+    Over gRPC, `streams` and `connections` (channels with so many streams each) share the bytes.
+    """
+
+    address: str
+    streams: int = 1
+    connections: int = 1
+    gateway: Gateway | None = None
+
+
+class Listener(ABC):
+    """Waits for peers at `port`."""
+
+    port: int
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self.arrivals = arrivals
+
+    @property
+    def refused(self) -> deque[str]:
+        """Why callers were turned away, the latest few."""
+        return self.arrivals.refused
+
+    def wait(self, connect_s: float) -> dict[str, StreamLink]:
+        """The links, once every peer has come; raises PeerLost at the deadline."""
+        return self.arrivals.wait(connect_s)
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop listening; links that are still open get a moment to end."""
+
+
+class Connection(Protocol):
+    """A link to a peer that listens, opened by us."""
+
+    link: StreamLink
+
+    def stop(self) -> None:
+        """End the connection."""
+        ...
+
+
+class Carrier(Protocol):
+    """Opens listeners and connections. `identity` None is an insecure run."""
+
+    def listen(self, address: str, arrivals: Arrivals) -> Listener:
+        """Listen; raises ConfigError where the address cannot be had."""
+        ...
+
+    def connect(
+        self, route: Route, name: str, peer: str, identity: Identity | None, make_link: MakeLink
+    ) -> Connection:
+        """Call a peer; raises PeerLost, CertificateError, ConfigError where that shows at once."""
+        ...
+
+
+class Arrivals:
+    """Who is expected to call, who has come, and who was turned away.
+
+    Behind a gateway the caller's certificate is shown inside (`sealed`), else the connection has
+    it. `identity` None is an insecure run: the name is taken for granted.
+    """
+
+    def __init__(
+        self,
+        peers: list[str],
+        identity: Identity | None,
+        make_link: MakeLink,
+        *,
+        behind_gateway: bool = False,
+    ) -> None:
+        self.peers = peers
+        self.identity = identity
+        self.behind_gateway = behind_gateway
+        self.refused: deque[str] = deque(maxlen=5)  # for the error message; callers may be many
+        self._make_link = make_link
+        self._arrived: dict[str, StreamLink] = {}
+        self._unproven: list[StreamLink] = []
+        self._changed = threading.Condition()
+        self._stopping = False
+
+    def caller(self, claimed: str, certificate: bytes | None) -> str:
+        """The name of a caller with this certificate (PEM); raises CertificateError."""
+        if self.identity is None or self.behind_gateway:
+            if claimed not in self.peers:
+                raise CertificateError("a caller gave a name not in the contract")
+            return claimed
+        for name in self.peers:
+            if certificate and issued_for(certificate, name, self.identity.authorities[name]):
+                return name
+        raise CertificateError("a caller's certificate is for none of the expected parties")
+
+    def admit(self, name: str) -> StreamLink:
+        """A link for a caller; raises CertificateError where that name is taken.
+
+        Behind a gateway the name is taken only once the caller has proven to be that party.
+        """
+        link = self._make_link(name)
+        if self.identity is None or not self.behind_gateway:
+            self._take(name, link)
+            return link
+        with self._changed:
+            self._check_free(name)
+            self._unproven = [one for one in self._unproven if not _is_over(one)]
+            if len(self._unproven) >= _UNPROVEN:
+                raise CertificateError("too many callers that have not proven who they are")
+            link.seal = Seal(self.identity, name, lambda: self._take(name, link))
+            self._unproven.append(link)
+        return link
+
+    def turn_away(self, problem: str) -> None:
+        """Note why a caller was not let in."""
+        if problem not in self.refused:  # each of many stripes may have it
+            self.refused.append(problem)
+
+    def wait(self, connect_s: float) -> dict[str, StreamLink]:
+        """The links, once every peer has come; raises PeerLost at the deadline."""
+        give_up = time.monotonic() + connect_s
+        with self._changed:
+            for name in self.peers:
+                while name not in self._arrived:
+                    if not self._changed.wait(max(0.0, give_up - time.monotonic())):
+                        raise PeerLost(self._nobody(name, connect_s))
+            return {name: self._arrived[name] for name in self.peers}
+
+    def stop(self) -> None:
+        """Let nobody in any more, and close the links of those who came."""
+        with self._changed:
+            self._stopping = True
+            arrived, unproven = list(self._arrived.values()), self._unproven
+        for link in unproven:
+            assert link.seal is not None  # only sealed ones have something to prove
+            link.seal.fail(PeerLost("no longer listening"))
+        for link in arrived:  # its thread waits for something to send, and would for good
+            link.close()
+
+    def _take(self, name: str, link: StreamLink) -> None:
+        with self._changed:
+            self._check_free(name)
+            self._arrived[name] = link
+            self._changed.notify_all()
+
+    def _check_free(self, name: str) -> None:
+        if self._stopping:
+            raise CertificateError("no longer listening")
+        if name in self._arrived:
+            raise CertificateError(f"{name} is connected already")
+
+    def _nobody(self, name: str, connect_s: float) -> str:
+        turned_away = f"; turned away: {'; '.join(self.refused)}" if self.refused else ""
+        return (
+            f"{name} did not connect with an acceptable certificate within "
+            f"{connect_s:g} s (connect_s){turned_away}"
+        )
+
+
+def _is_over(link: StreamLink) -> bool:
+    return link.seal is None or link.seal.is_over()

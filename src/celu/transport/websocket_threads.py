@@ -1,0 +1,109 @@
+"""Between a link, which blocks, and WebSockets in an event loop: the threads on either side.
+
+The package's asyncio interface runs in one thread with a loop of its own, because its blocking one
+shares a TLS connection between threads. Two threads a link hand pieces to that loop and take them
+from it, each waiting for the other side, so nothing piles up. A WebSocket has no half-close: an
+empty message says that nothing follows. Who connects to whom is not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from celu.errors import CeluError, PeerLost, ProtocolError
+from celu.transport.stream import StreamLink
+
+if TYPE_CHECKING:
+    from websockets.asyncio.connection import Connection as WebSocket
+
+CLOSE_S = 2.0
+REFUSED = 1008  # closed for "policy violation"; the reason says which
+_END = b""
+_T = TypeVar("_T")
+
+
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()  # nothing may be given to the loop after its last word
+        self._stopped = False
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="celu-websocket", daemon=True
+        )
+        self._thread.start()
+
+    def do(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine there, and wait for what it gives; raises PeerLost after the end."""
+        with self._lock:
+            if self._stopped:
+                work.close()
+                raise PeerLost("the connection has ended")
+            given = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return given.result()
+
+    def stop(self) -> None:
+        """Cancel what still runs there, and end the thread."""
+        with self._lock:
+            self._stopped = True
+            cancelled = asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+        cancelled.result(CLOSE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_S)
+        self._loop.close()
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def start(link: StreamLink, socket: WebSocket, loop: Loop) -> None:
+    """Start the two threads of a link."""
+    for prefix, target in (("to", _send), ("from", _receive)):
+        threading.Thread(
+            target=target, args=(link, socket, loop), name=f"{prefix}-{link.peer}", daemon=True
+        ).start()
+
+
+def _send(link: StreamLink, socket: WebSocket, loop: Loop) -> None:
+    pieces = link.outgoing()
+    try:
+        for piece in pieces:
+            loop.do(socket.send(piece))
+        loop.do(_finish(link, socket))
+    except Exception:  # the receiving side says what happened
+        return
+    finally:
+        pieces.close()
+
+
+async def _finish(link: StreamLink, socket: WebSocket) -> None:
+    """Say that nothing follows; a caller that was not let in is told why, and that is all."""
+    if link.seal is not None:
+        try:
+            link.seal.wait(0)
+        except CeluError as error:
+            return await socket.close(REFUSED, str(error)[:100])
+    await socket.send(_END)
+    return None
+
+
+def _receive(link: StreamLink, socket: WebSocket, loop: Loop) -> None:
+    link.pump(_pieces(socket, loop))
+
+
+def _pieces(socket: WebSocket, loop: Loop) -> Iterator[bytes]:
+    while True:
+        piece = loop.do(socket.recv())
+        if isinstance(piece, str):
+            raise ProtocolError("expected bytes, got text")
+        if piece == _END:
+            return
+        yield piece

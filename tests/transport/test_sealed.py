@@ -1,0 +1,168 @@
+"""TLS inside byte strings: what arrives is what was sent, or an error; a gateway sees neither."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celu.errors import CeluError, PeerLost, ProtocolError
+from celu.transport import sealed
+from celu.transport.sealed import FLIGHT_BYTES, SEALED_BYTES, Seal
+from celu.transport.tls import Identity
+from celu.transport.wire import PIECE_BYTES
+
+
+def pair(companies: dict[str, Any]) -> tuple[Seal, Seal]:
+    """The bank, which calls, and the guest."""
+    guest, bank = companies["guest"], companies["bank"]
+    return (
+        Seal(Identity.read(*bank.keys(guest)), "guest"),
+        Seal(Identity.read(*guest.keys(bank)), "bank", lambda: None),
+    )
+
+
+class Pipe:
+    """One direction; `None` ends it."""
+
+    def __init__(self) -> None:
+        self.strings: queue.Queue[bytes | None] = queue.Queue()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(lambda: self.strings.get(timeout=10), None)  # type: ignore[arg-type]
+
+
+Conversation = tuple[Seal, Iterator[bytes], Pipe]
+
+
+@pytest.fixture
+def shaken(companies: dict[str, Any]) -> Iterator[Conversation]:
+    """The bank's end after a handshake; the guest's pieces, and what brings them there."""
+    ours, theirs = pair(companies)
+    there, back = Pipe(), Pipe()
+
+    def talk(seal: Seal, into: Pipe) -> None:
+        for flight in seal.flights():
+            into.strings.put(flight)
+
+    ours_opened, theirs_opened = ours.opened(iter(back)), theirs.opened(iter(there))
+    pieces: queue.Queue[bytes | CeluError] = queue.Queue()
+
+    def pump(opened: Iterator[bytes], keep: bool) -> None:
+        try:
+            for piece in opened:
+                if keep:
+                    pieces.put(piece)
+        except CeluError as error:
+            pieces.put(error)
+
+    works: list[tuple[Callable[..., None], Any]] = [
+        (talk, (ours, there)),
+        (talk, (theirs, back)),
+        (pump, (ours_opened, False)),
+        (pump, (theirs_opened, True)),
+    ]
+    threads = [threading.Thread(target=work, args=arguments) for work, arguments in works]
+    for thread in threads:
+        thread.start()
+    ours.wait(10)
+    theirs.wait(10)
+
+    def received() -> Iterator[bytes]:
+        while True:
+            piece = pieces.get(timeout=10)
+            if isinstance(piece, CeluError):
+                raise piece
+            yield piece
+
+    yield ours, received(), there
+    for pipe in (there, back):
+        pipe.strings.put(None)
+    for thread in threads:
+        thread.join(10)
+
+
+def test_a_piece_is_one_string_of_ciphertext_and_opens_to_itself(shaken: Conversation) -> None:
+    ours, received, there = shaken
+    for size in (1, 60, 16 * 1024, 16 * 1024 + 1, PIECE_BYTES):
+        piece = os.urandom(size)
+        string = ours.seal(piece)
+        assert piece[:16] not in string or size < 16
+        assert size < len(string) <= SEALED_BYTES
+        there.strings.put(string)
+        assert next(received) == piece
+
+
+def flipped(string: bytes) -> bytes:
+    return string[:40] + bytes([string[40] ^ 1]) + string[41:]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        flipped,
+        lambda string: string[:20],
+        lambda string: b"",
+        lambda string: b"GET / HTTP/1.1\r\n\r\n",
+        lambda string: bytes(SEALED_BYTES + 1),
+        lambda string: string[: len(string) // 2] + string,
+    ],
+    ids=["flipped", "cut", "empty", "plain", "too long", "spliced"],
+)
+def test_what_the_peer_did_not_seal_is_refused(shaken: Conversation, spoil: Any) -> None:
+    ours, received, there = shaken
+    there.strings.put(spoil(ours.seal(os.urandom(1000))))
+    with pytest.raises(ProtocolError, match="sealed"):
+        next(received)
+
+
+@pytest.mark.parametrize("order", [[0, 0], [1], [1, 0]], ids=["again", "left out", "swapped"])
+def test_pieces_that_a_gateway_repeats_drops_or_swaps_are_refused(
+    shaken: Conversation, order: list[int]
+) -> None:
+    ours, received, there = shaken
+    strings = [ours.seal(bytes([i]) * 100) for i in range(2)]
+    for i in order:
+        there.strings.put(strings[i])
+    with pytest.raises(ProtocolError, match="do not open"):
+        for _ in order:
+            next(received)
+
+
+@pytest.mark.parametrize(
+    ("strings", "error"),
+    [
+        ([b"PRI * HTTP/2.0\r\n\r\n"], ProtocolError),
+        ([os.urandom(100)], ProtocolError),
+        ([bytes(FLIGHT_BYTES + 1)], ProtocolError),
+        ([], PeerLost),
+    ],
+    ids=["another protocol", "noise", "too long", "nothing"],
+)
+def test_what_is_no_handshake_ends_it(
+    companies: dict[str, Any], strings: list[bytes], error: type[CeluError]
+) -> None:
+    for seal in pair(companies):
+        with pytest.raises(error):
+            next(seal.opened(iter(strings)))
+        assert seal.is_over()
+        with pytest.raises(error):
+            seal.wait(0)
+        last = list(seal.flights())  # perhaps a first word and an alert, and then no more
+        assert len(last) <= 2
+
+
+def test_a_handshake_that_does_not_go_on_ends_at_its_deadline(
+    companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed, "HANDSHAKE_S", 0.05)
+    ours, theirs = pair(companies)
+    assert len(list(ours.flights())) == 1  # its first word, and no answer
+    assert list(theirs.flights()) == []
+    for seal in (ours, theirs):
+        with pytest.raises(PeerLost, match=r"within 0\.05 s"):
+            seal.wait(0)
