@@ -33,7 +33,7 @@ from celu.models.tower import Tower
 PROFILE = "wan-300"
 PAPER_BYTES = 4096 * 256 * 4
 # What both parties compute in a round of vanilla with the paper's shape, on one H200.
-GPU_ROUND_S = 0.006
+GPU_ROUND_S = 0.0055
 PAPER_RATES, STRONG_RATES = (0.2, 0.5, 1.0), (0.01, 0.03, 0.1)
 _CALIBRATION_ROUNDS = 30
 
@@ -60,7 +60,7 @@ class Shape:
 
 
 SMALL = Shape(512, 128, 8, (64,), rows=1_500_000, rounds=1000, every=25)
-PAPER = Shape(4096, 256, 128, (256, 256), rows=8_000_000, rounds=1600, every=50, device="cuda")
+PAPER = Shape(4096, 256, 128, (256, 256), rows=7_500_000, rounds=1600, every=50, device="cuda")
 _MAX_CODES = 20_000
 _TEST_ROWS = 20_000
 
