@@ -138,15 +138,20 @@ def test_a_loss_of_nan_is_refused_before_anything_is_sent_or_applied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "said"),
+    ("codec", "tensor", "said"),
     [
-        (torch.zeros(32, 7), r"uint8 of at most \[768, 1\].* got torch.float32 of \[32, 7\]"),
-        (torch.zeros(769, 1, dtype=torch.uint8), r"at most \[768, 1\].*\[769, 1\]"),
-        (torch.zeros(767, 1, dtype=torch.uint8), "ACTIVATION of round 0: expected 768 bytes"),
+        ("fp32", torch.zeros(32, 7), r"float32 of at most \[32, 6\].* got .*float32 of \[32, 7\]"),
+        ("fp32", torch.zeros(33, 6), r"at most \[32, 6\].*\[33, 6\]"),
+        ("fp32", torch.zeros(31, 6), "ACTIVATION of round 0: expected 32 rows, got 31"),
+        ("bf16", torch.zeros(32, 6), r"uint8 of at most \[384, 1\].* got .*float32 of \[32, 6\]"),
+        ("bf16", torch.zeros(385, 1, dtype=torch.uint8), r"at most \[384, 1\].*\[385, 1\]"),
+        ("bf16", torch.zeros(383, 1, dtype=torch.uint8), "round 0: expected 384 bytes"),
     ],
 )
-def test_a_peer_that_sends_another_shape_is_refused(tensor: torch.Tensor, said: str) -> None:
-    fed = federation()
+def test_a_peer_that_sends_another_shape_is_refused(
+    codec: str, tensor: torch.Tensor, said: str
+) -> None:
+    fed = federation(codec=codec)
     to_host, to_guest = memory_links("guest", "host")
 
     async def rogue() -> None:

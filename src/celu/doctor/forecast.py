@@ -36,7 +36,7 @@ def foresee(job: Job, host: str, measured: Measured) -> Forecast:
     """The rounds of this job with this host."""
     specs = Coding(job, host).specs(Kind.ACTIVATION, Kind.DERIVATIVE)
     to_guest, to_host = (
-        HEADER.size + specs[kind].max_rows for kind in (Kind.ACTIVATION, Kind.DERIVATIVE)
+        HEADER.size + specs[kind].max_bytes for kind in (Kind.ACTIVATION, Kind.DERIVATIVE)
     )
     serial_s = measured.rtt_median_s
     full_s = 0.0

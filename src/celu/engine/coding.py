@@ -1,6 +1,8 @@
 """Between the engine's tensors and the messages that carry them: the contract's codecs.
 
 Whoever sends goes on with what the other side will decode, so that both cache the same numbers.
+What is sent exactly, in float32, goes as it is: a link looks at it for NaN and Inf, and its thread
+copies it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from torch import Tensor
 from celu.codecs.named import find_codec
 from celu.config.job import Codecs, Job
 from celu.errors import ProtocolError
-from celu.transport.message import Kind, Message, TensorSpec
+from celu.transport.message import Kind, Message, TensorSpec, rows_of
 from celu.transport.wire import check_finite
 
 
@@ -40,10 +42,11 @@ class Coding:
 
     def specs(self, *kinds: Kind) -> dict[Kind, TensorSpec]:
         """What may arrive of these kinds: so many bytes, and no more."""
+        rows, width = self._batch_size, self._width
         return {
-            kind: TensorSpec(
-                self._codecs[kind].max_bytes(self._batch_size, self._width), 1, torch.uint8
-            )
+            kind: TensorSpec(rows, width)
+            if kind in self._exact
+            else TensorSpec(self._codecs[kind].max_bytes(rows, width), 1, torch.uint8)
             for kind in kinds
         }
 
@@ -55,13 +58,13 @@ class Coding:
         x_BD = message.tensor
         assert x_BD is not None
         x_BD = x_BD.detach()
+        if message.kind in self._exact:
+            return message, x_BD
         check_finite(x_BD, message.kind.name, message.round)
         codec = self._codecs[message.kind]
         payload = codec.encode(x_BD, self._noise(message, x_BD.device))
         total = None if x_BD.device.type == "cpu" else x_BD.sum()
         packed = replace(message, tensor=payload.reshape(-1, 1), total=total)
-        if message.kind in self._exact:
-            return packed, x_BD
         return packed, codec.decode(payload, *x_BD.shape).to(x_BD.device)
 
     def unpack(self, message: Message, rows: int) -> Tensor:
@@ -70,6 +73,8 @@ class Coding:
         Raises ProtocolError or ShapeError for bytes that are no such tensor, NonFiniteError for
         NaN or Inf.
         """
+        if message.kind in self._exact:
+            return rows_of(message, rows)
         where = f"{message.kind.name} of round {message.round}"
         if message.tensor is None:
             raise ProtocolError(f"{where}: expected a tensor, got none")

@@ -67,6 +67,11 @@ class TensorSpec:
     width: int
     dtype: torch.dtype = torch.float32
 
+    @property
+    def max_bytes(self) -> int:
+        """The most bytes of such a tensor."""
+        return self.max_rows * self.width * self.dtype.itemsize
+
     def check(self, kind: Kind, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         """Raise ShapeError unless a tensor of this claim is within the contract."""
         rows, width = (shape[0], shape[1]) if len(shape) == 2 else (0, 0)
