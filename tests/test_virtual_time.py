@@ -51,6 +51,9 @@ def test_a_faster_party_takes_less_time() -> None:
 
 def test_a_line_in_virtual_time_is_the_line_of_a_real_run() -> None:
     line = Line.of(LinkSettings(mbps=8.0, delay_ms=500.0))
+    # A megabyte of payload, and 52 bytes of headers in every packet of 1500.
+    assert line.arrival(1_000_000, 0.0) == pytest.approx(0.5 + 1500 / 1448)
+    line = Line(mbps=8.0, delay_s=0.5)
     assert line.arrival(1_000_000, 0.0) == 1.5
     assert line.arrival(1_000_000, 0.0) == 2.5, "behind the first"
     assert line.arrival(1_000_000, 10.0) == 11.5, "the line was free again"
@@ -69,13 +72,12 @@ def test_jitter_delays_at_random_and_never_reorders() -> None:
 
 def test_nothing_passes_in_an_outage_and_nothing_is_lost() -> None:
     # Up for 8 of every 10 s; a megabyte takes one.
-    link = LinkSettings(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
-    line = Line.of(link)
+    line = Line(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
     arrivals = [line.arrival(1_000_000, 0.0) for _ in range(17)]
     assert arrivals == [*map(float, range(1, 9)), *map(float, range(11, 19)), 21.0]
-    long = Line.of(link)
+    long = Line(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
     assert long.arrival(20_000_000, 0.0) == 24.0, "two outages on its way"
-    late = Line.of(link)
+    late = Line(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
     late.arrival(0, 0.0)
     assert late.arrival(1_000_000, 9.0) == 11.0, "given in an outage"
 

@@ -17,6 +17,7 @@ import torch
 from celu.bench.gateway import gateway_rows, nginx_use
 from celu.bench.line_use import PARTIES, PROFILE, line_use, write_job
 from celu.bench.processes import Event, free_port, run_parties
+from celu.bench.real_path import RealPath, compare
 from celu.bench.report import BenchResult, Say
 from celu.bench.step import BATCH, WIDTH, write_pair
 from celu.config.job import read_job
@@ -31,7 +32,7 @@ from celu.simulation import simulate
 CASES = (("fp32", 1), ("fp32", 2), ("fp32", 4), ("fp32", 8), ("int8", 1), ("int8", 8))
 
 
-def bench_link(say: Say, rounds: int = 60) -> BenchResult:
+def bench_link(say: Say, between: RealPath | None = None, rounds: int = 60) -> BenchResult:
     """Vanilla training over the line, serial and with rounds in flight."""
     torch.set_num_threads(1)
     result = BenchResult("link", [1])
@@ -60,6 +61,7 @@ def bench_link(say: Say, rounds: int = 60) -> BenchResult:
                 }
             )
             say(f"{codec}, {depth} in flight: {sent:.3f} and {received:.3f} of the line")
+        real_path = compare(folder, between, rounds, say) if between is not None else []
         through = gateway_rows(folder, say)
     full = [row for row in result.rows if row["codec"] == "fp32"]
     result.figures |= {
@@ -69,8 +71,17 @@ def bench_link(say: Say, rounds: int = 60) -> BenchResult:
             (row["virtual over real"] for row in result.rows), key=lambda ratio: abs(ratio - 1)
         ),
         "nginx_use": nginx_use(through),
+        "duplex_use_real": max(
+            (min(r["line in use, host to guest"], r["guest to host"]) for r in real_path[1:]),
+            default=None,
+        ),
+        "emulated_over_real_worst": max(
+            (row["emulated over real"] for row in real_path),
+            key=lambda ratio: abs(ratio - 1),
+            default=None,
+        ),
     }
-    result.rows += through
+    result.rows += real_path + through
     result.notes.append(
         f"{PROFILE}: {line.mbps:g} Mbps and {line.delay_ms:g} ms each way, emulated; "
         f"batch {BATCH}, Z {WIDTH}, one linear layer a party, {rounds} rounds; the "
@@ -83,6 +94,11 @@ def bench_link(say: Say, rounds: int = 60) -> BenchResult:
         if result.figures["nginx_use"] is not None
         else "nginx is not installed here: nginx_use was not measured."
     )
+    if between is not None:
+        result.notes.append(
+            "The real path is one between two network namespaces; its rows stand beside the same "
+            "traffic over the emulated line."
+        )
     return result
 
 

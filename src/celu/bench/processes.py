@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,13 @@ def run_parties(
     *,
     timeout_s: float,
     watch: Callable[[str, Event], None] | None = None,
+    inside: Mapping[str, list[str]] | None = None,
 ) -> dict[str, PartyRun]:
     """Run `celu run` for each FOLDER/NAME/party.toml; run folders are FOLDER/NAME/OUT.
 
-    `watch` sees the events as they are written. Raises CeluError, with the output of the party
-    that failed first, if any ends in an error or the time is up.
+    `watch` sees the events as they are written. `inside` gives a party's command what it is run by,
+    such as `ip netns exec NAME`. Raises CeluError, with the output of the party that failed first,
+    if any ends in an error or the time is up.
     """
     seen = dict.fromkeys(names, 0)
 
@@ -67,7 +69,11 @@ def run_parties(
             seen[name] = len(events)
 
     commands = {
-        name: [*_command("run", folder / name, job), "--out", str(folder / name / out)]
+        name: [
+            *(inside or {}).get(name, []),
+            *_command("run", folder / name, job),
+            *("--out", str(folder / name / out)),
+        ]
         for name in names
     }
     logs = {name: folder / name / f"{out}.log" for name in names}
@@ -84,6 +90,32 @@ def align_parties(folder: Path, names: list[str], job: Path, *, timeout_s: float
     commands = {name: _command("align", folder / name, job) for name in names}
     logs = {name: folder / name / "align.log" for name in names}
     return _run_together(commands, logs, timeout_s)
+
+
+def examine_parties(
+    folder: Path,
+    names: list[str],
+    job: Path,
+    *,
+    timeout_s: float,
+    inside: Mapping[str, list[str]] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Run `celu doctor` for each FOLDER/NAME/party.toml; what each wrote with --out.
+
+    Otherwise as `run_parties`.
+    """
+    outs = {name: folder / name / "doctor.json" for name in names}
+    commands = {
+        name: [
+            *(inside or {}).get(name, []),
+            *_command("doctor", folder / name, job),
+            *("--out", str(outs[name])),
+        ]
+        for name in names
+    }
+    logs = {name: folder / name / "doctor.log" for name in names}
+    _run_together(commands, logs, timeout_s)
+    return {name: json.loads(out.read_text(encoding="utf-8")) for name, out in outs.items()}
 
 
 def _command(command: str, folder: Path, job: Path) -> list[str]:

@@ -102,11 +102,22 @@ def codec(
     _report(lambda say: bench_codec(say, folder, list(range(1, seeds + 1))), out)
 
 
-def link(out: _Out = Path("bench-out/link")) -> None:
-    """How full a line is while training, through nginx too, and virtual time (about 5 minutes)."""
+def link(
+    out: _Out = Path("bench-out/link"),
+    between: Annotated[
+        str | None,
+        typer.Option(
+            help="GUEST,HOST,ADDRESS: two network namespaces joined by a line of 300 Mbps and 20 "
+            "ms one way, and the guest's address; needs root. Measured beside the emulated line."
+        ),
+    ] = None,
+) -> None:
+    """How full a line is while training, also through nginx, and virtual time (about 5 minutes)."""
     from celu.bench.link import bench_link
+    from celu.bench.real_path import RealPath
 
-    _report(bench_link, out)
+    path = None if between is None else RealPath.read(between)
+    _report(lambda say: bench_link(say, path), out)
 
 
 def e2e(

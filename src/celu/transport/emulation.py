@@ -14,12 +14,16 @@ from dataclasses import dataclass, field
 
 from celu.config.link import LinkSettings
 
+# What of a full packet is payload: 1500 bytes less the headers of IP and TCP, timestamps included.
+# A line's bandwidth counts packets.
+PAYLOAD = 1448 / 1500
+
 
 @dataclass
 class Line:
     """When what is sent arrives. Jitter comes from `seed`, so a line can be had again."""
 
-    mbps: float
+    mbps: float  # of payload
     delay_s: float = 0.0
     jitter_s: float = 0.0
     outage_every_s: float = 0.0
@@ -40,7 +44,7 @@ class Line:
     def of(link: LinkSettings, seed: int = 0) -> Line:
         """The line that settings describe."""
         return Line(
-            link.mbps,
+            link.mbps * PAYLOAD,
             link.delay_ms / 1000,
             link.jitter_ms / 1000,
             link.outage_every_s,

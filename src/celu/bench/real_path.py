@@ -1,0 +1,106 @@
+"""How a real line compares with the emulated one: between two network namespaces, with root.
+
+Somebody else makes the line: two namespaces joined at 300 Mbps and 20 ms one way. One-way traffic
+is what `celu doctor` measures with nothing coming back; ping-pong is vanilla training one round at
+a time; duplex is the same with rounds in flight. The emulated line is measured in the same way.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from celu.bench.line_use import PARTIES, PROFILE, line_use, write_job
+from celu.bench.processes import examine_parties, free_port, run_parties
+from celu.bench.report import Say
+from celu.bench.step import THIN
+from celu.config.link import find_link
+from celu.data.starter import write_settings
+from celu.errors import ConfigError
+
+DEPTHS = (1, 4, 8)
+
+
+@dataclass(frozen=True)
+class RealPath:
+    """Two network namespaces, and the guest's address in its own."""
+
+    guest: str
+    host: str
+    address: str
+
+    @staticmethod
+    def read(text: str) -> RealPath:
+        """From GUEST,HOST,ADDRESS as on the command line; raises ConfigError."""
+        parts = text.split(",")
+        if len(parts) != 3 or not all(re.fullmatch(r"[\w.:-]+", part) for part in parts):
+            raise ConfigError(
+                "--between: expected the guest's namespace, the host's namespace and the guest's "
+                f"address, with commas in between, got {text!r}"
+            )
+        return RealPath(*parts)
+
+    def inside(self) -> dict[str, list[str]]:
+        """What runs each party's command."""
+        names = {"guest": self.guest, "host": self.host}
+        return {party: ["ip", "netns", "exec", name] for party, name in names.items()}
+
+
+def compare(folder: Path, path: RealPath, rounds: int, say: Say) -> list[dict[str, Any]]:
+    """A row for each kind of traffic: what the real line carried, and the emulated one."""
+    mbps = find_link(PROFILE).mbps
+    rows = []
+
+    def add(kind: str, real: tuple[float, float], emulated: tuple[float, float]) -> None:
+        row = {"way": kind, "line in use, host to guest": real[0], "guest to host": real[1]}
+        ratios = [e / r for e, r in zip(emulated, real, strict=True)]
+        farthest = max(ratios, key=lambda ratio: abs(ratio - 1))
+        rows.append({**row, "emulated over real": farthest})
+        say(f"{kind}: {real[0]:.3f} and {real[1]:.3f}; emulated over real {farthest:.3f}")
+
+    one_way = [_one_way(folder, where, mbps) for where in (path, None)]
+    add("real path, one way", *one_way)
+    for depth in DEPTHS:
+        job = folder / "real.toml"
+        write_job(job, rounds=rounds, codec="fp32", depth=depth)
+        used = []
+        for where in (path, None):
+            _settings(folder, where)
+            out = f"run-{time.monotonic_ns()}"
+            inside = where.inside() if where else None
+            runs = run_parties(folder, list(PARTIES), job, out, timeout_s=300, inside=inside)
+            events = runs["host"].events
+            used.append(
+                (line_use(events, "sent", mbps, depth), line_use(events, "received", mbps, depth))
+            )
+        add(f"real path, {depth} in flight", *used)
+    return rows
+
+
+def _one_way(folder: Path, path: RealPath | None, mbps: float) -> tuple[float, float]:
+    """The share of the line that traffic in one direction alone gets: to the guest, and from it."""
+    _settings(folder, path)
+    job = folder / "real.toml"
+    write_job(job, rounds=1, codec="fp32", depth=1)
+    inside = path.inside() if path else None
+    found = examine_parties(folder, list(PARTIES), job, timeout_s=120, inside=inside)
+    measured = found["guest"]["peers"]["host"]["measured"]
+    return measured["to_guest"]["mbps"] / mbps, measured["to_host"]["mbps"] / mbps
+
+
+def _settings(folder: Path, path: RealPath | None) -> None:
+    """The guest at its address in a namespace; or both here, with an emulated line."""
+    port = free_port()
+    write_settings(folder, THIN, port=port, local=True)
+    for name in PARTIES:
+        file = folder / name / "party.toml"
+        text = file.read_text(encoding="utf-8")
+        if path is None:
+            text = f'link = "{PROFILE}"\n{text}'
+        else:
+            text = text.replace(f'"localhost:{port}"', f'"{path.address}:{port}"')
+            text = re.sub(r'listen = "[^"]*"', f'listen = "{path.address}:{port}"', text)
+        file.write_text(text, encoding="utf-8")
