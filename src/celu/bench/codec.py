@@ -1,8 +1,10 @@
 """`celu bench codec`: what each codec costs in time and rounds, and saves in bytes.
 
 Time is set against a copy of the tensor in memory. Rounds are those to the same held-out AUC, read
-off between two evaluations, against float32 with the same R. Local steps re-use a batch's rounding
-errors along with it, so a codec's cost grows with R.
+off between two evaluations, against float32 with the same R and seed. One such ratio says little,
+for two runs that differ in nothing but rounding differ by some rounds as well. So it is taken at
+each of several AUCs along float32's way, and the mean of all is given. Local steps re-use a batch's
+rounding errors along with it, so a codec's cost grows with R.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -29,6 +32,9 @@ from celu.prepare.presets import criteo
 
 SHAPE = (4096, 256)  # the paper's
 WIDTH, BATCH, LR, EVERY = 64, 512, 0.03, 10
+# Where on float32's way, as shares of its rounds, AUCs are compared; and how much longer, at most,
+# another codec may take to the last one.
+SHARES, LONGER = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 1.3
 SMALL = "4bit"
 ROUNDS_OF: dict[int, tuple[str, ...]] = {
     1: ("fp32", "bf16", "int8", "4bit", "2bit"),
@@ -44,42 +50,49 @@ def bench_codec(say: Say, data: Path | None, seeds: list[int]) -> BenchResult:
     for name in CODECS:
         result.rows.append(_time(name))
     with tempfile.TemporaryDirectory() as scratch:
-        pairs = {"made-up clicks": (_made_up(Path(scratch)), 0.73, 400)}
+        pairs = {"made-up clicks": (_made_up(Path(scratch)), 400)}
         if data is not None:
-            pairs["Criteo sample"] = (_sample(Path(scratch), data), 0.76, 317)
+            pairs["Criteo sample"] = (_sample(Path(scratch), data), 240)
         ratios: dict[tuple[int, str], list[float]] = {}
-        for where, (pair, target, most) in pairs.items():
+        for where, (pair, rounds) in pairs.items():
             for R, codecs in ROUNDS_OF.items():
-                exact: list[float | None] = []
+                exact: list[Curve] = []
                 for codec in codecs:
-                    runs = [_rounds(pair, codec, R, seed, target, most) for seed in seeds]
-                    exact = exact or runs
-                    ratio = _ratio(runs, exact)
+                    curves = [
+                        _curve(pair, codec, R, seed, round(LONGER * rounds)) for seed in seeds
+                    ]
+                    exact = exact or curves
+                    by_seed = [
+                        _over(curve, of, rounds) for curve, of in zip(curves, exact, strict=True)
+                    ]
+                    ratio = mean(by_seed)
                     result.rows.append(
                         {
                             "codec": codec,
                             "data": where,
                             "guest R": R,
-                            f"rounds to the target ({target})": _mean(runs),
-                            "over fp32": ratio,
-                            "by seed": runs,
+                            f"AUC after {rounds} rounds": mean(c[rounds // EVERY] for c in curves),
+                            "rounds over fp32": ratio,
+                            "by seed": by_seed,
                         }
                     )
-                    say(f"{where}, R={R}, {codec}: {runs}, {ratio} of fp32")
-                    if ratio is not None:
-                        ratios.setdefault((R, codec), []).append(ratio)
+                    shown = ", ".join(f"{r:.3f}" for r in by_seed)
+                    say(f"{where}, R={R}, {codec}: {shown} of fp32's rounds")
+                    ratios.setdefault((R, codec), []).append(ratio)
     plain, small = (CODECS[name].max_bytes(*SHAPE) for name in ("fp32", SMALL))
     result.figures |= {
         "int8_rounds": _worst(ratios, "int8"),
         "small_rounds": _worst(ratios, SMALL),
-        "small_rounds_R5": max(ratios.get((5, SMALL), [0.0])) or None,
+        "small_rounds_R5": max(ratios[5, SMALL]),
         "small_bytes": plain / small,
     }
     result.notes.append(
         f"Times: {SHAPE}, one thread, against a copy of it. Rounds: WDL, Z {WIDTH}, batch {BATCH}, "
         f"AdaGrad with its accumulator at 0, lr {LR}, one codec for all messages, local steps at "
-        f"the guest alone; means over seeds. int8_rounds and small_rounds ({SMALL}) are the larger "
-        "of the ratios to fp32 over the data sets and R = 1, 3."
+        "the guest alone. Ratios are means over seeds and over the AUCs that fp32 had after "
+        f"{SHARES[0]:.0%} to {SHARES[-1]:.0%} of its rounds; one not reached in {LONGER} times the "
+        f"rounds counts as reached then. int8_rounds and small_rounds ({SMALL}) are the larger of "
+        "the ratios over the data sets and R = 1, 3."
     )
     return result
 
@@ -112,7 +125,7 @@ Pair = dict[str, celu.Rows]
 
 
 def _made_up(folder: Path) -> Pair:
-    write_clicks(folder / "clicks", "criteo", rows=450_000, max_codes=2000)
+    write_clicks(folder / "clicks", "criteo", rows=1_000_000, max_codes=20_000)
     return _open(folder / "clicks")
 
 
@@ -133,17 +146,20 @@ def _open(folder: Path) -> Pair:
     return rows
 
 
-def _rounds(pair: Pair, codec: str, R: int, seed: int, target: float, most: int) -> float | None:
-    """Rounds to the target, between two evaluations as a straight line has it; None if never."""
+Curve = list[float]  # the best AUC so far, after 0, EVERY, 2 EVERY ... rounds
+
+
+def _curve(pair: Pair, codec: str, R: int, seed: int, rounds: int) -> Curve:
+    """A run's best held-out AUC so far, by evaluation."""
     job = celu.Job(
         seed=seed,
-        rounds=most,
+        rounds=rounds,
         batch_size=BATCH,
         hosts={"host": celu.HostTerms(z_width=WIDTH)},
         codec=codec,
         method=celu.Method(R={"guest": R, "host": 1}),
         optimizer=celu.Optimizer(name="adagrad", lr=LR, initial_accumulator=0.0),
-        evaluation=celu.Evaluation(every=EVERY, target=target, rows=20_000),
+        evaluation=celu.Evaluation(every=EVERY, rows=20_000),
     )
     torch.manual_seed(seed)
 
@@ -163,23 +179,22 @@ def _rounds(pair: Pair, codec: str, R: int, seed: int, target: float, most: int)
         ),
         {"host": celu.Host(tower(host), host.train, host.test)},
     )
-    scores = [0.5, *(evaluation["auc"] for evaluation in result.evaluations)]
-    if scores[-1] < target:
-        return None
-    below, above = scores[-2:]
-    return round((len(scores) - 2 + (target - below) / (above - below)) * EVERY, 1)
+    return list(accumulate((0.5, *(evaluation["auc"] for evaluation in result.evaluations)), max))
 
 
-def _mean(runs: list[float | None]) -> float | None:
-    reached = [run for run in runs if run is not None]
-    return mean(reached) if len(reached) == len(runs) else None
+def _over(curve: Curve, exact: Curve, rounds: int) -> float:
+    """Rounds over those of the exact run, to AUCs along its way."""
+    targets = [exact[round(share * rounds / EVERY)] for share in SHARES]
+    return mean(_reached(curve, target) / _reached(exact, target) for target in targets)
 
 
-def _ratio(runs: list[float | None], exact: list[float | None]) -> float | None:
-    ours, theirs = _mean(runs), _mean(exact)
-    return round(ours / theirs, 4) if ours is not None and theirs is not None else None
+def _reached(curve: Curve, target: float) -> float:
+    """Rounds to an AUC, between two evaluations as a straight line has it."""
+    for index, (below, above) in enumerate(pairwise(curve)):
+        if above >= target:
+            return (index + (target - below) / (above - below)) * EVERY
+    return (len(curve) - 1) * EVERY
 
 
-def _worst(ratios: dict[tuple[int, str], list[float]], codec: str) -> float | None:
-    found = [ratio for R in (1, 3) for ratio in ratios.get((R, codec), [])]
-    return max(found) if found else None
+def _worst(ratios: dict[tuple[int, str], list[float]], codec: str) -> float:
+    return max(ratio for R in (1, 3) for ratio in ratios[R, codec])

@@ -59,7 +59,7 @@ class Shape:
         return real.model_copy(update={"mbps": mbps})
 
 
-SMALL = Shape(512, 128, 8, (64,), rows=1_500_000, rounds=1000, every=25)
+SMALL = Shape(512, 128, 8, (64,), rows=1_500_000, rounds=1000, every=50)
 PAPER = Shape(4096, 256, 128, (256, 256), rows=7_500_000, rounds=1600, every=50, device="cuda")
 _MAX_CODES = 20_000
 _TEST_ROWS = 20_000

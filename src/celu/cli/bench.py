@@ -96,7 +96,7 @@ def codec(
     out: _Out = Path("bench-out/codec"),
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
 ) -> None:
-    """Bytes, time and rounds of each codec (about 4 minutes)."""
+    """Bytes, time and rounds of each codec (about 15 minutes)."""
     from celu.bench.codec import bench_codec
 
     _report(lambda say: bench_codec(say, folder, list(range(1, seeds + 1))), out)

@@ -11,8 +11,8 @@ the same batches; the best goes on from where it came, and the others are as if 
 The best is the one that foretells best what it has not seen: in the first epoch the fresh batches
 of the trial's second half, before it learns from them, which costs nothing; later, when every row
 has been seen, the held-out rows. Where steps pay, twice as many are tried at once. That is done
-early, and again whenever training has become eight times as long, with more and with fewer steps
-than hold: what paid at first may overfit later.
+early, and again when training has become many times as long or rows begin to be seen again, with
+more and with fewer steps than hold: what paid at first may overfit later.
 
 A choice is a function of outcomes alone, so a run that records its choices can be repeated by them.
 """
@@ -36,8 +36,8 @@ _WORTH = 1.1
 _FILL_ROUNDS = 10
 _FIRST_PAIRS = ((5, 1), (1, 3), (3, 3))
 _SMALLEST_W = 5
-_AGAIN = 8  # try again when training is so many times as long
-_TRIAL_ROUNDS = (24, 64)  # of the first trial: at least, at most
+_AGAIN = (4, 16)  # try again when training is so many times as long: at least, at most
+_TRIAL_ROUNDS = (32, 64)  # of the first trial: at least, at most
 
 Pair = tuple[int, int]  # R of the guest, R of the hosts
 _Course = Generator[Step, Outcome, None]
@@ -175,25 +175,31 @@ class AutoPlan:
                 break
         R: Pair = (1, 1)
         held: str | None = None
-        rounds = max(_TRIAL_ROUNDS[0], min(_TRIAL_ROUNDS[1], end // 40))
-        reason = "nothing to try"
+        rounds = max(_TRIAL_ROUNDS[0], min(_TRIAL_ROUNDS[1], end // 25))
+        reason = "the line is full"
         while here < end:
             trial = max(rounds, here // 8)
             pairs = self._pairs(costs, R)
             while len(pairs) > 1 and here + trial < end:
                 before = R
-                R, held, reason = yield from self._trial(here, trial, pairs, costs, held)
+                R, held, reason = yield from self._trial(here, trial, pairs, costs, held, reason)
                 here += trial
                 # What paid may pay more.
                 pairs = [self._more(costs, R), R] if before < R else []
                 pairs = list(dict.fromkeys(pairs))
-            step = self._step(here, _AGAIN * here, self._filling(costs, R), reason)
+            step = self._step(here, self._next_trial(here), self._filling(costs, R), reason)
             outcome = yield replace(step, restore=held, forget=True)
             here, costs, held = outcome.segment.stop, self._note(outcome, costs), None
             reason = "as before"
 
     def _trial(
-        self, start: int, rounds: int, pairs: list[Pair], costs: Costs, held: str | None
+        self,
+        start: int,
+        rounds: int,
+        pairs: list[Pair],
+        costs: Costs,
+        held: str | None,
+        before: str,
     ) -> Generator[Step, Outcome, tuple[Pair, str | None, str]]:
         """Have each pair train from the same state: the one at the mark `held`, or as it is.
 
@@ -204,7 +210,7 @@ class AutoPlan:
         best_at = next(mark for mark in MARKS if mark != base)
         save, restore = (None, base) if held else (base, None)
         for pair in pairs:
-            why = f"trial of R {pair[0]} at the guest and {pair[1]} at the hosts"
+            why = f"{before}; trial of R {pair[0]} at the guest and {pair[1]} at the hosts"
             step = self._step(start, start + rounds, self._filling(costs, pair), why)
             unseen = start + rounds <= self._schedule.rounds_per_epoch
             segment = replace(step.segment, judged=unseen, scored=not unseen)
@@ -228,9 +234,22 @@ class AutoPlan:
         if now == (1, 1):
             pairs = [self._within(costs, *pair) for pair in _FIRST_PAIRS]
         else:
-            fewer = self._within(costs, now[0] // 2, now[1] // 2)
-            pairs = [self._more(costs, now), fewer]
+            guest, host = now
+            (some, _), (_, some_at_hosts) = _FIRST_PAIRS[:2]
+            others = (
+                (guest // 2, host // 2),
+                (guest, 1 if host > 1 else some_at_hosts),
+                (1 if guest > 1 else some, host),
+            )
+            pairs = [self._more(costs, now), *(self._within(costs, *pair) for pair in others)]
         return [*dict.fromkeys(pair for pair in pairs if pair != now), now]
+
+    def _next_trial(self, here: int) -> int:
+        """When to try again: long after, or where an epoch ends, but not at once."""
+        epoch = self._schedule.rounds_per_epoch
+        while epoch <= here:
+            epoch *= 2
+        return max(_AGAIN[0] * here, min(_AGAIN[1] * here, epoch))
 
     def _more(self, costs: Costs, now: Pair) -> Pair:
         """Twice the local steps, of those who make any."""
