@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 from celu.config.link import LinkSettings
 
-# What of a full packet is payload: 1500 bytes less the headers of IP and TCP, timestamps included.
-# A line's bandwidth counts packets.
-PAYLOAD = 1448 / 1500
+# A line's bandwidth counts packets. Of each 1500 bytes, 1448 are payload, the rest headers of IP and
+# TCP with timestamps; and for every two packets the other way goes an acknowledgement of 52 bytes.
+# Training sends as much one way as the other, so that is counted always.
+PAYLOAD = 1448 / (1500 + 26)
 
 
 @dataclass
