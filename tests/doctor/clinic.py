@@ -93,6 +93,7 @@ def case_of(measured: Measured, job: celu.Job | None = None, **more: Any) -> Cas
         "peer": "host",
         "role": "guest",
         "depth": job.method.depth,
+        "auto": job.auto,
         "rounds": job.rounds,
         "versions": own_versions(),
         "peer_versions": own_versions(),

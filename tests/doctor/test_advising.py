@@ -217,6 +217,7 @@ def test_rounds_in_flight_are_advised_where_the_line_idles() -> None:
     advice = warned(the_case(LINE, make_job()))["depth"]
     assert "Set depth = 4" in advice.change and "(8 fill it)" in advice.words
     assert "depth" not in warned(the_case(LINE, make_job(method={"depth": 4})))
+    assert not warned(the_case(LINE, make_job(method="auto"))).keys() & {"depth", "codec"}
 
 
 def test_a_codec_each_way_is_called_by_both_names() -> None:

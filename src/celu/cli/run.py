@@ -12,6 +12,7 @@ from rich.console import Console
 
 from celu.cli.progress import RunProgress, summary_table
 from celu.config.job import read_job
+from celu.config.link import find_link
 from celu.config.party import PartySettings, check_names, read_party
 from celu.config.reading import validate
 from celu.errors import ConfigError
@@ -40,6 +41,13 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="The run folder; goes before party.toml.")
     ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Slow what we send down to a line: wan-300, wan-100, lte, lan; goes before "
+            "party.toml."
+        ),
+    ] = None,
 ) -> None:
     """Run one party of a job, over the network, until the job is done.
 
@@ -48,6 +56,8 @@ def run(
     """
     contract = read_job(job)
     settings = with_options(read_party(party), connect, listen, out)
+    if link is not None:
+        settings = settings.model_copy(update={"link": find_link(link)})
     check_names(contract, settings, party)
     folder = RunFolder(
         settings.run_dir,

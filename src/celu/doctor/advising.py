@@ -33,6 +33,10 @@ def rounds(case: Case) -> Iterator[Finding]:
     if now < 0.01:
         yield Finding("round", "ok", "the line is not what a run will wait for")
         return
+    if case.auto:
+        words = 'method = "auto" chooses them while it trains, but for those written in job.toml'
+        yield from (Finding(what, "ok", words) for what in ("depth", "codec"))
+        return
     yield from _depth(case, now)
     yield from _codec(case, now)
 
@@ -49,7 +53,8 @@ def _depth(case: Case, now: float) -> Iterator[Finding]:
         f"with depth = {case.depth} the line idles: {seconds(now)} a round, {seconds(then)} with "
         f"{depth} in flight ({case.forecast.depth} fill it)",
         f"Set depth = {depth} under [method] in job.toml, at all parties; derivatives then come "
-        f"{depth - case.depth} rounds later. Or let local steps (R) use the wait.",
+        f"{depth - case.depth} rounds later. Or let local steps (R) use the wait, or choose "
+        'method = "auto", which finds all of it.',
     )
 
 

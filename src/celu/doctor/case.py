@@ -35,6 +35,7 @@ class Case:
     forecast: Forecast
     codecs: dict[str, Forecast]
     depth: int  # in the contract
+    auto: bool  # the contract leaves depth and codec to the run
     rounds: int | None = None
     machine: Machine = field(default_factory=Machine)
     versions: dict[str, str] = field(default_factory=dict)
@@ -75,6 +76,7 @@ def make_case(
         forecast=foresee(job, host, measured),
         codecs=foresee_codecs(job, host, measured),
         depth=job.method.depth,
+        auto=job.auto,
         rounds=job.rounds,
         machine=this_machine(),
         versions=own_versions(),

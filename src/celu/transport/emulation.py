@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from celu.config.link import LinkSettings
 
-# A line's bandwidth counts packets. Of each 1500 bytes, 1448 are payload, the rest headers of IP and
-# TCP with timestamps; and for every two packets the other way goes an acknowledgement of 52 bytes.
+# A line's bandwidth counts packets. Of each 1500 bytes, 1448 are payload, the rest headers of IP
+# and TCP; and for every two packets that come the other way goes an acknowledgement of 52 bytes.
 # Training sends as much one way as the other, so that is counted always.
 PAYLOAD = 1448 / (1500 + 26)
 
