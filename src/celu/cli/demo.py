@@ -125,7 +125,8 @@ def _run(folder: Path, line: LinkSettings) -> None:
         f"spent {waited:.0%} of its time waiting for messages; CELU fills that time with updates "
         "from cached batches; auto also keeps several rounds in flight, sends fewer bits, and "
         "finds out for itself whose updates pay. The last line shows what a better-tuned "
-        "optimizer does without any: local updates pay where optimization, not data, is the bottleneck. "
+        "optimizer does without any: local updates pay where optimization, not data, is the "
+        "bottleneck. "
         "[bold]celu bench rounds[/bold] measures both regimes."
     )
 
