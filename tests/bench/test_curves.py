@@ -1,8 +1,11 @@
 """Rounds and seconds to an AUC, read off a run's evaluations by hand."""
 
+import math
+
+import numpy as np
 import pytest
 
-from celu.bench.codec import EVERY, _over, _reached
+from celu.bench.codec import EVERY, LONGER, _over
 from celu.bench.e2e import _Run
 from celu.bench.real_path import RealPath
 from celu.errors import ConfigError
@@ -28,16 +31,26 @@ def test_the_best_so_far_is_of_rounds_so_far() -> None:
     assert run.best_by(30) == 0.7
 
 
+def saturating(rounds: int, slower: float = 1.0) -> list[float]:
+    return [0.6 + 0.03 * math.log(EVERY * n / slower) for n in range(1, rounds // EVERY + 1)]
+
+
 def test_a_codec_that_needs_as_many_rounds_has_a_ratio_of_one() -> None:
-    curve = [0.5, 0.6, 0.65, 0.7, 0.72, 0.73, 0.74, 0.745, 0.75, 0.752, 0.754]
-    assert _over(curve, curve, 10 * EVERY) == pytest.approx(1.0)
-    late = [0.5, *curve]  # everything one evaluation later
-    shares = [(n + 1) / n for n in (4, 5, 6, 7, 8, 9, 10)]
-    assert _over(late, curve, 10 * EVERY) == pytest.approx(sum(shares) / len(shares))
+    assert _over(saturating(520), saturating(520), 400) == pytest.approx(1.0)
+
+
+def test_one_that_needs_a_tenth_more_has_a_ratio_of_one_and_a_tenth() -> None:
+    assert _over(saturating(520, slower=1.1), saturating(520), 400) == pytest.approx(1.1, abs=0.01)
+
+
+def test_jitter_between_evaluations_hardly_moves_the_ratio() -> None:
+    random = np.random.default_rng(1)
+    shaken = [auc + random.normal(0, 0.001) for auc in saturating(520)]
+    assert _over(shaken, saturating(520), 400) == pytest.approx(1.0, abs=0.02)
 
 
 def test_an_auc_that_is_never_reached_counts_as_reached_at_the_end() -> None:
-    assert _reached([0.5, 0.6, 0.6], 0.9) == 2 * EVERY
+    assert _over(saturating(520, slower=5), saturating(520), 400) > LONGER
 
 
 def test_a_real_path_is_named_by_two_namespaces_and_an_address() -> None:

@@ -128,6 +128,33 @@ def test_they_train_to_a_target_and_leave_a_record(pair: Pair) -> None:
     assert "auc" not in host_events and "loss" not in host_events
 
 
+def test_a_run_that_chose_for_itself_is_repeated_by_the_file_that_it_leaves(pair: Pair) -> None:
+    job = pair.folder / "job.toml"
+    text = job.read_text()
+    job.write_text('method = "auto"\n' + re.sub(r"rounds = \d+", "rounds = 120", text))
+    line = ("--link", "wan-100")
+    guest, host = pair.start("airline", *line), pair.start("weather", *line)
+    for party in (ended(guest), ended(host)):
+        assert party.code == 0, party.err
+    record = pair.folder / "airline" / "run"
+    choices = [e for e in read_events(record) if e["event"] == "choice"]
+    assert choices and all(e["reason"] for e in choices)
+    replayed = celu(
+        "simulate",
+        pair.folder / "airline" / "party.toml",
+        pair.folder / "weather" / "party.toml",
+        "--job",
+        record / "replay.toml",
+        "--out",
+        pair.folder / "replay",
+    )
+    assert replayed.returncode == 0, replayed.stderr
+    expected = load_file(record / "weights.safetensors")
+    weights = load_file(pair.folder / "replay" / "weights.safetensors")
+    for key, tensor in expected.items():
+        assert torch.equal(tensor, weights[f"guest.{key}"]), key
+
+
 def test_the_listening_side_prints_the_line_that_the_other_side_runs(pair: Pair) -> None:
     # The host does not know where the guest listens until it is told.
     pair.edit("weather/party.toml", f'connect = "localhost:{pair.port}"', "")

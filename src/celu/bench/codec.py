@@ -1,10 +1,11 @@
 """`celu bench codec`: what each codec costs in time and rounds, and saves in bytes.
 
-Time is set against a copy of the tensor in memory. Rounds are those to the same held-out AUC, read
-off between two evaluations, against float32 with the same R and seed. One such ratio says little,
-for two runs that differ in nothing but rounding differ by some rounds as well. So it is taken at
-each of several AUCs along float32's way, and the mean of all is given. Local steps re-use a batch's
-rounding errors along with it, so a codec's cost grows with R.
+Time is set against a copy of the tensor in memory. Rounds are those to the same held-out AUC,
+against float32 with the same R and seed. Two runs that differ in nothing but rounding differ by
+some rounds as well, so these are not read off single evaluations: to each run's evaluations a
+smooth curve is fitted (AUC by the logarithm of rounds, of second degree), and the rounds to several
+AUCs along float32's curve are compared. Local steps re-use a batch's rounding errors along with it,
+so a codec's cost grows with R.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import celu
 from celu.bench.report import BenchResult, Say
@@ -31,13 +33,13 @@ from celu.prepare.making import Target, prepare
 from celu.prepare.presets import criteo
 
 SHAPE = (4096, 256)  # the paper's
-WIDTH, BATCH, LR, EVERY = 64, 512, 0.03, 10
-# Where on float32's way, as shares of its rounds, AUCs are compared; and how much longer, at most,
-# another codec may take to the last one.
-SHARES, LONGER = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 1.3
+WIDTH, BATCH, LR, EVERY = 64, 512, 0.03, 5
+# Where on float32's way, as shares of its rounds, AUCs are compared; what is left out of the fit at
+# the beginning; and how much longer, at most, another codec may take to the last AUC.
+SHARES, FIT_FROM, LONGER = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 0.2, 1.3
 SMALL = "4bit"
 ROUNDS_OF: dict[int, tuple[str, ...]] = {
-    1: ("fp32", "bf16", "int8", "4bit", "2bit"),
+    1: ("fp32", "bf16", "fp16", "int8", "4bit", "2bit"),
     3: ("fp32", "int8", "4bit"),
     5: ("fp32", "int8", "4bit"),
 }
@@ -71,7 +73,7 @@ def bench_codec(say: Say, data: Path | None, seeds: list[int]) -> BenchResult:
                             "codec": codec,
                             "data": where,
                             "guest R": R,
-                            f"AUC after {rounds} rounds": mean(c[rounds // EVERY] for c in curves),
+                            f"AUC after {rounds} rounds": mean(_fit(c, rounds) for c in curves),
                             "rounds over fp32": ratio,
                             "by seed": by_seed,
                         }
@@ -122,6 +124,7 @@ def _seconds(work: Callable[[], object], turns: int = 15) -> float:
 
 
 Pair = dict[str, celu.Rows]
+Floats = NDArray[np.float64]
 
 
 def _made_up(folder: Path) -> Pair:
@@ -146,11 +149,11 @@ def _open(folder: Path) -> Pair:
     return rows
 
 
-Curve = list[float]  # the best AUC so far, after 0, EVERY, 2 EVERY ... rounds
+Curve = list[float]  # held-out AUC after EVERY, 2 EVERY ... rounds
 
 
 def _curve(pair: Pair, codec: str, R: int, seed: int, rounds: int) -> Curve:
-    """A run's best held-out AUC so far, by evaluation."""
+    """A run's held-out AUC, by evaluation."""
     job = celu.Job(
         seed=seed,
         rounds=rounds,
@@ -179,21 +182,36 @@ def _curve(pair: Pair, codec: str, R: int, seed: int, rounds: int) -> Curve:
         ),
         {"host": celu.Host(tower(host), host.train, host.test)},
     )
-    return list(accumulate((0.5, *(evaluation["auc"] for evaluation in result.evaluations)), max))
+    return [evaluation["auc"] for evaluation in result.evaluations]
 
 
 def _over(curve: Curve, exact: Curve, rounds: int) -> float:
     """Rounds over those of the exact run, to AUCs along its way."""
-    targets = [exact[round(share * rounds / EVERY)] for share in SHARES]
-    return mean(_reached(curve, target) / _reached(exact, target) for target in targets)
+    ours, theirs = _fitted(curve), _fitted(exact)
+    ratios = []
+    for share in SHARES:
+        target = theirs[round(share * rounds) - 1]
+        ratios.append(_reached(ours, target) / _reached(theirs, target))
+    return mean(ratios)
 
 
-def _reached(curve: Curve, target: float) -> float:
-    """Rounds to an AUC, between two evaluations as a straight line has it."""
-    for index, (below, above) in enumerate(pairwise(curve)):
-        if above >= target:
-            return (index + (target - below) / (above - below)) * EVERY
-    return (len(curve) - 1) * EVERY
+def _fit(curve: Curve, rounds: int) -> float:
+    return float(_fitted(curve)[rounds - 1])
+
+
+def _fitted(curve: Curve) -> Floats:
+    """A smooth curve through a run's evaluations: the AUC after 1, 2, 3 ... rounds."""
+    rounds = EVERY * np.arange(1, len(curve) + 1)
+    used = rounds >= FIT_FROM * rounds[-1]
+    terms = np.polynomial.Polynomial.fit(np.log(rounds[used]), np.array(curve)[used], deg=2)
+    values: Floats = terms(np.log(np.arange(1, rounds[-1] + 1)))
+    return values
+
+
+def _reached(fitted: Floats, target: float) -> float:
+    """Rounds to an AUC, or all there were where it is not reached."""
+    there = np.flatnonzero(fitted >= target)
+    return float(there[0] + 1 if len(there) else len(fitted))
 
 
 def _worst(ratios: dict[tuple[int, str], list[float]], codec: str) -> float:
