@@ -11,7 +11,8 @@ import celu
 from celu.config.job import Choice, Job, Tuning, read_job
 from celu.config.link import LinkSettings
 from celu.config.writing import replay_toml
-from celu.engine.auto import AutoPlan, Costs
+from celu.engine.auto import AutoPlan, _beats
+from celu.engine.costs import Costs
 from celu.engine.guest import GuestTrainer
 from celu.engine.host import HostTrainer
 from celu.engine.plan import HostPlan, Outcome, Step, Times, first_step
@@ -206,7 +207,9 @@ def test_whose_local_steps_pay_is_found_by_trying(best: tuple[int, int]) -> None
     made = plan()
     steps = run_plan(made, {best: 0.8})
     after_the_trial = next(
-        s for s in steps if "did best" in s.reason and "trial" not in s.reason
+        s
+        for s in steps
+        if ("did best" in s.reason or "hold" in s.reason) and "trial" not in s.reason
     ).segment.tuning
     assert (after_the_trial.for_role("guest")[1], after_the_trial.for_role("host")[1]) == best
     trial = [step for step in steps if "trial" in step.reason][:4]
@@ -220,6 +223,14 @@ def test_steps_that_no_longer_pay_are_made_fewer() -> None:
     steps = run_plan(made, {(5, 1): 0.8, (2, 1): 0.9})
     assert made.choices[-1].for_role("guest")[1] == 2
     assert any("R 2 and 1 did best" in step.reason for step in steps)
+
+
+def test_what_holds_is_not_given_up_for_a_difference_within_the_noise() -> None:
+    steady, random = [0.70] * 32, [0.70 + 0.05 * (-1) ** n for n in range(32)]
+    assert not _beats([x + 0.001 for x in random], steady)
+    assert _beats([x + 0.02 for x in random], steady)
+    assert _beats([x + 0.001 for x in steady], steady)
+    assert _beats([0.71], [0.70]) and not _beats([0.70], [0.70])  # one figure, of held-out rows
 
 
 def test_the_other_party_gets_another_try() -> None:
