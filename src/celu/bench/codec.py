@@ -2,10 +2,9 @@
 
 Time is set against a copy of the tensor in memory. Rounds are those to the same held-out AUC,
 against float32 with the same R and seed. Two runs that differ in nothing but rounding differ by
-some rounds as well, so these are not read off single evaluations: to each run's evaluations a
-smooth curve is fitted (AUC by the logarithm of rounds, of second degree), and the rounds to several
-AUCs along float32's curve are compared. Local steps re-use a batch's rounding errors along with it,
-so a codec's cost grows with R.
+some rounds as well, so these are not read off single evaluations: evaluations are many, their
+moving average is taken, and the rounds to several AUCs along float32's way are compared. Local
+steps re-use a batch's rounding errors along with it, so a codec's cost grows with R.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from celu.prepare.presets import criteo
 
 SHAPE = (4096, 256)  # the paper's
 WIDTH, LR, EVERY = 64, 0.02, 5
-# Where on float32's way, as shares of its rounds, AUCs are compared; what is left out of the fit at
-# the beginning; and how much longer, at most, another codec may take to the last AUC.
-SHARES, FIT_FROM, LONGER = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 0.2, 1.3
+# Where on float32's way, as shares of its rounds, AUCs are compared; over how many evaluations they
+# are averaged; and how much longer, at most, another codec may take to the last AUC.
+SHARES, AVERAGED, LONGER = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 9, 1.3
 INIT = 0.1
 SMALL = "4bit"
 ROUNDS_OF: dict[int, tuple[str, ...]] = {
@@ -75,7 +74,9 @@ def bench_codec(say: Say, data: Path | None, seeds: list[int]) -> BenchResult:
                             "codec": codec,
                             "data": where,
                             "guest R": R,
-                            f"AUC after {rounds} rounds": mean(_fit(c, rounds) for c in curves),
+                            f"AUC after {rounds} rounds": mean(
+                                _auc_after(c, rounds) for c in curves
+                            ),
                             "rounds over fp32": ratio,
                             "by seed": by_seed,
                         }
@@ -92,8 +93,8 @@ def bench_codec(say: Say, data: Path | None, seeds: list[int]) -> BenchResult:
     }
     result.notes.append(
         f"Times: {SHAPE}, one thread, against a copy of it. Rounds: WDL, Z {WIDTH}, batch 1024, on "
-        f"the sample 512, AdaGrad with its accumulator at 0, lr {LR}, one codec for all messages, local steps at "
-        "the guest alone. Ratios are means over seeds and over the AUCs that fp32 had after "
+        f"the sample 512, AdaGrad with its accumulator at 0, lr {LR}, one codec for all messages, "
+        "local steps at the guest alone. Ratios are means over seeds and over the AUCs that fp32 had after "
         f"{SHARES[0]:.0%} to {SHARES[-1]:.0%} of its rounds; one not reached in {LONGER} times the "
         f"rounds counts as reached then. int8_rounds and small_rounds ({SMALL}) are the larger of "
         "the ratios over the data sets and R = 1, 3."
@@ -189,31 +190,26 @@ def _curve(pair: Pair, batch: int, codec: str, R: int, seed: int, rounds: int) -
 
 def _over(curve: Curve, exact: Curve, rounds: int) -> float:
     """Rounds over those of the exact run, to AUCs along its way."""
-    ours, theirs = _fitted(curve), _fitted(exact)
-    ratios = []
-    for share in SHARES:
-        target = theirs[round(share * rounds) - 1]
-        ratios.append(_reached(ours, target) / _reached(theirs, target))
-    return mean(ratios)
+    targets = [_auc_after(exact, share * rounds) for share in SHARES]
+    return mean(_reached(curve, target) / _reached(exact, target) for target in targets)
 
 
-def _fit(curve: Curve, rounds: int) -> float:
-    return float(_fitted(curve)[rounds - 1])
+def _auc_after(curve: Curve, rounds: float) -> float:
+    return float(np.interp(rounds, *_smooth(curve)))
 
 
-def _fitted(curve: Curve) -> Floats:
-    """A smooth curve through a run's evaluations: the AUC after 1, 2, 3 ... rounds."""
-    rounds = EVERY * np.arange(1, len(curve) + 1)
-    used = rounds >= FIT_FROM * rounds[-1]
-    terms = np.polynomial.Polynomial.fit(np.log(rounds[used]), np.array(curve)[used], deg=2)
-    values: Floats = terms(np.log(np.arange(1, rounds[-1] + 1)))
-    return values
-
-
-def _reached(fitted: Floats, target: float) -> float:
+def _reached(curve: Curve, target: float) -> float:
     """Rounds to an AUC, or all there were where it is not reached."""
-    there = np.flatnonzero(fitted >= target)
-    return float(there[0] + 1 if len(there) else len(fitted))
+    rounds, aucs = _smooth(curve)
+    return float(np.interp(target, aucs, rounds))
+
+
+def _smooth(curve: Curve) -> tuple[Floats, Floats]:
+    """Rounds, and the best so far of the moving average around them."""
+    window = np.ones(AVERAGED) / AVERAGED
+    aucs: Floats = np.maximum.accumulate(np.convolve(curve, window, mode="valid"))
+    rounds: Floats = EVERY * (np.arange(len(aucs), dtype=np.float64) + (AVERAGED + 1) / 2)
+    return rounds, aucs
 
 
 def _worst(ratios: dict[tuple[int, str], list[float]], codec: str) -> float:
