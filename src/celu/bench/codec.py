@@ -94,10 +94,10 @@ def bench_codec(say: Say, data: Path | None, seeds: list[int]) -> BenchResult:
     result.notes.append(
         f"Times: {SHAPE}, one thread, against a copy of it. Rounds: WDL, Z {WIDTH}, batch 1024, on "
         f"the sample 512, AdaGrad with its accumulator at 0, lr {LR}, one codec for all messages, "
-        "local steps at the guest alone. Ratios are means over seeds and over the AUCs that fp32 had after "
-        f"{SHARES[0]:.0%} to {SHARES[-1]:.0%} of its rounds; one not reached in {LONGER} times the "
-        f"rounds counts as reached then. int8_rounds and small_rounds ({SMALL}) are the larger of "
-        "the ratios over the data sets and R = 1, 3."
+        "local steps at the guest alone. Ratios are means over seeds and over the AUCs that fp32 "
+        f"had after {SHARES[0]:.0%} to {SHARES[-1]:.0%} of its rounds; one not reached in {LONGER} "
+        f"times the rounds counts as reached then. int8_rounds and small_rounds ({SMALL}) are the "
+        "larger of the ratios over the data sets and R = 1, 3."
     )
     return result
 
