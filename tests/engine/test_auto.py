@@ -225,12 +225,15 @@ def test_steps_that_no_longer_pay_are_made_fewer() -> None:
     assert any("R 2 and 1 did best" in step.reason for step in steps)
 
 
-def test_what_holds_is_not_given_up_for_a_difference_within_the_noise() -> None:
+def test_fewer_steps_must_be_better_by_more_than_noise() -> None:
     steady, random = [0.70] * 32, [0.70 + 0.05 * (-1) ** n for n in range(32)]
-    assert not _beats([x + 0.001 for x in random], steady)
-    assert _beats([x + 0.02 for x in random], steady)
-    assert _beats([x + 0.001 for x in steady], steady)
-    assert _beats([0.71], [0.70]) and not _beats([0.70], [0.70])  # one figure, of held-out rows
+    better = [x + 0.001 for x in random]
+    assert not _beats(better, steady, clearly=True)
+    assert _beats(better, steady, clearly=False)
+    assert _beats([x + 0.02 for x in random], steady, clearly=True)
+    assert _beats([x + 0.001 for x in steady], steady, clearly=True)
+    assert _beats([0.71], [0.70], clearly=True)  # one figure, of held-out rows
+    assert not _beats([0.70], [0.70], clearly=False)
 
 
 def test_the_other_party_gets_another_try() -> None:

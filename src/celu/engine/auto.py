@@ -10,10 +10,11 @@ out. From one state, each of a few pairs (R of the guest, R of the hosts) trains
 the same batches; the best goes on from where it came, and the others are as if they had never been.
 The best is the one that foretells best what it has not seen: in the first epoch the fresh batches
 of the trial's second half, before it learns from them, which costs nothing; later, when every row
-has been seen, the held-out rows. What holds must be beaten by more than the standard error of the
-difference, batch by batch; at first the guest's steps hold, which pay on most data. Where steps
-pay, twice as many are tried at once. It is done early, and again when training has become many
-times as long or rows begin to be seen again: what paid at first may overfit later.
+has been seen, the held-out rows. Steps that hold are given up for fewer only where these are better
+by more than the standard error of the difference, batch by batch, since what steps gain shows late;
+at first the guest's hold, which pay on most data. Where others pay, twice as many are tried at
+once. It is done early, and again when training has become many times as long or rows begin to be
+seen again: what paid at first may overfit later.
 
 A choice is a function of outcomes alone, so a run that records its choices can be repeated by them.
 """
@@ -159,7 +160,8 @@ class AutoPlan:
             challengers = {p: mean(s) for p, s in scores.items() if p != pairs[-1]}
             best = max(challengers, key=challengers.__getitem__)
             save, restore = best_at if best == pair else None, base
-        holds = not _beats(scores[best], scores[pairs[-1]])
+        fewer = all(ours <= theirs for ours, theirs in zip(best, pairs[-1], strict=True))
+        holds = not _beats(scores[best], scores[pairs[-1]], clearly=fewer)
         best = pairs[-1] if holds else best
         shown = ", ".join(f"{g} and {h}: {abs(mean(s)):.4f}" for (g, h), s in scores.items())
         words = "hold after" if holds else "did best in"
@@ -249,8 +251,8 @@ def _all(codec: str) -> Codecs:
     return Codecs(activation=codec, derivative=codec, evaluation=codec)
 
 
-def _beats(challenger: list[float], holder: list[float]) -> bool:
-    """Whether one foretold better, by more than the standard error of the mean difference."""
+def _beats(challenger: list[float], holder: list[float], *, clearly: bool) -> bool:
+    """Whether one foretold better; clearly: by more than the mean difference's standard error."""
     by = [c - h for c, h in zip(challenger, holder, strict=True)]
-    error = stdev(by) / math.sqrt(len(by)) if len(by) > 1 else 0.0
+    error = stdev(by) / math.sqrt(len(by)) if clearly and len(by) > 1 else 0.0
     return mean(by) > error
