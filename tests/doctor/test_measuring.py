@@ -11,7 +11,7 @@ from celu.config.link import PROFILES
 from celu.doctor.measuring import Plan
 from celu.errors import ContractMismatch
 from celu.simulation import _run_together
-from celu.transport.emulation import Line
+from celu.transport.emulation import PAYLOAD, Line
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
@@ -29,7 +29,7 @@ def test_a_named_line_is_found_as_it_is_described(name: str) -> None:
     found = Room(make_job(), lambda: (Line.of(line), Line.of(line))).measure()
     assert found.rtt_min_s == pytest.approx(2 * line.delay_ms / 1000, rel=0.1)
     for way in (found.to_host, found.to_guest):
-        assert way.mbps == pytest.approx(line.mbps, rel=0.05)
+        assert way.mbps == pytest.approx(line.mbps * PAYLOAD, rel=0.05)
         assert way.share == pytest.approx(1.0, abs=0.05)
         assert way.rested_s == pytest.approx(way.parcel_s, rel=0.1)
     assert abs(found.clock_s) <= found.clock_error_s

@@ -187,7 +187,7 @@ def test_an_empty_chunk_is_refused(tmp_path: Path) -> None:
         async def send(message: Message) -> None:
             if message.kind is Kind.BLINDED and message.tensor is not None:
                 empty = replace(message, tensor=message.tensor[:0])
-                link._outgoing.queue.append((empty, 0.0))  # type: ignore[attr-defined]
+                link._outgoing.queue.append((empty, 0.0, 0.0))  # type: ignore[attr-defined]
             else:
                 await link.send(message)
 
