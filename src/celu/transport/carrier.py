@@ -71,18 +71,17 @@ class Connection(Protocol):
         ...
 
 
-class Carrier(Protocol):
-    """Opens listeners and connections. `identity` None is an insecure run."""
+@dataclass(frozen=True)
+class Carrier:
+    """How listeners and connections are opened.
 
-    def listen(self, address: str, arrivals: Arrivals) -> Listener:
-        """Listen; raises ConfigError where the address cannot be had."""
-        ...
+    `listen(address, arrivals)` raises ConfigError where the address cannot be had. `connect(route,
+    name, peer, identity, make_link)` calls a peer, with `identity` None in an insecure run, and
+    raises PeerLost, CertificateError or ConfigError where that shows at once.
+    """
 
-    def connect(
-        self, route: Route, name: str, peer: str, identity: Identity | None, make_link: MakeLink
-    ) -> Connection:
-        """Call a peer; raises PeerLost, CertificateError, ConfigError where that shows at once."""
-        ...
+    listen: Callable[[str, Arrivals], Listener]
+    connect: Callable[[Route, str, str, Identity | None, MakeLink], Connection]
 
 
 class Arrivals:

@@ -145,20 +145,6 @@ class Connection:
             channel.close()
 
 
-class GrpcCarrier:
-    """See `carrier.Carrier`."""
-
-    def listen(self, address: str, arrivals: Arrivals) -> Listener:
-        """See `carrier.Carrier`."""
-        return Listener(address, arrivals)
-
-    def connect(
-        self, route: Route, name: str, peer: str, identity: Identity | None, make_link: MakeLink
-    ) -> Connection:
-        """See `carrier.Carrier`."""
-        return Connection(route, name, peer, identity, make_link)
-
-
 def _channel(route: Route, peer: str, identity: Identity | None) -> Any:
     options: list[tuple[str, Any]] = [*_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
     gateway = route.gateway

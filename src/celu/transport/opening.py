@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from celu.errors import PeerLost
-from celu.transport.carrier import Arrivals, Carrier, Connection, Route
+from celu.transport import grpc_carrier
+from celu.transport.carrier import Arrivals, Carrier, Route
+from celu.transport.carrier import Connection as AnyConnection
 from celu.transport.emulation import Line
-from celu.transport.grpc_carrier import GrpcCarrier
 from celu.transport.knock import RETRY_S, knock, knock_at_gateway
 from celu.transport.sealed import HANDSHAKE_S
 from celu.transport.stream import StreamLink
@@ -95,13 +96,13 @@ def open_links(
 def find_carrier(name: str) -> Carrier:
     """The carrier of a name; raises ConfigError where what it needs is not installed."""
     if name == "websocket":
-        from celu.transport.websocket_carrier import WebSocketCarrier
+        from celu.transport.websocket_carrier import Connection, Listener
 
-        return WebSocketCarrier()
-    return GrpcCarrier()
+        return Carrier(Listener, Connection)
+    return Carrier(grpc_carrier.Listener, grpc_carrier.Connection)
 
 
-def _persist(connect: Callable[[], Connection], connect_s: float) -> Connection:
+def _persist(connect: Callable[[], AnyConnection], connect_s: float) -> AnyConnection:
     """A connection whose peer has answered; a peer that is not there yet is tried again.
 
     A gateway answers for a peer that is not there yet, so that knocking is not enough.

@@ -178,20 +178,6 @@ class Connection:
         return PeerLost(f"the link to {self._where} broke: {error or type(error).__name__}")
 
 
-class WebSocketCarrier:
-    """See `carrier.Carrier`."""
-
-    def listen(self, address: str, arrivals: Arrivals) -> Listener:
-        """See `carrier.Carrier`."""
-        return Listener(address, arrivals)
-
-    def connect(
-        self, route: Route, name: str, peer: str, identity: Identity | None, make_link: MakeLink
-    ) -> Connection:
-        """See `carrier.Carrier`."""
-        return Connection(route, name, peer, identity, make_link)
-
-
 def _context(route: Route, peer: str, identity: Identity | None) -> ssl.SSLContext | None:
     """The connection's own TLS: the gateway's, the peer's, or none."""
     if identity is None:
