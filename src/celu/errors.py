@@ -10,8 +10,10 @@
     │   └── ShapeError             9   ... a tensor of a shape or type the contract forbids
     ├── NonFiniteError            10   NaN or Inf where a number was due; no step was applied
     ├── PeerLost                  11   the link ended, or a wait ran past its deadline
+    │   └── PeerRestarted         11   ... the peer began anew; its earlier process is gone
     ├── PeerFailed                12   the peer stopped and said why
-    └── AlignmentError            13   the parties' rows are not the same; no step was applied
+    ├── AlignmentError            13   the parties' rows are not the same; no step was applied
+    └── CheckpointError           14   what is kept of a run cannot be written or gone on from
 
 2 is a command line that could not be parsed, 130 an interrupt (Ctrl-C). Messages name what, where,
 expected, got and the next step; they never hold an id, a label or a feature value, because those of
@@ -97,6 +99,10 @@ class PeerLost(CeluError):
     exit_code = 11
 
 
+class PeerRestarted(PeerLost):
+    """A peer's process began anew, so the conversation with its earlier one is over."""
+
+
 class PeerFailed(CeluError):
     """A peer stopped on an error of its own and told us so."""
 
@@ -111,3 +117,9 @@ class AlignmentError(CeluError):
     def public(self) -> str:
         """Speaks of rounds and parties, never of rows."""
         return str(self)
+
+
+class CheckpointError(CeluError):
+    """What is kept of a run could not be written, or the parties cannot go on from it."""
+
+    exit_code = 14
