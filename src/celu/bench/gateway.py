@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from celu.bench.line_proxy import LineProxy
-from celu.bench.line_use import PARTIES, PROFILE, line_use, write_job
+from celu.bench.line_use import PARTIES, line_use, write_job
 from celu.bench.nginx import find_nginx, running_nginx
 from celu.bench.processes import free_port, make_keys, run_parties
 from celu.bench.report import Say
@@ -44,14 +44,14 @@ CASES = (
 )
 
 
-def gateway_rows(folder: Path, say: Say) -> list[dict[str, Any]]:
+def gateway_rows(folder: Path, profile: str, say: Say) -> list[dict[str, Any]]:
     """The share of the line in use in each case; `folder` holds rows and keys of both parties."""
     rows = []
-    line = find_link(PROFILE)
+    line = find_link(profile)
     for case in CASES:
         if case.nginx and find_nginx() is None:
             continue
-        events = _run(folder, case)
+        events = _run(folder, case, profile)
         sent, received = (line_use(events, way, line.mbps, DEPTH) for way in ("sent", "received"))
         rows.append(
             {
@@ -74,7 +74,7 @@ def nginx_use(rows: list[dict[str, Any]]) -> float | None:
     )
 
 
-def _run(folder: Path, case: Case) -> list[dict[str, Any]]:
+def _run(folder: Path, case: Case, profile: str) -> list[dict[str, Any]]:
     """The host's events of a real run."""
     job, port = folder / "gateway.toml", free_port()
     write_job(job, rounds=case.rounds, codec="fp32", depth=DEPTH)
@@ -89,7 +89,7 @@ def _run(folder: Path, case: Case) -> list[dict[str, Any]]:
                     folder / "nginx", port, certs / "localhost.pem", certs / "localhost.key"
                 )
             )
-        far = stack.enter_context(LineProxy(near, find_link(PROFILE)))
+        far = stack.enter_context(LineProxy(near, find_link(profile)))
         _edit(folder, case, port, far.port)
         out = f"run-{time.monotonic_ns()}"
         return run_parties(folder, list(PARTIES), job, out, timeout_s=120)["host"].events

@@ -7,7 +7,6 @@ from pathlib import Path
 from celu.bench.processes import Event
 from celu.bench.step import BATCH, WIDTH
 
-PROFILE = "wan-300"
 PARTIES = ("guest", "host")
 _JOB = """\
 batch_size = {batch}

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from celu.bench.gateway import gateway_rows, nginx_use
-from celu.bench.line_use import PARTIES, PROFILE, line_use, write_job
+from celu.bench.line_use import PARTIES, line_use, write_job
 from celu.bench.processes import Event, free_port, run_parties
 from celu.bench.real_path import RealPath, compare
 from celu.bench.report import BenchResult, Say
@@ -32,20 +32,22 @@ from celu.simulation import simulate
 CASES = (("fp32", 1), ("fp32", 2), ("fp32", 4), ("fp32", 8), ("int8", 1), ("int8", 8))
 
 
-def bench_link(say: Say, between: RealPath | None = None, rounds: int = 60) -> BenchResult:
+def bench_link(
+    say: Say, profile: str = "wan-300", between: RealPath | None = None, rounds: int = 60
+) -> BenchResult:
     """Vanilla training over the line, serial and with rounds in flight."""
     torch.set_num_threads(1)
     result = BenchResult("link", [1])
-    line = find_link(PROFILE)
+    line = find_link(profile)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write_pair(folder, thin=True, rounds=rounds)
         for codec, depth in CASES:
             job = folder / "link.toml"  # not job.toml, which settings come with
             write_job(job, rounds=rounds, codec=codec, depth=depth)
-            events = _run(folder, job)
+            events = _run(folder, job, profile)
             real = _seconds(events)
-            virtual = _virtual(folder, job)
+            virtual = _virtual(folder, job, profile)
             sent, received = (
                 line_use(events, way, line.mbps, depth) for way in ("sent", "received")
             )
@@ -61,8 +63,8 @@ def bench_link(say: Say, between: RealPath | None = None, rounds: int = 60) -> B
                 }
             )
             say(f"{codec}, {depth} in flight: {sent:.3f} and {received:.3f} of the line")
-        real_path = compare(folder, between, rounds, say) if between is not None else []
-        through = gateway_rows(folder, say)
+        real_path = compare(folder, between, profile, rounds, say) if between is not None else []
+        through = gateway_rows(folder, profile, say)
     full = [row for row in result.rows if row["codec"] == "fp32"]
     result.figures |= {
         "duplex_use": max(min(r["line in use, host to guest"], r["guest to host"]) for r in full),
@@ -83,7 +85,7 @@ def bench_link(say: Say, between: RealPath | None = None, rounds: int = 60) -> B
     }
     result.rows += real_path + through
     result.notes.append(
-        f"{PROFILE}: {line.mbps:g} Mbps and {line.delay_ms:g} ms each way, emulated; "
+        f"{profile}: {line.mbps:g} Mbps and {line.delay_ms:g} ms each way, emulated; "
         f"batch {BATCH}, Z {WIDTH}, one linear layer a party, {rounds} rounds; the "
         "first quarter and the last rounds in flight are left out of the line's use. duplex_use is "
         "the emptier direction of the fullest case in fp32."
@@ -102,14 +104,14 @@ def bench_link(say: Say, between: RealPath | None = None, rounds: int = 60) -> B
     return result
 
 
-def _run(folder: Path, job: Path) -> list[Event]:
+def _run(folder: Path, job: Path, profile: str) -> list[Event]:
     """The host's events of a real run."""
     from celu.bench.step import THIN
 
     write_settings(folder, THIN, port=free_port(), local=True)
     for name in PARTIES:
         path = folder / name / "party.toml"
-        path.write_text(f'link = "{PROFILE}"\n{path.read_text(encoding="utf-8")}')
+        path.write_text(f'link = "{profile}"\n{path.read_text(encoding="utf-8")}')
     out = f"run-{time.monotonic_ns()}"
     return run_parties(folder, list(PARTIES), job, out, timeout_s=300)["host"].events
 
@@ -119,7 +121,7 @@ def _seconds(events: list[Event]) -> float:
     return last
 
 
-def _virtual(folder: Path, job_file: Path) -> float:
+def _virtual(folder: Path, job_file: Path, profile: str) -> float:
     """Seconds to the last round of the same job in virtual time, by the guest's clock."""
     job = read_job(job_file)
     loaded = {n: load_party(read_party(folder / n / "party.toml"), job, folder) for n in PARTIES}
@@ -132,5 +134,5 @@ def _virtual(folder: Path, job_file: Path) -> float:
         if event == "round":
             seconds = fields["seconds"]
 
-    simulate(job, guest, {"host": host}, note, link=find_link(PROFILE))
+    simulate(job, guest, {"host": host}, note, link=find_link(profile))
     return seconds

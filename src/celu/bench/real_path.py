@@ -1,6 +1,6 @@
 """How a real line compares with the emulated one: between two network namespaces, with root.
 
-Somebody else makes the line: two namespaces joined at 300 Mbps and 20 ms one way. One-way traffic
+Somebody else makes the line: two namespaces joined at the rate and delay of a profile. One-way traffic
 is what `celu doctor` measures with nothing coming back; ping-pong is vanilla training one round at
 a time; duplex is the same with rounds in flight. The emulated line is measured in the same way.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from celu.bench.line_use import PARTIES, PROFILE, line_use, write_job
+from celu.bench.line_use import PARTIES, line_use, write_job
 from celu.bench.processes import examine_parties, free_port, run_parties
 from celu.bench.report import Say
 from celu.bench.step import THIN
@@ -49,9 +49,11 @@ class RealPath:
         return {party: ["ip", "netns", "exec", name] for party, name in names.items()}
 
 
-def compare(folder: Path, path: RealPath, rounds: int, say: Say) -> list[dict[str, Any]]:
+def compare(
+    folder: Path, path: RealPath, profile: str, rounds: int, say: Say
+) -> list[dict[str, Any]]:
     """A row for each kind of traffic: what the real line carried, and the emulated one."""
-    mbps = find_link(PROFILE).mbps
+    mbps = find_link(profile).mbps
     rows = []
 
     def add(kind: str, real: tuple[float, float], emulated: tuple[float, float]) -> None:
@@ -61,14 +63,14 @@ def compare(folder: Path, path: RealPath, rounds: int, say: Say) -> list[dict[st
         rows.append({**row, "emulated over real": farthest})
         say(f"{kind}: {real[0]:.3f} and {real[1]:.3f}; emulated over real {farthest:.3f}")
 
-    one_way = [_one_way(folder, where, mbps) for where in (path, None)]
+    one_way = [_one_way(folder, where, profile) for where in (path, None)]
     add("real path, one way", *one_way)
     for depth in DEPTHS:
         job = folder / "real.toml"
         write_job(job, rounds=rounds, codec="fp32", depth=depth)
         used = []
         for where in (path, None):
-            _settings(folder, where)
+            _settings(folder, where, profile)
             out = f"run-{time.monotonic_ns()}"
             inside = where.inside() if where else None
             runs = run_parties(folder, list(PARTIES), job, out, timeout_s=300, inside=inside)
@@ -80,9 +82,10 @@ def compare(folder: Path, path: RealPath, rounds: int, say: Say) -> list[dict[st
     return rows
 
 
-def _one_way(folder: Path, path: RealPath | None, mbps: float) -> tuple[float, float]:
+def _one_way(folder: Path, path: RealPath | None, profile: str) -> tuple[float, float]:
     """The share of the line that traffic in one direction alone gets: to the guest, and from it."""
-    _settings(folder, path)
+    _settings(folder, path, profile)
+    mbps = find_link(profile).mbps
     job = folder / "real.toml"
     write_job(job, rounds=1, codec="fp32", depth=1)
     inside = path.inside() if path else None
@@ -91,7 +94,7 @@ def _one_way(folder: Path, path: RealPath | None, mbps: float) -> tuple[float, f
     return measured["to_guest"]["mbps"] / mbps, measured["to_host"]["mbps"] / mbps
 
 
-def _settings(folder: Path, path: RealPath | None) -> None:
+def _settings(folder: Path, path: RealPath | None, profile: str) -> None:
     """The guest at its address in a namespace; or both here, with an emulated line."""
     port = free_port()
     write_settings(folder, THIN, port=port, local=True)
@@ -99,7 +102,7 @@ def _settings(folder: Path, path: RealPath | None) -> None:
         file = folder / name / "party.toml"
         text = file.read_text(encoding="utf-8")
         if path is None:
-            text = f'link = "{PROFILE}"\n{text}'
+            text = f'link = "{profile}"\n{text}'
         else:
             text = text.replace(f'"localhost:{port}"', f'"{path.address}:{port}"')
             text = re.sub(r'listen = "[^"]*"', f'listen = "{path.address}:{port}"', text)

@@ -104,11 +104,12 @@ def codec(
 
 def link(
     out: _Out = Path("bench-out/link"),
+    profile: Annotated[str, typer.Option(help="The line: wan-300, wan-100.")] = "wan-300",
     between: Annotated[
         str | None,
         typer.Option(
-            help="GUEST,HOST,ADDRESS: two network namespaces joined by a line of 300 Mbps and 20 "
-            "ms one way, and the guest's address; needs root. Measured beside the emulated line."
+            help="GUEST,HOST,ADDRESS: two network namespaces joined by such a line, and the "
+            "guest's address; needs root. Measured beside the emulated line."
         ),
     ] = None,
 ) -> None:
@@ -117,7 +118,7 @@ def link(
     from celu.bench.real_path import RealPath
 
     path = None if between is None else RealPath.read(between)
-    _report(lambda say: bench_link(say, path), out)
+    _report(lambda say: bench_link(say, profile, path), out)
 
 
 def e2e(
