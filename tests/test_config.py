@@ -212,9 +212,10 @@ def test_a_file_that_is_absent_or_no_toml_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, "rounds = = 3")
     with pytest.raises(ConfigError, match=rf"{path}: expected TOML, got: .*line 1"):
         read_job(path)
-    path.write_bytes(b"rounds = \xff")
-    with pytest.raises(ConfigError, match=f"{path}: expected TOML"):
-        read_job(path)
+    for odd in (b"rounds = \xff", b"rounds = " + b"9" * 5000, b"rounds = " + b"[" * 5000):
+        path.write_bytes(odd)
+        with pytest.raises(ConfigError, match=f"{path}: expected TOML"):
+            read_job(path)
 
 
 # What the handshake compares.

@@ -181,6 +181,26 @@ def test_a_claim_of_much_more_than_the_shape_costs_nothing() -> None:
         find_codec("fp32+zstd", "codec").decode(payload, 6, 12)
 
 
+def test_a_frame_that_hides_its_size_or_asks_for_a_large_window_is_refused() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    plain = bytes(288)
+    hidden = zstandard.ZstdCompressor(write_content_size=False).compress(plain)
+    with pytest.raises(ProtocolError, match="or none"):
+        decode_fp32(hidden)
+    # A frame by hand: a window of 64 MiB for 288 bytes, given as one raw block.
+    window = b"\x28\xb5\x2f\xfd" + b"\x40" + bytes([16 << 3]) + (288 - 256).to_bytes(2, "little")
+    block = ((288 << 3) | 1).to_bytes(3, "little") + plain
+    assert zstandard.frame_content_size(window + block) == 288
+    decode_fp32(window + block)  # whole, it needs no window
+    with pytest.raises(ProtocolError, match="compressed with zstd"):
+        decode_fp32(window + block[:-1])
+
+
+def decode_fp32(data: bytes) -> torch.Tensor:
+    payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return find_codec("fp32+zstd", "codec").decode(payload, 6, 12)
+
+
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"codec: expected one of fp32, .*got 'int7'"):
         find_codec("int7", "codec")

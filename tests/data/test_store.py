@@ -166,6 +166,10 @@ NULL_TAG = lambda values: [None, *values[1:]]  # noqa: E731
 BROKEN: dict[str, tuple[Callable[[Store], None], str]] = {
     "no schema": (lambda s: (s.path / "schema.json").unlink(), "expected a store's schema, got"),
     "empty schema": (lambda s: cut(s, "schema.json", 0), "expected a store's schema"),
+    "schema of one part": (
+        lambda s: edit_schema(s, rows={"train": 200}),
+        "rows: expected",
+    ),
     "cut schema": (lambda s: cut(s, "schema.json", 100), "expected a store's schema"),
     "schema of another kind": (lambda s: edit_schema(s, format="celu-store-9"), "format"),
     "schema with a stray key": (lambda s: edit_schema(s, colour="red"), "colour: expected no such"),
@@ -317,6 +321,28 @@ BROKEN_ALIGNMENTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "absent": (lambda p: (p / "alignment.json").unlink(), 'run "celu align" at all parties'),
     "cut": (lambda p: (p / "alignment.json").write_text("{"), "expected an alignment"),
     "of another kind": (lambda p: (p / "alignment.json").write_text("{}"), "expected an alignment"),
+    "without a part": (
+        lambda p: (p / "alignment.json").write_text(
+            (p / "alignment.json").read_text().replace('"test": 9', '"train": 50')
+        ),
+        "rows: ",
+    ),
+    "an archive": (
+        lambda p: (p / "train.npy").write_bytes(b"PK\x03\x04" + bytes(100)),
+        "train.npy: expected row numbers",
+    ),
+    "a header cut": (
+        lambda p: (p / "train.npy").write_bytes(
+            (p / "train.npy").read_bytes().replace(b"(50,), ", b"((((((,")
+        ),
+        "train.npy: expected row numbers",
+    ),
+    "a claim": (
+        lambda p: (p / "test.npy").write_bytes(
+            (p / "test.npy").read_bytes().replace(b"(9,), }         ", b"(9999999999999),}")
+        ),
+        "test.npy: expected row numbers",
+    ),
     "no rows": (lambda p: (p / "train.npy").unlink(), "train.npy: expected row numbers"),
     "no array": (lambda p: (p / "train.npy").write_bytes(b"x"), "train.npy: expected row numbers"),
     "empty file": (lambda p: (p / "test.npy").write_bytes(b""), "test.npy: expected row numbers"),

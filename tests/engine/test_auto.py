@@ -1,6 +1,7 @@
 """A run that chooses for itself: what it may choose, why, and that it can be repeated."""
 
 import copy
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -320,12 +321,15 @@ def test_a_host_follows_what_it_is_told() -> None:
     [
         {"start": 5},
         {"start": True},
+        {"start": 4.0},
         {"stop": 4},
         {"stop": 201},
         {"stop": 10.5},
         {"stop": None},
         {"restore": "base"},
         {"restore": "elsewhere"},
+        {"restore": ["base"]},
+        {"restore": {}},
         {"save": "elsewhere"},
         {"save": 3},
         {"tuning": {"W": 65, "R": 3, "depth": 4, "codec": "int8"}},
@@ -351,7 +355,18 @@ def test_a_verdict_without_an_order_is_refused(verdict: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"seconds": -1.0}, {"waited_s": "long"}, {"local_s": None}, {"local_steps": 1e300}]
+    "change",
+    [
+        {"seconds": -1.0},
+        {"seconds": True},
+        {"seconds": 10**400},
+        {"seconds": math.nan},
+        {"waited_s": "long"},
+        {"local_s": None},
+        {"local_steps": 1e300},
+        {"transfer_bytes": 5e-324},  # by which any time is infinite
+    ],
+    ids=lambda change: str(change)[:30],
 )
 def test_a_report_of_no_such_times_is_refused(change: dict[str, Any]) -> None:
     body = {**times(3).to_body(), **change}

@@ -1,4 +1,7 @@
-"""What a caller may be wrong about: each takes (companies, folder) and gives the bank's keys."""
+"""What a party's certificate may be wrong about, whichever side it is on.
+
+Each takes (companies, folder) and gives the keys of a bank that calls, or of a guest that listens.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +16,44 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from celu.certs import make_authority, make_party
 
 Keys = tuple[Path, Path, dict[str, Path]]
+Bad = Callable[[dict[str, Any], Path], Keys]
 HOUR = dt.timedelta(hours=1)
+PEER_OF = {"bank": "guest", "guest": "bank"}
 
 
-def of_another_authority(companies: dict[str, Any], folder: Path) -> Keys:
-    stranger = type(companies["bank"])("bank", folder)
-    make_authority(folder, "celu")
-    make_party(folder, "bank")
-    return stranger.keys(companies["guest"])
-
-
-def self_signed(companies: dict[str, Any], folder: Path) -> Keys:
-    bank = companies["bank"]
-    return (*bank.issue(folder, "bank", self_signed=True), bank.keys(companies["guest"])[2])
-
-
-def issued(**changes: Any) -> Callable[[dict[str, Any], Path], Keys]:
+def of_another_authority(name: str) -> Bad:
     def keys(companies: dict[str, Any], folder: Path) -> Keys:
-        bank = companies["bank"]
-        return (*bank.issue(folder, "bank", **changes), bank.keys(companies["guest"])[2])
+        stranger = type(companies[name])(name, folder)
+        make_authority(folder, "celu")
+        make_party(folder, name)
+        return stranger.keys(companies[PEER_OF[name]])
 
     return keys
 
 
-BAD_CALLERS = {
-    "another authority": of_another_authority,
-    "self-signed": self_signed,
-    "expired": issued(valid=(-2 * HOUR, -HOUR)),
-    "not yet valid": issued(valid=(HOUR, 2 * HOUR)),
-    "a server's certificate": issued(uses=(ExtendedKeyUsageOID.SERVER_AUTH,)),
-}
+def issued(name: str, certificate_for: str | None = None, **changes: Any) -> Bad:
+    """A certificate of the right authority, as odd as asked for."""
+
+    def keys(companies: dict[str, Any], folder: Path) -> Keys:
+        company = companies[name]
+        odd = company.issue(folder, certificate_for or name, **changes)
+        return (*odd, company.keys(companies[PEER_OF[name]])[2])
+
+    return keys
+
+
+def bad(name: str, other_use: Any) -> dict[str, Bad]:
+    return {
+        "another authority": of_another_authority(name),
+        "self-signed": issued(name, self_signed=True),
+        "expired": issued(name, valid=(-2 * HOUR, -HOUR)),
+        "not yet valid": issued(name, valid=(HOUR, 2 * HOUR)),
+        "for another name": issued(name, "branch"),
+        "for another use": issued(name, uses=(other_use,)),
+    }
+
+
+BAD_CALLERS = bad("bank", ExtendedKeyUsageOID.SERVER_AUTH)
+BAD_LISTENERS = bad("guest", ExtendedKeyUsageOID.CLIENT_AUTH)
 bad_callers = pytest.mark.parametrize("caller", BAD_CALLERS.values(), ids=BAD_CALLERS)
+bad_listeners = pytest.mark.parametrize("listener", BAD_LISTENERS.values(), ids=BAD_LISTENERS)

@@ -1,4 +1,4 @@
-"""Who gets in and who does not, over every way but the plain gRPC of `test_tls`."""
+"""Who gets in and who does not, over every way; plain gRPC has more in `test_tls`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from celu.certs import make_authority, make_party
 from celu.errors import CertificateError, ConfigError, PeerLost
 from celu.transport import carrier, stream
 from celu.transport.carrier import Arrivals, Listener
@@ -18,12 +19,13 @@ from celu.transport.message import Kind, Message
 from celu.transport.opening import Endpoint, find_carrier, open_links
 from celu.transport.stream import StreamLink
 from celu.transport.tls import Identity
-from transport.callers import HOUR, Keys, bad_callers
+from transport.callers import Keys, bad_callers, bad_listeners
 from transport.ways import WAYS, Way
 
-NAMES = ["websocket", "sealed", "sealed-streams", "websocket-sealed"]
+NAMES = ["tls", "websocket", "sealed", "sealed-streams", "websocket-sealed"]
 every_way = pytest.mark.parametrize("way", [WAYS[name] for name in NAMES], ids=NAMES)
-sealed_ways = pytest.mark.parametrize("way", [WAYS[name] for name in NAMES[1:]], ids=NAMES[1:])
+sealed_ways = pytest.mark.parametrize("way", [WAYS[name] for name in NAMES[2:]], ids=NAMES[2:])
+CONTRACT = Message(Kind.HELLO, body={"name": "bank", "contract": {"seed": 1}})
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +56,14 @@ def endpoint(way: Way, name: str, port: int, keys: Keys) -> Endpoint:
 
 
 def call(way: Way, name: str, port: int, keys: Keys) -> Message:
-    """A host's side as `celu run` has it: the first thing that the guest says."""
+    """A host's side as `celu run` has it: its contract, then the first thing the guest says."""
     with open_links(endpoint(way, name, port, keys)) as links:
+        run_blocking(links["guest"].send(CONTRACT))
         return run_blocking(links["guest"].receive())
 
 
 def assert_nobody_came(listener: Listener) -> None:
+    """There is no link to the caller, so nothing of its contract was read, and none was sent."""
     with pytest.raises(PeerLost, match="did not connect with an acceptable certificate"):
         listener.wait(0)
 
@@ -106,23 +110,35 @@ def test_the_name_that_a_caller_claims_outside_is_proven_inside(
 
 
 @every_way
-@pytest.mark.parametrize("wrong", ["authority", "name", "date"])
+@bad_listeners
 def test_a_listener_whose_certificate_will_not_do_is_refused(
-    companies: dict[str, Any], tmp_path: Path, way: Way, wrong: str
+    companies: dict[str, Any], tmp_path: Path, way: Way, listener: Any
+) -> None:
+    ours = companies["bank"].keys(companies["guest"])
+    with listening(way, listener(companies, tmp_path)) as there:
+        with pytest.raises(CertificateError, match="not acceptable"):
+            call(way, "bank", there.port, ours)
+        assert_nobody_came(there)
+
+
+@every_way
+def test_whoever_is_no_longer_trusted_is_refused_and_its_new_certificate_is_not(
+    companies: dict[str, Any], tmp_path: Path, way: Way
 ) -> None:
     guest, bank, clinic = companies["guest"], companies["bank"], companies["clinic"]
-    theirs, ours = guest.keys(bank), bank.keys(guest)
-    if wrong == "authority":
-        ours = (bank.certificate, bank.key, {"guest": clinic.ca})
-    elif wrong == "name":
-        theirs = clinic.keys(bank)
-        ours = (bank.certificate, bank.key, {"guest": clinic.ca})
-    else:
-        theirs = (*guest.issue(tmp_path, "guest", valid=(-2 * HOUR, -HOUR)), theirs[2])
-    with listening(way, theirs) as listener:
-        with pytest.raises(CertificateError, match="not acceptable"):
-            call(way, "bank", listener.port, ours)
+    renewed = type(bank)("bank", tmp_path)
+    make_authority(tmp_path, "celu")
+    make_party(tmp_path, "bank")
+    with listening(way, guest.keys(clinic)) as listener:  # the bank was taken out of party.toml
+        with pytest.raises(CertificateError):
+            call(way, "bank", listener.port, bank.keys(guest))
         assert_nobody_came(listener)
+    with listening(way, guest.keys(renewed)) as listener:  # ... or its authority was replaced
+        with pytest.raises(CertificateError):
+            call(way, "bank", listener.port, bank.keys(guest))
+        with open_links(endpoint(way, "bank", listener.port, renewed.keys(guest))) as links:
+            run_blocking(listener.wait(10)["bank"].send(Message(Kind.READY)))
+            assert run_blocking(links["guest"].receive()).kind is Kind.READY
 
 
 @every_way

@@ -23,7 +23,7 @@ from celu.transport.link import run_blocking
 from celu.transport.message import Kind, Message
 from celu.transport.opening import Endpoint, open_links
 from federation import assert_same_bits, federation, train_in_memory, train_over_grpc
-from transport.callers import Keys, of_another_authority
+from transport.callers import BAD_CALLERS, Keys
 
 pytestmark = pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed here")
 CARRIERS = [("grpc", 1), ("grpc", 32), ("websocket", 1)]
@@ -97,7 +97,7 @@ def test_a_wrong_certificate_inside_is_refused_through_nginx(
     waiting = threading.Thread(target=wait)
     waiting.start()
     assert ready.wait(10)
-    wrong = of_another_authority(companies, tmp_path)
+    wrong = BAD_CALLERS["another authority"](companies, tmp_path)
     there = Endpoint(
         "bank", connect={"guest": nginx.route(streams)}, keys=wrong, carrier=carrier, connect_s=5
     )

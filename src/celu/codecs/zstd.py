@@ -13,6 +13,7 @@ from celu.errors import ConfigError, ProtocolError
 if TYPE_CHECKING:
     from types import ModuleType
 
+_LEAST_WINDOW = 1024  # of the format
 _LEVEL = 1  # higher ones gain little on numbers, and cost more than the wire
 
 
@@ -39,13 +40,13 @@ class Zstd:
         most = self._inner.max_bytes(rows, width)
         data = payload.cpu().numpy().tobytes()
         try:
-            if self._zstd.frame_content_size(data) > most:
+            if not 0 <= self._zstd.frame_content_size(data) <= most:  # -1: it does not say
                 raise ProtocolError(
-                    f"expected at most {most} bytes of a tensor, got a claim of more"
+                    f"expected at most {most} bytes of a tensor, got a claim of more, or none"
                 )
-            plain = self._zstd.ZstdDecompressor().decompress(
-                data, max_output_size=most, allow_extra_data=False
-            )
+            # A frame also asks for a window, up to 128 MiB of it; none needs more than its content.
+            unpacking = self._zstd.ZstdDecompressor(max_window_size=max(_LEAST_WINDOW, most))
+            plain = unpacking.decompress(data, max_output_size=most, allow_extra_data=False)
         except self._zstd.ZstdError as error:
             raise ProtocolError("expected a tensor compressed with zstd") from error
         unpacked = torch.frombuffer(bytearray(plain), dtype=torch.uint8) if plain else payload[:0]

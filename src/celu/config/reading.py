@@ -29,6 +29,8 @@ class Settings(BaseModel):
 
 
 def _from_the_files_folder(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("expected a path, got one with a NUL in it")
     folder = (info.context or {}).get("folder", Path())
     return folder / value if isinstance(value, str) else value
 
@@ -47,7 +49,7 @@ def read_settings(model: type[_T], path: Path) -> _T:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: expected a readable file, got: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # numbers too long, tables too deep as well
         raise ConfigError(f"{path}: expected TOML, got: {error}") from error
     return validate(model, values, path)
 

@@ -29,6 +29,10 @@ MAX_VOCABULARY = 4_000_000
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
+Part = Literal["train", "test"]
+CountByPart = Annotated[dict[Part, Annotated[int, Field(ge=0)]], Field(min_length=2)]
+
+
 class Source(Settings):
     """How to read the raw files; by default as their names say (csv, tsv, parquet; .gz)."""
 
@@ -137,7 +141,7 @@ class StoreSchema(_Columns):
     numbers: dict[ColumnName, LearntNumber] = {}
     categories: dict[ColumnName, LearntCategory] = {}
     labelled: bool = True  # False for new rows whose label nobody knows yet
-    rows: dict[Literal["train", "test"], Annotated[int, Field(ge=0)]] = {"train": 0, "test": 0}
+    rows: CountByPart = {"train": 0, "test": 0}
 
     def digest(self) -> str:
         """Names what the columns mean, whatever the rows: a model is trained for one digest."""

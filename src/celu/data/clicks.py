@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from celu.config.schema import Split
+from celu.config.schema import Part, Split
 from celu.data.click_model import (
     MAX_CODES,
     Column,
@@ -29,7 +29,7 @@ from celu.data.click_model import (
     log_odds,
     raw_bits,
 )
-from celu.data.store import Part, StoreWriter, coded_schema, with_ids
+from celu.data.store import StoreWriter, coded_schema, with_ids
 from celu.errors import DataError
 
 __all__ = ["Clicks", "Shape", "click_chunk", "field_sizes", "write_clicks"]

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from celu.config.schema import ID, LABEL, TAG
+from celu.config.schema import ID, LABEL, TAG, Part
 from celu.data.alignment import Alignment
 from celu.data.folder import sync
 from celu.data.gate import Examiner, refuse_errors
-from celu.data.store import PARTS, Part, Store, tags_of
+from celu.data.store import PARTS, Store, tags_of
 from celu.data.table import Table
 from celu.data.tags import TAG_BYTES, Tags, commitment
 from celu.errors import AlignmentError, DataError
@@ -152,7 +152,7 @@ def _found(folder: Path, key: str) -> list[str] | None:
             (folder / name).stat().st_size == size for name, size in facts["files"].items()
         )
         return list(facts["warnings"]) if whole else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -168,8 +168,8 @@ def _lay_out(
             tags = _lay_out_part(store, part, matrices, rows, partial, examiner)
             if alignment is not None and commitment(tags) != alignment.facts.commitments[part]:
                 raise AlignmentError(
-                    f"{store.path}: its {part} rows are not those that {alignment.path} was made "
-                    'for; run "celu align" again at all parties'
+                    f"the store's {part} rows are not those that the alignment was made for; "
+                    'run "celu align" again at all parties'
                 )
         warnings = refuse_errors(store, examiner.findings())
         sizes = {file.name: file.stat().st_size for file in partial.iterdir()}

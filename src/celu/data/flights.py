@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from celu.config.schema import Split
-from celu.data.store import PARTS, Part, StoreWriter, coded_schema, with_ids
+from celu.config.schema import Part, Split
+from celu.data.store import PARTS, StoreWriter, coded_schema, with_ids
 from celu.errors import DataError
 
 LATE_MINUTES = 15

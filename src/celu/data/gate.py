@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from celu.config.schema import ID, LABEL, TAG, LearntCategory, StoreSchema
-from celu.data.store import PARTS, Part, Store, tags_of
+from celu.config.schema import ID, LABEL, TAG, LearntCategory, Part, StoreSchema
+from celu.data.store import PARTS, Store, tags_of
 from celu.data.tags import TAG_BYTES, Tags
 from celu.errors import DataError
 

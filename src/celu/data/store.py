@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from celu.config.schema import (
     TAG,
     LearntCategory,
     LearntNumber,
+    Part,
     Split,
     StoreSchema,
     read_store_schema,
@@ -34,7 +35,6 @@ from celu.data.folder import NewFolder
 from celu.data.tags import TAG_BYTES, Tags, make_tags
 from celu.errors import DataError
 
-Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
 READ_ROWS = 1 << 16
 

@@ -7,7 +7,6 @@ checks what it is told: it goes on from a round that it is at, or was at, within
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
@@ -67,9 +66,10 @@ class Step:
         at = {**marks, **({save: here} if save in MARKS else {})}
         allowed = (
             (save is None or save in MARKS)
-            and (restore is None or restore in at)
+            and (restore is None or (isinstance(restore, str) and restore in at))
+            and type(start) is int
             and start == (here if restore is None else at[restore])
-            and isinstance(stop, int)
+            and type(stop) is int
             and start < stop <= schedule.num_rounds
             and max(tuning.for_role("host")[0], tuning.for_role("guest")[0]) <= MOST_W
             and max(tuning.for_role("host")[1], tuning.for_role("guest")[1]) <= MOST_R
@@ -121,16 +121,19 @@ class Times:
     @staticmethod
     def from_body(body: Any, rounds: int) -> Times:
         """What a host reported; raises ProtocolError."""
-        names = {field.name for field in fields(Times)}
-        valid = isinstance(body, dict) and body.keys() == names
-        if not valid or not all(_counts(value) for value in body.values()):
+        types = {field.name: int if field.type == "int" else float for field in fields(Times)}
+        valid = isinstance(body, dict) and body.keys() == types.keys()
+        if not valid or not all(_is_a(types[name], value) for name, value in body.items()):
             raise ProtocolError("REPORT: expected how the host spent its time, got no such thing")
         return replace(Times(**body), rounds=rounds)
 
 
-def _counts(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and 0 <= value <= 1e15  # type: ignore[arg-type,operator]
+def _is_a(kind: type, value: Any) -> bool:
+    """Whether a claim is a number of this kind, and one that can be reckoned with.
+
+    A count must be whole: divided by the smallest of fractions, seconds would become infinite.
+    """
+    return type(value) in {int, kind} and 0 <= value <= 1e15
 
 
 @dataclass(frozen=True)

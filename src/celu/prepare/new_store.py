@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from celu.config.schema import Declared, LearntCategory, StoreSchema
-from celu.data.store import Part, arrow_schema
+from celu.config.schema import Declared, LearntCategory, Part, StoreSchema
+from celu.data.store import arrow_schema
 from celu.prepare.columns import (
     Column,
     HashedColumn,

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from celu.config.schema import ROW_NUMBER, Source, Split
-from celu.data.store import PARTS, Part
+from celu.config.schema import ROW_NUMBER, Part, Source, Split
+from celu.data.store import PARTS
 from celu.data.tags import TAG_BYTES, Tags, ascending, held_out, tags_of_texts
 from celu.errors import ConfigError, DataError
 from celu.prepare.columns import Mask

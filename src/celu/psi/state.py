@@ -88,7 +88,7 @@ class State:
             if record.pop("check") != _check(record):
                 return None
             saved = Saved(**record)
-        except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         return saved if saved.made_for == self._made_for else None
 

@@ -22,6 +22,7 @@ from celu.transport.tls import Identity, issued_for
 
 MakeLink = Callable[[str], StreamLink]
 NAME_KEY = "celu-name"  # says who calls; without a certificate of the connection it is a claim
+OPEN_S = 10.0  # within which a caller must have said who it is, at each step on the way in
 # Callers behind a gateway that have not proven who they are yet, at a time.
 _UNPROVEN = 8
 

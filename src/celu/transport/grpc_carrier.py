@@ -25,7 +25,8 @@ import grpc
 from celu.config.party import MAX_STRIPES
 from celu.errors import CeluError, CertificateError, ConfigError, PeerLost, ProtocolError
 from celu.transport import carrier
-from celu.transport.carrier import NAME_KEY, Arrivals, MakeLink, Route
+from celu.transport.carrier import NAME_KEY, OPEN_S, Arrivals, MakeLink, Route
+from celu.transport.message import shown
 from celu.transport.sealed import SEALED_BYTES, Seal
 from celu.transport.stream import StreamLink
 from celu.transport.stripes import Bundles, Deal, Stripe, gather, piece_bytes
@@ -37,6 +38,12 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", SEALED_BYTES),
     ("grpc.max_send_message_length", SEALED_BYTES),
     ("grpc.so_reuseport", 0),  # a second party on the same port is a mistake: let it fail
+]
+# Who connects and says nothing, or not who it is, is let go after a while; so is a connection
+# without a stream. A peer's has one for the whole run.
+_AT_THE_DOOR = [
+    ("grpc.server_handshake_timeout_ms", int(OPEN_S * 1000)),
+    ("grpc.max_connection_idle_ms", int(OPEN_S * 1000)),
 ]
 # What gRPC may take in of a stream before it is asked for. By itself it finds the size that the
 # line needs, up to 4 MiB, times the number of stripes. A gateway is near, so that less does, and
@@ -55,7 +62,7 @@ class Listener(carrier.Listener):
         threads = len(arrivals.peers) * MAX_STRIPES + 2
         self._server: Any = grpc.server(
             futures.ThreadPoolExecutor(threads, thread_name_prefix="celu-listen"),
-            options=[*_OPTIONS, *_NEAR] if arrivals.behind_gateway else _OPTIONS,
+            options=[*_OPTIONS, *_AT_THE_DOOR, *(_NEAR if arrivals.behind_gateway else [])],
         )
         handler = grpc.stream_stream_rpc_method_handler(self._exchange)
         self._server.add_generic_rpc_handlers(
@@ -170,11 +177,12 @@ def _pump(link: StreamLink, pieces: Iterator[bytes]) -> None:
 
 def _explain(error: Exception, peer: str, address: str) -> CeluError:
     if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
-        code, details = error.code(), error.details()
+        code, details = error.code(), shown(error.details() or "")
         if code == grpc.StatusCode.PERMISSION_DENIED:
             return CertificateError(f"{peer} at {address} turned us away: {details}")
         if code == grpc.StatusCode.ABORTED:
-            return ProtocolError(f"{peer} at {address} turned us away: {details}")
+            # Without the address: other peers may read a ProtocolError.
+            return ProtocolError(f"{peer} turned us away: {details}")
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return ConfigError(
                 f"expected a way to {peer} at {address}, got none for /{_SERVICE}/: {details}; "

@@ -136,8 +136,12 @@ def expect(message: Message, kind: Kind, round_: int = 0, part: int = 0) -> Mess
 
 def failure_of(peer: str, message: Message) -> PeerFailed:
     """The error that a FAILURE stands for; its reason is the peer's, so cut and made printable."""
-    reason = str((message.body or {}).get("reason"))[:1000]
-    return PeerFailed(f"{peer} stopped: {''.join(c if c.isprintable() else '?' for c in reason)}")
+    return PeerFailed(f"{peer} stopped: {shown(str((message.body or {}).get('reason')))}")
+
+
+def shown(text: str) -> str:
+    """What a peer says, fit for a terminal: of bounded length, and nothing but letters."""
+    return "".join(c if c.isprintable() else "?" for c in text[:1000])
 
 
 def rows_of(message: Message, rows: int) -> Tensor:

@@ -10,11 +10,13 @@ import asyncio
 import logging
 import ssl
 from typing import Any
+from weakref import WeakSet
 
 from celu.errors import CeluError, CertificateError, ConfigError, PeerLost
 from celu.transport import carrier
-from celu.transport.carrier import NAME_KEY, Arrivals, MakeLink, Route
+from celu.transport.carrier import NAME_KEY, OPEN_S, Arrivals, MakeLink, Route
 from celu.transport.knock import KNOCK_PATH, SPEAKS
+from celu.transport.message import shown
 from celu.transport.sealed import SEALED_BYTES, Seal
 from celu.transport.tls import Identity, answering, calling, read_authority
 from celu.transport.websocket_threads import CLOSE_S, REFUSED, Loop, start
@@ -31,6 +33,7 @@ try:
         WebSocketException,
     )
     from websockets.http11 import Request, Response
+    from websockets.protocol import State
 except ImportError as error:
     raise ConfigError(
         'carrier = "websocket": expected the package websockets 15 or newer, got none; '
@@ -38,7 +41,6 @@ except ImportError as error:
     ) from error
 
 PATH = "/celu"
-_OPEN_S = 10.0
 _SILENT = logging.getLogger("celu.websocket")  # its errors reach the user through ours
 _SILENT.addHandler(logging.NullHandler())
 _SILENT.propagate = False
@@ -46,7 +48,7 @@ _LIMITS: dict[str, Any] = {
     "compression": None,  # floats do not compress, and what is sealed even less
     "max_size": SEALED_BYTES,
     "max_queue": 2,
-    "open_timeout": _OPEN_S,
+    "open_timeout": OPEN_S,  # of the TLS handshake too
     "close_timeout": CLOSE_S,
     # Pings keep a gateway from closing what is quiet. An answer is not insisted on: a peer that
     # computes takes in nothing for a while. Links have deadlines of their own.
@@ -61,6 +63,7 @@ class Listener(carrier.Listener):
 
     def __init__(self, address: str, arrivals: Arrivals) -> None:
         super().__init__(arrivals)
+        self._callers: WeakSet[ServerConnection] = WeakSet()
         self._loop = Loop()
         try:
             self._server = self._loop.do(self._serve(address))
@@ -83,8 +86,14 @@ class Listener(carrier.Listener):
             int(port),
             ssl=context,
             process_request=self._check,
+            create_connection=self._known,  # type: ignore[arg-type]
             **_LIMITS,
         )
+
+    def _known(self, *args: Any, **more: Any) -> ServerConnection:
+        caller = ServerConnection(*args, **more)
+        self._callers.add(caller)
+        return caller
 
     def stop(self) -> None:
         """See `carrier.Listener`."""
@@ -94,6 +103,10 @@ class Listener(carrier.Listener):
 
     async def _close(self) -> None:
         self._server.close()
+        for caller in list(self._callers):
+            # One that has not said what it wants, and may never.
+            if caller.state is State.CONNECTING and hasattr(caller, "transport"):
+                caller.transport.abort()
         await asyncio.wait([asyncio.ensure_future(self._server.wait_closed())], timeout=CLOSE_S)
 
     def _check(self, connection: ServerConnection, request: Request) -> Response | None:
@@ -164,15 +177,15 @@ class Connection:
 
     def _explain(self, error: Exception) -> CeluError:
         if isinstance(error, InvalidStatus) and error.response.status_code == 403:
-            said = "".join(c if c.isprintable() else " " for c in _text(error.response)).strip()
-            return CertificateError(f"{self._where} turned us away: {said}")
+            said = _text(error.response).strip()
+            return CertificateError(f"{self._where} turned us away: {shown(said)}")
         if isinstance(error, InvalidStatus) and error.response.status_code == 404:
             return ConfigError(
                 f"expected a way to {self._where}, got none for {PATH}; "
                 "does its gateway pass that on?"
             )
         if isinstance(error, ConnectionClosed) and error.rcvd and error.rcvd.code == REFUSED:
-            return CertificateError(f"{self._where} turned us away: {error.rcvd.reason}")
+            return CertificateError(f"{self._where} turned us away: {shown(error.rcvd.reason)}")
         if isinstance(error, InvalidMessage | InvalidHandshake):
             return PeerLost(f"{self._where} did not answer as a WebSocket does: {error}")
         return PeerLost(f"the link to {self._where} broke: {error or type(error).__name__}")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CLOSE_S = 2.0
 REFUSED = 1008  # closed for "policy violation"; the reason says which
 _END = b""
+_LAST_TURNS = 5  # of a loop, in which what was cancelled lets go of its sockets
 _T = TypeVar("_T")
 
 
@@ -62,6 +63,8 @@ async def _cancel_all() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+    for _ in range(_LAST_TURNS):
+        await asyncio.sleep(0)
 
 
 def start(link: StreamLink, socket: WebSocket, loop: Loop) -> None:

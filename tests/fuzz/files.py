@@ -1,0 +1,152 @@
+"""Files that a party reads of its own: settings, schemas, stores and alignments, mutated."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from celu.config.job import read_job
+from celu.config.party import read_party
+from celu.config.schema import read_declared
+from celu.data.alignment import read_alignment, write_alignment
+from celu.data.columns import open_rows
+from celu.data.store import open_store
+from stores import write_store
+
+from .values import mutated_body, mutated_bytes
+
+JOB = """
+seed = 1
+batch_size = 8
+rounds = 100
+hosts = { host = { z_width = 3 } }
+codec = "int8"
+[method]
+W = 5
+R = { guest = 3, host = 1 }
+[optimizer]
+name = "sgd"
+momentum = 0.5
+[[choices]]
+round = 0
+W = 5
+R = 1
+depth = 2
+codec = "fp32"
+"""
+PARTY = """
+role = "guest"
+name = "guest"
+listen = "0.0.0.0:7443"
+link = { mbps = 30.0, delay_ms = 1.5 }
+[peers.host]
+ca = "ca.pem"
+[keys]
+certificate = "guest.pem"
+key = "guest.key"
+[data]
+store = "store"
+aligned = true
+inputs = { ids = ["c"] }
+[model]
+top = { use = "wdl", hidden = [4] }
+loss = "binary"
+"""
+SCHEMA = """
+id = "id"
+label = "y"
+split = { seed = 3, test = 0.25 }
+[numbers.x]
+missing = 0.0
+[categories.c]
+vocabulary = 10
+min_count = 2
+"""
+TOML_VALUES = (
+    "nan", "-inf", "1e999", "9" * 5000, "-1", "0", "0x7fffffffffffffff", "9223372036854775808",
+    '""', '"\\u0000"', '"\\uD800"', '"../../x"', "[]", "{}", "[[]]", "true", "1979-05-27",
+    "1979-99-99", "'''", "[" * 3000, "{a=" * 3000, '"auto"', '"' + "x" * 70000 + '"',
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A file below a folder, how it is mutated, and the product's own reader of the folder."""
+
+    name: str
+    file: str
+    mutate: Callable[[Random, bytes], bytes]
+    read: Callable[[Path], object]
+
+
+def mutated_toml(random: Random, data: bytes) -> bytes:
+    """Other values, keys, tables; lines left out or said twice; or other bytes."""
+    if random.random() < 0.2:
+        return mutated_bytes(random, data)
+    lines = data.decode().splitlines()
+    at = random.randrange(len(lines))
+    what = random.randrange(5)
+    if what == 0:
+        del lines[at]
+    elif what == 1:
+        lines.insert(random.randrange(len(lines)), lines[at])
+    elif what == 2:
+        lines.insert(at, random.choice(("[method", "a.b.c = 1", "[hosts.host]", "x = 1", "\0")))
+    else:
+        lines[at] = re.sub(r"(?<== ).*", lambda _: random.choice(TOML_VALUES), lines[at])
+    return "\n".join(lines).encode()
+
+
+def mutated_array(random: Random, data: bytes) -> bytes:
+    """An .npy file with another header, or other bytes."""
+    odd = (b"(9999999999999999999999,)", b"(50,", b"((", b"'|O'", b"[[" * 900, b"\\", b"(-1,)")
+    if random.random() < 0.5:
+        return re.sub(rb"\(\d+,\)|'<i8'", lambda _: random.choice(odd), data, count=1)
+    if random.random() < 0.1:
+        return b"PK\x03\x04" + data
+    return mutated_bytes(random, data)
+
+
+def make_files(folder: Path) -> list[Reader]:
+    """Sound files of every sort in a folder, and their readers."""
+    for name, text in (("job.toml", JOB), ("party.toml", PARTY), ("schema.toml", SCHEMA)):
+        (folder / name).write_text(text, encoding="utf-8")
+    numbers = np.linspace(-1, 1, 60).astype(np.float32)
+    codes = (np.arange(60) % 5).astype(np.int32)
+    columns = {"x": numbers, "c": codes, "label": (np.arange(60) % 2).astype(np.float32)}
+    store = write_store(folder / "store", columns, {"c": 5})
+    rows = {"train": np.arange(50), "test": np.arange(0)}
+    write_alignment(folder / "alignment", store, rows, peers={"host": 60}, common={"host": 50})
+
+    def aligned(path: Path) -> object:
+        store = open_store(path / "store")
+        alignment = read_alignment(path / "alignment", store)
+        shutil.rmtree(path / "store" / "columns", ignore_errors=True)
+        inputs = {"ids": ["c"], "numbers": ["x"]}
+        return open_rows(store, inputs, label=True, alignment=alignment)
+
+    def kept(path: Path) -> object:
+        store = open_store(path / "store")
+        return open_rows(store, {"ids": ["c"]}, label=True)
+
+    kept(folder)
+    facts = next((folder / "store" / "columns").glob("*/columns.json")).relative_to(folder)
+    return [
+        Reader("job.toml", "job.toml", mutated_toml, lambda p: read_job(p / "job.toml").contract()),
+        Reader("party.toml", "party.toml", mutated_toml, lambda p: read_party(p / "party.toml")),
+        Reader(
+            "schema.toml", "schema.toml", mutated_toml, lambda p: read_declared(p / "schema.toml")
+        ),
+        Reader("columns.json", str(facts), mutated_body, kept),
+        Reader("schema.json", "store/schema.json", mutated_body, aligned),
+        Reader("alignment.json", "alignment/alignment.json", mutated_body, aligned),
+        Reader("train.npy", "alignment/train.npy", mutated_array, aligned),
+        Reader("test.npy", "alignment/test.npy", mutated_array, aligned),
+        Reader("train.parquet", "store/train.parquet", mutated_bytes, aligned),
+    ]  # fmt: skip

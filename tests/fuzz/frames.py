@@ -1,0 +1,196 @@
+"""Frames as bytes, and what an attacker does to a stream of them.
+
+The layout of a header stands here once, by the names of its fields; their sizes are read off the
+product's own format. Every mutation takes a source of chance and a stream, and gives the pieces
+that are delivered instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from celu.transport.message import Message
+from celu.transport.wire import HEADER, encode
+
+from .values import NUMBERS, mutated_body, mutated_bytes
+
+FIELDS = [
+    "magic", "version", "kind", "dtype", "rank",
+    "sequence", "round", "part", "rows", "width", "length", "check",
+]  # fmt: skip
+_BITS = {"B": 8, "H": 16, "I": 32, "Q": 64, "s": 0}  # 0: bytes
+BITS = dict(
+    zip(
+        FIELDS,
+        (_BITS[code] for _, code in re.findall(r"(\d*)([BHIQs])", HEADER.format)),
+        strict=True,
+    )
+)
+NUMERIC = [field for field in FIELDS if BITS[field]]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A message on the wire: its header by fields, and the bytes that follow."""
+
+    fields: dict[str, int | bytes]
+    payload: bytes
+    is_body: bool
+
+    @staticmethod
+    def of(message: Message, sequence: int) -> Frame:
+        header, *payload = encode(message, sequence)
+        fields = dict(zip(FIELDS, HEADER.unpack(header), strict=True))
+        return Frame(fields, b"".join(payload), message.tensor is None)
+
+    def with_fields(self, **changes: int | bytes) -> Frame:
+        kept = {
+            name: value if isinstance(value, bytes) else value % (1 << BITS[name])
+            for name, value in changes.items()
+        }
+        return Frame({**self.fields, **kept}, self.payload, self.is_body)
+
+    def with_payload(self, payload: bytes, *, honest: bool) -> Frame:
+        """Other bytes behind the header, which says how many they are if it is honest."""
+        fields = {**self.fields, "length": len(payload)} if honest else self.fields
+        return Frame(fields, payload, self.is_body)
+
+    def pieces(self) -> list[bytes]:
+        header = HEADER.pack(*self.fields.values())
+        return [header, self.payload] if self.payload else [header]
+
+
+Stream = Sequence[Frame]
+Mutation = Callable[[Random, Stream], list[bytes]]
+
+
+def joined(stream: Stream) -> list[bytes]:
+    return [piece for frame in stream for piece in frame.pieces()]
+
+
+def _one(random: Random, stream: Stream, change: Callable[[Frame], Frame]) -> list[bytes]:
+    at = random.randrange(len(stream))
+    return joined([change(frame) if i == at else frame for i, frame in enumerate(stream)])
+
+
+def change_fields(random: Random, stream: Stream) -> list[bytes]:
+    """One to three fields of a header: sizes of 2^63, other kinds and types, odd numbers."""
+
+    def change(frame: Frame) -> Frame:
+        for name in random.sample(NUMERIC, random.choice((1, 1, 1, 2, 3))):
+            value = frame.fields[name]
+            assert isinstance(value, int)
+            near = value + random.choice((-1, 1))
+            frame = frame.with_fields(**{name: random.choice((*NUMBERS, near))})
+        return frame
+
+    return _one(random, stream, change)
+
+
+def claim_a_shape(random: Random, stream: Stream) -> list[bytes]:
+    """A shape with the length that goes with it, and never the bytes."""
+
+    def change(frame: Frame) -> Frame:
+        rows, width = random.choice(NUMBERS), random.choice((*NUMBERS, frame.fields["width"]))
+        assert isinstance(width, int)
+        size = random.choice((1, 4))
+        return frame.with_fields(rows=rows, width=width, length=rows * width * size)
+
+    return _one(random, stream, change)
+
+
+def change_payload(random: Random, stream: Stream) -> list[bytes]:
+    """Bytes of a payload flipped, cut, added or repeated; the header knows or not."""
+    honest = random.random() < 0.5
+    return _one(
+        random,
+        stream,
+        lambda frame: frame.with_payload(mutated_bytes(random, frame.payload), honest=honest),
+    )
+
+
+def change_body(random: Random, stream: Stream) -> list[bytes]:
+    """Another JSON object, or what is none, of the length that the header says."""
+
+    def change(frame: Frame) -> Frame:
+        if not frame.is_body:
+            return frame.with_payload(mutated_bytes(random, frame.payload), honest=True)
+        return frame.with_payload(mutated_body(random, frame.payload), honest=True)
+
+    return _one(random, stream, change)
+
+
+def change_header_bytes(random: Random, stream: Stream) -> list[bytes]:
+    """A header's bytes flipped, cut, added or repeated."""
+    at = random.randrange(len(stream))
+    pieces = []
+    for i, frame in enumerate(stream):
+        header, *payload = frame.pieces()
+        pieces += [mutated_bytes(random, header) if i == at else header, *payload]
+    return pieces
+
+
+def renumber(random: Random, stream: Stream) -> list[bytes]:
+    """Frames repeated, left out or swapped, under their own numbers or as if in order."""
+    frames = list(stream)
+    what, at = random.randrange(3), random.randrange(len(frames))
+    if what == 0:
+        frames.insert(random.randrange(len(frames) + 1), frames[at])
+    elif what == 1:
+        del frames[at]
+    else:
+        random.shuffle(frames)
+    if random.random() < 0.5:
+        frames = [frame.with_fields(sequence=i) for i, frame in enumerate(frames)]
+    return joined(frames)
+
+
+def splice(random: Random, stream: Stream) -> list[bytes]:
+    """One message's header before another's payload, or before halves of two."""
+    first, second = random.choice(stream), random.choice(stream)
+    payload = second.payload
+    if random.random() < 0.5:
+        payload = first.payload[: len(first.payload) // 2] + payload[len(payload) // 2 :]
+    spliced = first.with_payload(payload, honest=random.random() < 0.5)
+    return joined([spliced.with_fields(sequence=0), *stream[1:]])
+
+
+def cut_anew(random: Random, stream: Stream) -> list[bytes]:
+    """Pieces repeated, swapped, left out, empty, split or run together."""
+    pieces = joined(stream)
+    for _ in range(random.choice((1, 1, 2))):
+        at, what = random.randrange(len(pieces)), random.randrange(7)
+        piece = pieces[at]
+        if what == 0:
+            pieces.insert(at, piece)
+        elif what == 1:
+            other = random.randrange(len(pieces))
+            pieces[at], pieces[other] = pieces[other], piece
+        elif what == 2 and len(pieces) > 1:
+            del pieces[at]
+        elif what == 3:
+            pieces.insert(at, b"")
+        elif what == 4:
+            middle = random.randrange(len(piece) + 1)
+            pieces[at : at + 1] = [piece[:middle], piece[middle:]]
+        elif what == 5 and at + 1 < len(pieces):
+            pieces[at : at + 2] = [piece + pieces[at + 1]]
+        else:
+            pieces.insert(at, random.randbytes(random.randrange(1, 200)))
+    return pieces
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    change_fields,
+    claim_a_shape,
+    change_payload,
+    change_body,
+    change_body,  # more often: most of what a peer can say is said in bodies
+    change_header_bytes,
+    renumber,
+    splice,
+    cut_anew,
+)

@@ -1,0 +1,333 @@
+"""What reads what a peer sends: for each, sound messages, and the product's own reader of them.
+
+A target's `state` is whatever its reader could change. It must be as before wherever a message is
+refused; where one is taken, `reset` puts it back for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import celu
+from celu.codecs.named import CODECS, ZSTD
+from celu.data.order import BatchOrder
+from celu.doctor import examination, trains
+from celu.doctor.measured import MAX_WALL_S, Measured, Way, number, read_measured
+from celu.engine.coding import Coding
+from celu.engine.costs import Costs
+from celu.engine.guest import GuestTrainer
+from celu.engine.host import HostTrainer
+from celu.engine.plan import HostPlan, Outcome, Step, Times
+from celu.engine.schedule import Schedule, Segment
+from celu.engine.state import TrainerState
+from celu.handshake import compare, hello
+from celu.models.tops import WideDeepTop
+from celu.models.tower import Tower
+from celu.psi import exchange, protocol
+from celu.psi.state import VALUE_BYTES, State
+from celu.psi.workers import Workers
+from celu.transport.link import run_blocking
+from celu.transport.memory import memory_links
+from celu.transport.message import Kind, Message, TensorSpec, expect, failure_of, rows_of
+from celu.transport.stripes import Stripe
+
+ROWS, WIDTH = 8, 3
+ROUND = 4
+Specs = Mapping[Kind, TensorSpec]
+
+
+def nothing() -> None:
+    """For readers that keep nothing."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader of messages. `weight`: how often it has its turn, for some are slow."""
+
+    name: str
+    messages: list[Message]
+    read: Callable[[Message], object]
+    specs: Specs = field(default_factory=dict)
+    state: Callable[[], object] = nothing
+    reset: Callable[[], object] = nothing
+    weight: float = 1.0
+
+
+def make_job(**fields: Any) -> celu.Job:
+    terms = {"host": celu.HostTerms(z_width=WIDTH)}
+    return celu.Job(**{"rounds": 100, "batch_size": ROWS, "hosts": terms, **fields})
+
+
+@contextmanager
+def open_targets(folder: Path) -> Iterator[list[Target]]:
+    """All targets; `folder` is for what an alignment keeps on disk."""
+    with ExitStack() as stack:
+        yield [
+            *codecs(),
+            a_hosts_update(stack),
+            a_guests_answer(stack),
+            handshake(),
+            verdict(),
+            report(),
+            failure(),
+            examination_of_a_link(),
+            versions(),
+            stripes(),
+            alignment_hello(folder),
+            alignment_elements(),
+            alignment_kept(),
+        ]
+
+
+def codecs() -> Iterator[Target]:
+    """Z and dZ in every code."""
+    torch.manual_seed(1)
+    for name in (name + more for name in CODECS for more in ("", ZSTD)):
+        coding = Coding(make_job(codec=name), "host")
+        kinds = (Kind.ACTIVATION, Kind.DERIVATIVE, Kind.TEST_ACTIVATION)
+        sent = [Message(kind, ROUND, tensor=torch.randn(ROWS, WIDTH)) for kind in kinds]
+
+        def read(message: Message, coding: Coding = coding) -> None:
+            expect(message, message.kind, ROUND)
+            x_BD = coding.unpack(message, ROWS)
+            assert x_BD.shape == (ROWS, WIDTH) and bool(torch.isfinite(x_BD).all())
+
+        packed = [coding.pack(message)[0] for message in sent]
+        yield Target(f"codec {name}", packed, read, coding.specs(*kinds), weight=0.4)
+
+
+def _table() -> celu.Table:
+    torch.manual_seed(2)
+    return celu.Table({"numbers": torch.randn(64, 2)}, (torch.randn(64) > 0).float())
+
+
+def _bits(state: TrainerState) -> object:
+    weights = [t.numpy().tobytes() for module in state.modules for t in module.values()]
+    return weights, repr(state.optimizer), state.table[0], [e.round for e in state.table[1]]
+
+
+def a_hosts_update(stack: ExitStack) -> Target:
+    """dZ that a host takes a step by: refused, or applied whole."""
+    job, table = make_job(), _table()
+    host = celu.Host(Tower(WIDTH, {"numbers": 2}, {}, hidden=(4,)), table, table)
+    trainer = HostTrainer("host", host, job)
+    stack.callback(trainer.feed.close)
+    before = trainer.state()
+    check = table.take(BatchOrder(job.seed, 64, ROWS).rows(0)).check
+    sent = Message(Kind.DERIVATIVE, 0, tensor=torch.randn(ROWS, WIDTH), check=check)
+
+    def read(message: Message) -> None:
+        trainer.activate(0)
+        trainer.update(0, expect(message, Kind.DERIVATIVE, 0))
+
+    return Target(
+        "a host's update",
+        [sent],
+        read,
+        trainer.specs(),
+        lambda: _bits(trainer.state()),
+        lambda: trainer.restore(before),
+        weight=0.2,
+    )
+
+
+def a_guests_answer(stack: ExitStack) -> Target:
+    """Z that a guest answers and takes a step by."""
+    job, table = make_job(), _table()
+    top = WideDeepTop([WIDTH], 1, hidden=(4,))
+    trainer = GuestTrainer("guest", celu.Guest(top, celu.LOSSES["binary"], table, table), job)
+    stack.callback(trainer.feed.close)
+    before = trainer.state()
+    check = table.take(BatchOrder(job.seed, 64, ROWS).rows(0)).check
+    sent = Message(Kind.ACTIVATION, 0, tensor=torch.randn(ROWS, WIDTH), check=check)
+
+    def read(message: Message) -> None:
+        trainer.answer(0, [expect(message, Kind.ACTIVATION, 0)])
+        trainer.apply()
+
+    return Target(
+        "a guest's answer",
+        [sent],
+        read,
+        trainer.specs("host", job.tuning()),
+        lambda: _bits(trainer.state()),
+        lambda: trainer.restore(before),
+        weight=0.2,
+    )
+
+
+def handshake() -> Target:
+    """Contracts."""
+    ours = hello("guest", "run", {"protocol": 2, **make_job().contract(), "train_rows": 64})
+    theirs = Message(Kind.HELLO, body={**(ours.body or {}), "name": "host"})
+    contract = repr(ours)
+    return Target(
+        "handshake",
+        [theirs],
+        lambda message: compare("guest", ours, "host", message),
+        state=lambda: contract == repr(ours),
+    )
+
+
+SCHEDULE = Schedule(100, 8, 50, 16, ROWS)
+
+
+def verdict() -> Target:
+    """What a guest tells a host to do next."""
+    job = make_job(method="auto")
+    plans = [HostPlan(job, SCHEDULE)]
+    here = plans[0].first().segment.stop
+    tuning = make_job(method=celu.Method(W=4, R=2), codec="int8").tuning()
+    steps = [
+        Step(Segment(here, 50, tuning)),
+        Step(Segment(here, 20, tuning, scored=False), save="base"),
+        Step(Segment(here, 9, tuning), save="best", restore="best", forget=True),
+    ]
+
+    def read(message: Message) -> None:
+        body = expect(message, Kind.VERDICT, here - 1).body or {}
+        if body.get("stop") is not True:
+            segment = plans[0].next(body).segment
+            assert all(0 <= r < SCHEDULE.num_rounds for r in (segment.start, segment.stop - 1))
+            assert len(segment.measured) >= 1
+            Coding(job, "host", segment.tuning.codecs)
+
+    bodies = [{"stop": False, "next": step.to_body()} for step in steps]
+    return Target(
+        "verdict",
+        [Message(Kind.VERDICT, here - 1, body=body) for body in bodies],
+        read,
+        state=lambda: repr(vars(plans[0])),
+        reset=lambda: plans.__setitem__(0, HostPlan(job, SCHEDULE)),
+    )
+
+
+def report() -> Target:
+    """How a host spent its time, and what a guest makes of it."""
+    times = Times(4, 1.5, 0.5, 0.25, 3, 0.1, 4096)
+    segment = Segment(0, 4, make_job().tuning())
+
+    def read(message: Message) -> None:
+        told = Times.from_body(expect(message, Kind.REPORT, 3).body, 4)
+        outcome = Outcome(segment, None, [], times, (told, times))
+        costs = Costs.of(outcome, 1 << 22, 1 << 22).learn(outcome)
+        assert costs.depth(1 << 22, 1 << 22) >= 1
+        assert min(costs.free_steps(1 << 22, 1 << 22)) >= 1
+
+    return Target("report", [Message(Kind.REPORT, 3, body=times.to_body())], read)
+
+
+def failure() -> Target:
+    """Why a peer stops: shown to an operator."""
+
+    def read(message: Message) -> None:
+        said = str(failure_of("host", expect(message, Kind.FAILURE)))
+        assert said.isprintable() and len(said) < 1100
+
+    return Target("failure", [Message(Kind.FAILURE, body={"reason": "DataError"})], read)
+
+
+def examination_of_a_link() -> Target:
+    """What was measured, and what is to be."""
+    way = Way(100.0, 90.0, 4096, 0.1, 0.2)
+    measured = Measured(0.01, 0.02, 0.001, 0.5, 0.005, way, way)
+    probe = Message(Kind.PROBE, 1, tensor=torch.zeros(64, 1, dtype=torch.uint8))
+
+    def read(message: Message) -> None:
+        if message.kind is Kind.PROBE:
+            rows_of(expect(message, Kind.PROBE, 1), 64)
+            return
+        body = expect(message, Kind.FINDINGS, message.round).body or {}
+        if body.get("do") == "end":
+            read_measured(body)
+        elif body.get("do") == "train":
+            trains.Train.read(message)
+        else:
+            number(body, "at", 0.0, MAX_WALL_S)
+
+    train = trains.Train(3, "both", 16, 4096, 8192, 1.5)
+    end = Message(Kind.FINDINGS, body={"do": "end", **measured.body()})
+    at = Message(Kind.FINDINGS, 2, body={"at": 1.7e9})
+    return Target("examination", [end, train.order(), at, probe], read, trains.SPECS)
+
+
+def versions() -> Target:
+    """The versions in an examination's HELLO."""
+    sent = Message(Kind.HELLO, body={"versions": examination.own_versions()})
+
+    def read(message: Message) -> None:
+        examination._versions((expect(message, Kind.HELLO).body or {}).get("versions"))
+
+    return Target("versions", [sent], read, weight=0.3)
+
+
+def stripes() -> Target:
+    """What a caller says of a stream comes as text; here in a body, so that it is mutated alike."""
+    said = dict(Stripe(3, 8, "0" * 32).metadata())
+
+    def read(message: Message) -> None:
+        body = expect(message, Kind.HELLO).body or {}
+        Stripe.read({key: value for key, value in body.items() if isinstance(value, str)})
+
+    return Target("stripes", [Message(Kind.HELLO, body=said)], read, weight=0.3)
+
+
+def alignment_hello(folder: Path) -> Target:
+    """How two sides of an alignment settle to go on or to start over."""
+    workers = Workers()
+    work = protocol.Work(folder, workers, chunk_rows=8)
+    state = State(folder / "host", "made for this", 20, 8)
+    ours = hello("guest", "align", {"psi.chunk_rows": 8}, **protocol._offer(state, 20))
+    mine = ours.body or {}
+    theirs = Message(Kind.HELLO, body={**mine, "name": "host", "nonce": "ab" * 32, "rows": 30})
+
+    def read(message: Message) -> None:
+        body = compare("guest", ours, "host", message)
+        protocol._settle(state, mine, "host", body, work, we_are_guest=True)
+
+    return Target(
+        "alignment's hello", [theirs], read, state=lambda: state.saved, reset=state.discard,
+        weight=0.3,
+    )  # fmt: skip
+
+
+def alignment_elements() -> Target:
+    """Points of a curve, and what is none."""
+    group = Workers().group
+    key = group.new_key()
+    elements = group.blind(key, bytes(32), bytes(range(16)) * 4)
+    blinded = torch.frombuffer(bytearray(elements), dtype=torch.uint8).reshape(4, -1)
+    values = blinded[:, :VALUE_BYTES].contiguous()
+
+    def read(message: Message) -> None:
+        data = rows_of(expect(message, message.kind, 1), 4).numpy().tobytes()
+        if message.kind is Kind.BLINDED:
+            group.reblind(key, data)
+
+    sent = [
+        Message(Kind.BLINDED, 1, tensor=blinded),
+        Message(Kind.REBLINDED, 1, tensor=values),
+    ]
+    specs = exchange.specs(4, group.element_bytes)
+    return Target("alignment's elements", sent, read, specs, weight=0.2)
+
+
+def alignment_kept() -> Target:
+    """Which rows all hosts have, as a bitmap."""
+    bits = torch.tensor([[0b10110011], [0b11000000]], dtype=torch.uint8)
+
+    def read(message: Message) -> None:
+        to_host, to_guest = memory_links("guest", "host")
+        to_guest.allow({Kind.KEPT: TensorSpec(2, 1, torch.uint8)})
+        run_blocking(to_host.send(message))
+        to_host.close()
+        assert len(run_blocking(protocol._receive_kept(to_guest, 10))) == 10
+
+    specs = {Kind.KEPT: TensorSpec(2, 1, torch.uint8)}
+    return Target("alignment's kept rows", [Message(Kind.KEPT, 0, tensor=bits)], read, specs)

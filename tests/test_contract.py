@@ -1,0 +1,187 @@
+"""Contracts that differ in one field are refused, by its name, at both parties, before a tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import celu
+from celu.errors import CeluError, ContractMismatch
+from celu.session import guest_session, host_session
+from celu.transport.link import Link
+from celu.transport.memory import memory_links
+from celu.transport.message import Kind, Message
+from federation import ROWS, Federation, federation, train_over_grpc
+from psi.parties import Wrapped, together
+
+CHOICE = {"round": 0, "W": 5, "R": 1, "depth": 1, "codec": "fp32"}
+SGD = {"optimizer": celu.Optimizer(name="sgd", momentum=0.5)}
+# For each field: what one party wrote instead, and what both wrote besides, where that is needed.
+DIFFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "preset": ("paper", {}),
+    "seed": (9, {}),
+    "batch_size": (16, {}),
+    "rounds": (9, {}),
+    "epochs": (3, {"rounds": None, "epochs": 2}),
+    "guest": ("somebody", {}),
+    "hosts.host.z_width": (4, {}),
+    "order.shuffle": ("blocks", {}),
+    "order.block_rows": (64, {}),
+    "order.window_blocks": (2, {}),
+    "codec.activation": ("int8", {}),
+    "codec.derivative": ("bf16", {}),
+    "codec.evaluation": ("4bit", {}),
+    "method.auto": (True, {}),
+    "method.W.guest": (3, {}),
+    "method.W.host": (3, {}),
+    "method.R.guest": (2, {}),
+    "method.R.host": (2, {}),
+    "method.xi.guest": (30.0, {}),
+    "method.xi.host": (30.0, {}),
+    "method.depth": (2, {}),
+    "method.sampling": ("mine:Sampling", {}),
+    "method.weighting": ("none", {}),
+    "choices": ([CHOICE], {}),
+    "optimizer.name": ("adam", {}),
+    "optimizer.lr": (0.1, {}),
+    "optimizer.initial_accumulator": (0.1, {}),
+    "optimizer.momentum": (0.9, SGD),
+    "evaluation.every": (7, {}),
+    "evaluation.rows": (50, {}),
+    "evaluation.metric": ("auc", {}),
+    "evaluation.target": (0.1, {}),
+}
+DERIVED = {"method.given"}  # what was written down where the rest is chosen: has a test of its own
+
+
+def changed(job: celu.Job, field: str, value: Any) -> celu.Job:
+    """The same contract with one field of another value."""
+    values = job.model_dump(mode="json")
+    inner, *names = values, *field.split(".")
+    for name in names[:-1]:
+        inner = inner[name]
+    inner[names[-1]] = value
+    return celu.Job.model_validate(values)
+
+
+Outcomes = Mapping[str, object]
+
+
+def meet(
+    fed: Federation,
+    hosts_job: celu.Job | None = None,
+    wrap: Callable[[Link], Link] = lambda link: link,
+) -> Outcomes:
+    """Both parties of a federation, to their ends; whatever happens, no tensor crosses."""
+    to_host, to_guest = memory_links("guest", "host")
+    told = {}
+
+    def emit(event: str, fields: dict[str, Any]) -> None:
+        told[event] = fields
+
+    host = host_session("host", fed.hosts["host"], hosts_job or fed.job, wrap(to_guest), emit)
+    guest = guest_session("guest", fed.guest, fed.job, {"host": to_host}, emit)
+    outcomes = together({"guest": guest, "host": host}, {"guest": [to_host], "host": [to_guest]})
+    for link in (to_host, to_guest):
+        assert link.traffic.sent.training_bytes == link.traffic.sent.evaluation_bytes == 0
+    assert "started" not in told
+    return outcomes
+
+
+def assert_both_name(field: str, outcomes: Outcomes) -> None:
+    for name, outcome in outcomes.items():
+        assert isinstance(outcome, ContractMismatch), (name, outcome)
+        assert f" {field}: {name} has " in str(outcome)
+        assert outcome.public() == str(outcome), "the peer may read it"
+
+
+def test_every_field_of_a_contract_is_among_those_that_are_changed_here() -> None:
+    assert DIFFERENCES.keys() | DERIVED == federation().job.contract().keys()
+
+
+@pytest.mark.parametrize("field", DIFFERENCES)
+def test_a_field_that_differs_is_refused_by_its_name_at_both_parties(field: str) -> None:
+    value, besides = DIFFERENCES[field]
+    fed = federation(**besides)
+    assert_both_name(field, meet(fed, changed(fed.job, field, value)))
+
+
+def test_what_is_written_down_under_auto_is_compared() -> None:
+    fed = federation(method=celu.Method(auto=True))
+    written = fed.job.model_copy(update={"method": celu.Method(auto=True, depth=1)})
+    assert_both_name("method.given", meet(fed, written))
+
+
+def test_a_host_that_only_one_party_knows_of_is_refused_by_name() -> None:
+    fed = federation()
+    hosts = {**fed.job.hosts, "third": celu.HostTerms(z_width=6)}
+    outcomes = meet(fed, fed.job.model_copy(update={"hosts": hosts}))
+    assert_both_name("hosts.third.z_width", outcomes)
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_other_rows_are_refused_by_name(part: str) -> None:
+    fed = federation()
+    host, table = fed.hosts["host"], fed.hosts["host"].train
+    fewer = celu.Table({n: t[:-1] for n, t in table.inputs.items()}, None, table.sizes)
+    named = dataclasses.replace(table, tags=np.zeros((ROWS, 16), np.uint8))
+    for field, other in ((f"{part}_rows", fewer), (f"{part}_ids", named)):
+        fed.hosts["host"] = dataclasses.replace(host, **{part: other})
+        assert_both_name(field, meet(fed))
+
+
+@pytest.mark.parametrize("value", [1, 3, "2", None])
+def test_another_protocol_is_refused_by_name(value: Any) -> None:
+    def change(message: Message) -> Message:
+        if message.kind is not Kind.HELLO:
+            return message
+        body = message.body or {}
+        contract = {**body["contract"], "protocol": value}
+        return dataclasses.replace(message, body={**body, "contract": contract})
+
+    # Each sees the other's as the changed one.
+    assert_both_name(
+        "protocol", meet(federation(), wrap=lambda link: Wrapped(link, change, change))
+    )
+
+
+def test_a_field_that_only_the_peer_has_or_lacks_is_refused_by_name() -> None:
+    for field, change in (
+        ("novelty", lambda contract: {**contract, "novelty": 1}),
+        ("seed", lambda contract: {k: v for k, v in contract.items() if k != "seed"}),
+    ):
+
+        def altered(message: Message, change: Any = change) -> Message:
+            if message.kind is not Kind.HELLO:
+                return message
+            body = message.body or {}
+            return dataclasses.replace(message, body={**body, "contract": change(body["contract"])})
+
+        outcomes = meet(
+            federation(),
+            wrap=lambda link, altered=altered: Wrapped(link, altered, altered),  # type: ignore[misc]
+        )
+        assert_both_name(field, outcomes)
+
+
+def test_a_field_that_differs_is_refused_by_its_name_over_grpc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = changed(federation().job, "optimizer.lr", 0.1)
+    outcomes: dict[str, CeluError] = {}
+
+    async def hosts(name: str, host: celu.Host, job: celu.Job, *more: Any) -> None:
+        try:
+            await host_session(name, host, other, *more)
+        except CeluError as error:
+            outcomes[name] = error
+
+    monkeypatch.setattr("federation.host_session", hosts)
+    with pytest.raises(ContractMismatch) as refused:
+        train_over_grpc(federation(), tmp_path)
+    assert_both_name("optimizer.lr", {"guest": refused.value, **outcomes})

@@ -1,0 +1,129 @@
+"""What the product calls: nothing that executes what it reads, and few things that start or parse.
+
+Each list below names the only files that may, with the reason. `test_imports` forbids pickle and
+its relatives outright.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import celu
+
+SOURCE = Path(celu.__file__).parent
+ROOT = SOURCE.parents[1]
+FILES = {str(path.relative_to(SOURCE)): path for path in sorted(SOURCE.rglob("*.py"))}
+
+# Modules, and who may import them.
+IMPORTS: dict[str, set[str]] = {
+    "yaml": set(),  # these turn text into objects of any kind
+    "xml": set(),
+    "plistlib": set(),
+    "tarfile": set(),  # archives name paths
+    "zipfile": {"data/flights.py"},  # of an installed package, one member by its name
+    "multiprocessing": set(),  # it pickles between its processes
+    "ctypes": {"launch.py"},  # one call of the C library, with numbers of our own
+    # Processes of our own, by a fixed command line; workers exchange plain bytes with lengths.
+    "subprocess": {"psi/workers.py"},
+}
+# Calls, and who may make them.
+CALLS: dict[str, set[str]] = {
+    "eval": set(),
+    "exec": set(),
+    "compile": set(),
+    "__import__": set(),
+    "os.system": set(),
+    "os.popen": set(),
+    "torch.load": set(),
+    "torch.jit.load": set(),
+    "torch.hub.load": set(),
+    "np.load": set(),  # reads archives and may unpickle; np.lib.format does neither
+    # A peer's bytes are parsed in one place, behind a bound on their size. The others are files
+    # that a party wrote itself.
+    "json.loads": {"transport/wire.py", "psi/state.py", "data/columns.py"},
+    "json.load": set(),
+    # Modules by name: the user's own settings (models, policies), and celu's own.
+    "import_module": {"__init__.py", "cli/app.py"},
+    "importlib.import_module": {"models/building.py"},
+}
+
+
+def of_the_product(name: str) -> bool:
+    """Benches start processes and read what these print; no peer has a part in them."""
+    return not name.startswith("bench/")
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.split(".")[0], node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "").split(".")[0], node.lineno
+
+
+def called(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node.lineno
+
+
+def problems(name: str, text: str) -> list[str]:
+    """Whatever in a file is not allowed there."""
+    tree = ast.parse(text)
+    used = [(IMPORTS, what, line) for what, line in imported(tree)]
+    used += [(CALLS, what, line) for what, line in called(tree)]
+    return [
+        f"{name}:{line}: {what}"
+        for rules, what, line in used
+        if what in rules and name not in rules[what]
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if of_the_product(name)])
+def test_a_file_calls_and_imports_only_what_it_may(name: str) -> None:
+    assert problems(name, FILES[name].read_text(encoding="utf-8")) == []
+
+
+def test_every_exception_is_still_needed() -> None:
+    for rules, used_in in ((IMPORTS, imported), (CALLS, called)):
+        for what, names in rules.items():
+            for name in names:
+                tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
+                assert what in {used for used, _ in used_in(tree)}, f"{name} no longer has {what}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import yaml", "from multiprocessing import Pool", "np.load(f)", "torch.load(f)", "eval(x)"],
+)
+def test_the_guard_sees_what_it_guards_against(text: str) -> None:
+    assert problems("session.py", text)
+
+
+def test_what_arrives_is_read_within_a_bound() -> None:
+    """No reader of a stream is asked for all that there is, but one of our own memory."""
+    for name in filter(of_the_product, FILES):
+        for node in ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))):
+            unbounded = (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("read", "readlines", "recv")
+                and not node.args
+            )
+            if unbounded:
+                said = ast.unparse(node)
+                # What TLS has ready to send, and a message whose size the carrier bounds.
+                assert said in ("self._leaving.read()", "socket.recv()"), f"{name}: {said}"
+
+
+def test_every_test_that_the_threat_model_names_exists() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text)
+    assert len(named) > 25
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{test}"
