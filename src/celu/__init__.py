@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 from celu.version import __version__
 
 if TYPE_CHECKING:
-    from celu.config.job import Codecs, Evaluation, HostTerms, Job, Method, Optimizer, Order
+    from celu.checkpoint.generations import Checkpoints
+    from celu.config.job import (
+        Checkpoint,
+        Codecs,
+        Evaluation,
+        HostTerms,
+        Job,
+        Method,
+        Optimizer,
+        Order,
+    )
     from celu.config.link import LinkSettings, find_link
     from celu.data.columns import Rows, open_rows
     from celu.data.store import Store, open_store
@@ -28,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = [
     "LOSSES",
     "CeluError",
+    "Checkpoint",
+    "Checkpoints",
     "Codecs",
     "Evaluation",
     "Guest",
@@ -52,7 +64,11 @@ __all__ = [
 
 # Imported when first used: commands and worker processes that do without torch start at once.
 _HOMES = {
-    "config.job": ("Codecs", "Evaluation", "HostTerms", "Job", "Method", "Optimizer", "Order"),
+    "checkpoint.generations": ("Checkpoints",),
+    "config.job": (
+        *("Checkpoint", "Codecs", "Evaluation", "HostTerms"),
+        *("Job", "Method", "Optimizer", "Order"),
+    ),
     "config.link": ("LinkSettings", "find_link"),
     "data.columns": ("Rows", "open_rows"),
     "data.store": ("Store", "open_store"),

@@ -120,6 +120,17 @@ class AlignmentError(CeluError):
 
 
 class CheckpointError(CeluError):
-    """What is kept of a run could not be written, or the parties cannot go on from it."""
+    """What is kept of a run could not be written, or the parties cannot go on from it.
+
+    `shared`: it speaks of parties, runs and rounds alone, so that all parties may read it.
+    """
 
     exit_code = 14
+
+    def __init__(self, message: str, *, shared: bool = False) -> None:
+        super().__init__(message)
+        self._shared = shared
+
+    def public(self) -> str:
+        """What is on a party's disk is its own business, unless it is the parties' in common."""
+        return str(self) if self._shared else super().public()

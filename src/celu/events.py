@@ -2,12 +2,14 @@
 
 A run folder holds `settings.json` (contract, private settings, versions), `events.jsonl` (one JSON
 object a line: seconds since the start, the event, its fields), `weights.safetensors`,
-`summary.json` and, where the guest chose for itself, `replay.toml`. It is this party's own:
-nothing in it is meant for a peer.
+`summary.json` and, where the guest chose for itself, `replay.toml`; of a run that can go on, also
+`run.json` and `checkpoints/` (`checkpoint`). It is this party's own: nothing in it is meant for a
+peer.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -16,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import nn
@@ -28,23 +30,28 @@ Listener = Callable[[str, Mapping[str, Any]], None]
 
 
 class RunFolder:
-    """A new run's folder; refuses one that holds a run already, so that nothing is overwritten.
+    """A run's folder: a new one or, where the run `goes_on`, the one in which it was interrupted.
 
-    A run that never began (its data was refused, its peer never came) may be written over.
+    Another run's is refused, so that nothing is overwritten, and so is one that a process has in
+    use: raises ConfigError. A run that never began (its data was refused, its peer never came)
+    can always go on. Events are added to those of earlier attempts, and time goes on from theirs.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        if _began(path):
-            raise ConfigError(
-                f"{path}: expected a folder without a run, got one with events.jsonl; "
-                "choose another with --out, or remove it"
-            )
+    def __init__(self, path: Path, settings: Mapping[str, Any], *, goes_on: bool = False) -> None:
         path.mkdir(parents=True, exist_ok=True)
+        self._events = (path / "events.jsonl").open("a+", encoding="utf-8", buffering=1)
+        try:
+            _lock(path, self._events)
+            earlier = _earlier_events(path, self._events, goes_on)
+        except BaseException:
+            self._events.close()
+            raise
         self.path = path
-        self._started = time.monotonic()
+        self._started = time.monotonic() - max((event["t"] for event in earlier), default=0.0)
         self._listeners: list[Listener] = []
         self._write_json("settings.json", {**settings, "versions": versions()})
-        self._events = (path / "events.jsonl").open("w", encoding="utf-8", buffering=1)
+        attempts = sum(event["event"] == "attempt" for event in earlier)
+        self.emit("attempt", {"number": attempts + 1})
 
     def listen(self, listener: Listener) -> None:
         """Have every later event passed on, as a progress bar needs it."""
@@ -87,14 +94,38 @@ class RunFolder:
         self.write(name, json.dumps(content, indent=2, default=str) + "\n")
 
 
-def _began(path: Path) -> bool:
-    """Whether a folder holds a run in which training began, or that is still going on."""
-    events = path / "events.jsonl"
-    if not events.exists():
-        return False
-    if not (path / "summary.json").exists():
-        return True
-    return '"event": "started"' in events.read_text(encoding="utf-8", errors="replace")
+def _lock(path: Path, events: TextIO) -> None:
+    """Hold the folder until the events are closed or the process ends, however it ends."""
+    try:
+        fcntl.flock(events, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: expected a folder that nobody uses, got one in which a run is going on; "
+            "wait for it, or choose another with --out"
+        ) from error
+
+
+def _earlier_events(path: Path, file: TextIO, goes_on: bool) -> list[dict[str, Any]]:
+    """The events of earlier attempts at a run; an event that was torn is cut off.
+
+    Raises ConfigError where the folder holds a run, or something else, that is not to be added to.
+    """
+    data = (path / "events.jsonl").read_bytes()
+    whole = data.rfind(b"\n") + 1
+    try:
+        events = [json.loads(line) for line in data[:whole].splitlines()]
+        ours = all(isinstance(e["t"], float | int) and isinstance(e["event"], str) for e in events)
+    except (ValueError, TypeError, KeyError):
+        ours = False
+    began = ours and any(event["event"] in ("started", "resumed") for event in events)
+    may_be_added_to = not began or (goes_on and (path / "run.json").exists())
+    if not ours or not may_be_added_to:
+        raise ConfigError(
+            f"{path}: expected a folder without a run, or of a run that can go on; got one with "
+            "events.jsonl; choose another with --out, or remove it"
+        )
+    file.truncate(whole)
+    return events
 
 
 def versions() -> dict[str, str]:

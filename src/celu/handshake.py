@@ -11,7 +11,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from celu.errors import CeluError, ContractMismatch, PeerFailed, PeerLost, ProtocolError
+from celu.errors import (
+    CeluError,
+    ContractMismatch,
+    PeerFailed,
+    PeerLost,
+    PeerRestarted,
+    ProtocolError,
+)
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
 
@@ -87,6 +94,9 @@ async def tell(links: Mapping[str, Link], error: BaseException) -> None:
     elif isinstance(error, KeyboardInterrupt):
         reason = "interrupted by its operator"
     for link in links.values():
+        if isinstance(error, PeerRestarted):  # we begin anew as well: it is to find that out
+            link.close()
+            continue
         # A peer that is gone, or that told us it stops, needs no telling.
         told = isinstance(error, PeerFailed) and str(error).startswith(f"{link.peer} stopped")
         if not told:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
 from celu.config.party import GatewaySettings, PartySettings
 from celu.config.writing import replay_toml
@@ -28,7 +29,7 @@ from celu.doctor.measuring import Plan
 from celu.doctor.trains import Watch
 from celu.engine.coding import Coding
 from celu.engine.local import seed_step
-from celu.errors import CeluError, ConfigError, DataError
+from celu.errors import CeluError, ConfigError, DataError, PeerRestarted
 from celu.events import RunFolder
 from celu.models.building import BOTTOMS, TOPS, build, find_loss
 from celu.party import Guest, Host
@@ -98,7 +99,11 @@ def run_party(
     run: RunFolder,
     listening: Callable[[int], None],
 ) -> Result:
-    """Run one party to its end over the network, recorded in `run`; raises what goes wrong."""
+    """Run one party to its end over the network, recorded in `run`; raises what goes wrong.
+
+    It goes on from the checkpoints in the run's folder, and begins again by itself from them where
+    a peer's process was started anew.
+    """
     keep_freed_memory()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -108,14 +113,13 @@ def run_party(
             run.emit("warning", {"message": warning})
         counts = {"train_rows": rows.train.num_rows, "test_rows": rows.test.num_rows}
         run.emit("data", {"schema": rows.schema, **counts})
-        party = load_party(settings, job, folder, rows)
-        with open_links(_endpoint(settings), listening) as links:
-            run.emit("connected", {"peers": sorted(links), "secure": not settings.insecure})
-            if isinstance(party, Guest):
-                session = guest_session(settings.name, party, job, links, run.emit)
-            else:
-                session = host_session(settings.name, party, job, links[job.guest], run.emit)
-            result = run_blocking(session)
+        while True:
+            party = load_party(settings, job, folder, rows)
+            try:
+                result = _run_once(settings, job, party, run, listening)
+                break
+            except PeerRestarted as error:
+                run.emit("restart", {"message": str(error)})
         run.save_weights({"bottom": party.bottom, "top": getattr(party, "top", None)})
         if result.choices:
             run.write("replay.toml", replay_toml(job, result.choices))
@@ -127,6 +131,29 @@ def run_party(
     except BaseException as error:
         run.finish({"status": type(error).__name__})
         raise
+
+
+def _run_once(
+    settings: PartySettings,
+    job: Job,
+    party: Host | Guest,
+    run: RunFolder,
+    listening: Callable[[int], None],
+) -> Result:
+    """One conversation with the peers, from their coming to goodbye."""
+    checkpoints = Checkpoints(run.path)
+    checkpoints.find()  # now, while no peer waits
+    with open_links(_endpoint(settings), listening) as links:
+        run.emit("connected", {"peers": sorted(links), "secure": not settings.insecure})
+        if isinstance(party, Guest):
+            session = guest_session(
+                settings.name, party, job, links, run.emit, checkpoints=checkpoints
+            )
+        else:
+            session = host_session(
+                settings.name, party, job, links[job.guest], run.emit, checkpoints=checkpoints
+            )
+        return run_blocking(session)
 
 
 def align_party(

@@ -1,30 +1,34 @@
-"""One party's whole conversation: compare contracts, train, say goodbye.
+"""One party's whole conversation: compare contracts, agree on where to go on, train, say goodbye.
 
-A session is a coroutine over links that are already open; it neither opens nor reads files.
+A session is a coroutine over links that are already open; of files it knows its checkpoints alone.
 Whatever goes wrong in it is told to the peers, as far as it may be, before it is raised.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
+from celu.checkpoint.agreement import Agreement, Claim, agree
+from celu.checkpoint.generations import Checkpoints
+from celu.checkpoint.identity import Identity
 from celu.config.job import Choice, Job
 from celu.data.table import Table
 from celu.engine.auto import AutoPlan
-from celu.engine.coding import Coding
 from celu.engine.guest import GuestTrainer, train_guest
 from celu.engine.host import HostTrainer, train_host
+from celu.engine.keeping import Keeper, Place
 from celu.engine.observe import Emit, Observer
-from celu.engine.plan import HostPlan, Plan, WrittenPlan, first_step
+from celu.engine.plan import HostPlan, Plan, WrittenPlan
 from celu.engine.schedule import Schedule
-from celu.errors import ConfigError, DataError
-from celu.handshake import compare, hello, say_goodbye, tell
+from celu.errors import CheckpointError, ConfigError, DataError
+from celu.handshake import compare, differences, hello, say_goodbye, tell
 from celu.party import Guest, Host
 from celu.transport.link import Link
-from celu.transport.message import Kind, Message, TensorSpec, expect
+from celu.transport.message import Kind, Message, expect
 from celu.transport.wire import VERSION
 
 # At most this many rounds are reported one by one; longer runs report every n-th.
@@ -50,18 +54,32 @@ async def host_session(
     link: Link,
     emit: Emit,
     clock: Callable[[], float] = time.perf_counter,
+    checkpoints: Checkpoints | None = None,
 ) -> Result:
-    """A host's part in a run; `clock` gives the seconds in its reports."""
+    """A host's part in a run; `clock` gives the seconds in its reports.
+
+    With `checkpoints` it keeps what it needs to go on, and goes on from what was kept.
+    """
     links = {link.peer: link}
     try:
         schedule = _schedule(name, job, host.train, host.test)
-        await _handshake(name, job, schedule, host.train, host.test, links)
-        emit("started", {"num_rounds": schedule.num_rounds})
+        contract = _contract(job, host.train, host.test)
+        own, _ = await _greet(name, contract, links, checkpoints, emit)
+        agreement = Agreement.from_body(
+            link.peer, expect(await link.receive(), Kind.READY).body, own
+        )
         trainer = HostTrainer(name, host, job)
         see = Observer(emit, [link.traffic], schedule.num_rounds, _report_every(schedule), clock)
         plan = HostPlan(job, schedule)
-        with closing(trainer.feed):
-            rounds = await train_host(trainer, link, schedule, plan, see)
+        keeper = Keeper(job, checkpoints, trainer, plan, see)
+        with closing(trainer.feed), _settling(checkpoints):
+            place = keeper.begin(agreement.round)
+            if checkpoints is not None:
+                checkpoints.begin(Identity(agreement.run, contract), agreement.round)
+            await link.send(Message(Kind.READY))
+            _announce(emit, schedule, place)
+            rounds = await train_host(trainer, link, schedule, plan, see, keeper, place)
+            keeper.settle()
         await say_goodbye(links)
     except (Exception, KeyboardInterrupt) as error:
         await tell(links, error)
@@ -76,8 +94,9 @@ async def guest_session(
     links: Mapping[str, Link],
     emit: Emit,
     clock: Callable[[], float] = time.perf_counter,
+    checkpoints: Checkpoints | None = None,
 ) -> Result:
-    """The guest's part in a run; `links` hold one for each host."""
+    """The guest's part in a run; `links` hold one for each host. See also `host_session`."""
     links = {host: links[host] for host in job.hosts}  # in the contract's order
     try:
         schedule = _schedule(name, job, guest.train, guest.test)
@@ -91,14 +110,27 @@ async def guest_session(
             )
         if guest.bottom is None and not links:
             raise DataError(f"{name}: expected a bottom model or a host to learn from, got neither")
-        await _handshake(name, job, schedule, guest.train, guest.test, links)
-        emit("started", {"num_rounds": schedule.num_rounds})
+        contract = _contract(job, guest.train, guest.test)
+        own, theirs = await _greet(name, contract, links, checkpoints, emit)
+        agreement = agree(name, {name: own, **theirs})
         trainer = GuestTrainer(name, guest, job)
         traffic = [link.traffic for link in links.values()]
         see = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule), clock)
         plan: Plan = AutoPlan(job, schedule) if job.auto else WrittenPlan(job, schedule)
-        with closing(trainer.feed):
-            rounds = await train_guest(trainer, links, schedule, plan, see)
+        keeper = Keeper(job, checkpoints, trainer, plan, see)
+        with closing(trainer.feed), _settling(checkpoints):
+            place = keeper.begin(agreement.round)
+            if checkpoints is not None:
+                checkpoints.begin(Identity(agreement.run, contract), agreement.round)
+            for link in links.values():
+                if place.step is not None:  # before READY: what follows it may be a tensor
+                    link.allow(trainer.specs(link.peer, place.step.segment.tuning))
+                await link.send(Message(Kind.READY, body=agreement.to_body()))
+            for link in links.values():
+                expect(await link.receive(), Kind.READY)
+            _announce(emit, schedule, place)
+            rounds = await train_guest(trainer, links, schedule, plan, see, keeper, place)
+            keeper.settle()
         await say_goodbye(links)
     except (Exception, KeyboardInterrupt) as error:
         await tell(links, error)
@@ -126,11 +158,9 @@ def _report_every(schedule: Schedule) -> int:
     return max(1, schedule.num_rounds // _REPORTS)
 
 
-async def _handshake(
-    name: str, job: Job, schedule: Schedule, train: Table, test: Table, links: Mapping[str, Link]
-) -> None:
-    """Refuse, by the name of the field, a peer that holds another contract."""
-    ours = {
+def _contract(job: Job, train: Table, test: Table) -> dict[str, Any]:
+    """What the parties must have in common, by the names of its fields."""
+    return {
         "protocol": VERSION,
         **job.contract(),
         "train_rows": train.num_rows,
@@ -138,26 +168,63 @@ async def _handshake(
         "test_rows": test.num_rows,
         "test_ids": test.commitment(),
     }
-    greeting = hello(name, "run", ours)
+
+
+async def _greet(
+    name: str,
+    contract: Mapping[str, Any],
+    links: Mapping[str, Link],
+    checkpoints: Checkpoints | None,
+    emit: Emit,
+) -> tuple[Claim, dict[str, Claim]]:
+    """Say which contract we have and which rounds we hold; what we and the peers hold.
+
+    Refuses, by the name of the field, a peer that holds another contract.
+    """
+    own = Claim() if checkpoints is None else _claim(contract, checkpoints, emit)
+    greeting = hello(name, "run", contract, **own.to_body())
     for link in links.values():
         await link.send(greeting)
+    theirs = {}
     for link in links.values():
-        compare(name, greeting, link.peer, await link.receive())
-        link.allow(
-            _specs(job, schedule, name, link.peer)
-        )  # before READY: what follows it may be a tensor
-    for link in links.values():
-        await link.send(Message(Kind.READY))
-    for link in links.values():
-        expect(await link.receive(), Kind.READY)
+        body = compare(name, greeting, link.peer, await link.receive())
+        theirs[link.peer] = Claim.from_body(link.peer, body)
+    return own, theirs
 
 
-def _specs(job: Job, schedule: Schedule, name: str, peer: str) -> dict[Kind, TensorSpec]:
-    """What may arrive in the first segment; a trainer says what in later ones."""
-    codecs = first_step(job, schedule).segment.tuning.codecs
-    if name == job.guest:
-        return Coding(job, peer, codecs).specs(Kind.ACTIVATION, Kind.TEST_ACTIVATION)
-    return Coding(job, name, codecs).specs(Kind.DERIVATIVE)
+def _claim(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Emit) -> Claim:
+    """What we hold; raises CheckpointError where the folder is that of another contract."""
+    identity, held = checkpoints.find()
+    for round_, why in checkpoints.damaged.items():
+        emit("damaged", {"round": round_, "why": why})
+    if identity is None:
+        return Claim()
+    changed = differences("the run", identity.contract, "job.toml or the data", contract)
+    if changed:
+        raise CheckpointError(
+            "this folder's run has another contract: " + "; ".join(changed[:10]) + ". Put back "
+            "what it began with, or start anew with another --out at all parties"
+        )
+    return Claim(identity.run, tuple(held))
+
+
+@contextmanager
+def _settling(checkpoints: Checkpoints | None) -> Iterator[None]:
+    """Whatever ends a run early, let the checkpoint that is being written be written."""
+    try:
+        yield
+    except BaseException:
+        if checkpoints is not None:
+            with suppress(CheckpointError):  # the first error is the one to tell of
+                checkpoints.settle()
+        raise
+
+
+def _announce(emit: Emit, schedule: Schedule, place: Place) -> None:
+    if place.round == 0:
+        emit("started", {"num_rounds": schedule.num_rounds})
+    else:
+        emit("resumed", {"round": place.round, "num_rounds": schedule.num_rounds})
 
 
 def _result(

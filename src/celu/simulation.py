@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
 from celu.config.link import LinkSettings
 from celu.engine.observe import Emit
@@ -30,6 +31,7 @@ def simulate(
     link: LinkSettings | None = None,
     speed: float = 1.0,
     timer: Callable[[], float] = time.perf_counter,
+    checkpoints: Mapping[str, Checkpoints] | None = None,
 ) -> Result:
     """Train all parties' modules in place and return what the guest knows at the end.
 
@@ -39,7 +41,7 @@ def simulate(
     With a `link`, the seconds in events and evaluations are virtual: what the run would take with
     each party on a machine of its own, `speed` times as fast as this one, and that line in between,
     each way. `timer` tells how long this one computes; on a busy machine, that may better be
-    `time.thread_time`.
+    `time.thread_time`. With `checkpoints`, one for each party, the run goes on from them.
     """
     if set(hosts) != set(job.hosts):
         raise ConfigError(f"hosts: expected {sorted(job.hosts)} as in the job, got {sorted(hosts)}")
@@ -55,13 +57,21 @@ def simulate(
     }
     programs: dict[str, Coroutine[Any, Any, Result]] = {
         name: host_session(
-            name, host, job, pairs[name][1], lambda event, fields: None, clocks[name].now
+            name,
+            host,
+            job,
+            pairs[name][1],
+            lambda event, fields: None,
+            clocks[name].now,
+            (checkpoints or {}).get(name),
         )
         for name, host in hosts.items()
     }
     to_hosts = {name: pair[0] for name, pair in pairs.items()}
     timer = time.perf_counter if link is None else clocks[job.guest].now
-    programs[job.guest] = guest_session(job.guest, guest, job, to_hosts, emit, timer)
+    programs[job.guest] = guest_session(
+        job.guest, guest, job, to_hosts, emit, timer, (checkpoints or {}).get(job.guest)
+    )
     return _run_together(programs, list(to_hosts.values()), clocks)[job.guest]
 
 

@@ -41,7 +41,7 @@ def test_every_exit_code_is_in_the_help_and_in_the_readme() -> None:
     def subclasses(cls: type[CeluError]) -> list[type[CeluError]]:
         return [cls, *(s for c in cls.__subclasses__() for s in subclasses(c))]
 
-    codes = [error.exit_code for error in subclasses(CeluError)]
+    codes = [e.exit_code for e in subclasses(CeluError) if "exit_code" in vars(e)]
     assert len(set(codes)) == len(codes)
     text = " ".join(invoke("--help").split())
     readme = (Path(__file__).parents[2] / "README.md").read_text()

@@ -6,106 +6,23 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from celu.bench.nginx import find_nginx, running_nginx
-from celu.bench.processes import free_port, read_events
+from celu.bench.processes import read_events
 from celu.certs import make_authority, make_party
-from celu.data.starter import Starter, write_settings
-from stores import write_store
-
-TINY = Starter(
-    guest="airline",
-    host="weather",
-    bottom='{ use = "wdl", embedding_dim = 4, hidden = [8] }',
-    top='"wdl"',
-    batch_size=64,
-    z_width=8,
-    rounds=60,
-    evaluate_every=20,
-)
-
-
-def celu(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "celu.cli.app", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Keys made with the commands that users have."""
-    folder = tmp_path_factory.mktemp("keys")
-    for name in ("airline", "weather", "stranger"):
-        for arguments in (["ca"], ["party", "airline" if name == "stranger" else name]):
-            made = celu("certs", *arguments, "--dir", folder / name / "certs")
-            assert made.returncode == 0, made.stderr
-    return folder
-
-
-@dataclass
-class Pair:
-    """A guest that listens and a host that connects, with files of their own."""
-
-    folder: Path
-    port: int
-
-    def edit(self, name: str, old: str, new: str) -> None:
-        path = self.folder / name
-        text = path.read_text()
-        assert old in text, (old, text)
-        path.write_text(text.replace(old, new))
-
-    def start(self, name: str, *more: str, job: str = "job.toml") -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "celu.cli.app", "run"]
-        command += [str(self.folder / name / "party.toml"), "--job", str(self.folder / job), *more]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def run(self, host_job: str = "job.toml") -> tuple[Ended, Ended]:
-        guest, host = self.start("airline"), self.start("weather", job=host_job)
-        return ended(guest), ended(host)
-
-
-@dataclass
-class Ended:
-    code: int
-    out: str
-    err: str
-
-
-def ended(process: subprocess.Popen[str]) -> Ended:
-    out, err = process.communicate(timeout=120)
-    return Ended(process.returncode, out, err)
+from cli.pair import Pair, celu, ended, pair_at
 
 
 @pytest.fixture
 def pair(tmp_path: Path, keys: Path) -> Pair:
-    random = np.random.default_rng(1)
-    rows = 1024
-    x, y = random.normal(size=(2, rows, 3)).astype(np.float32)
-    ids = random.integers(0, 9, size=rows).astype(np.int32)
-    label = (x[:, 0] + y[:, 0] + (ids > 4) > 0.5).astype(np.float32)
-    tables = {
-        "airline": {"a": x[:, 0], "b": x[:, 1], "label": label},
-        "weather": {"c": y[:, 0], "d": y[:, 1]},
-    }
-    for name, table in tables.items():
-        write_store(tmp_path / name / "store", table)
-        (tmp_path / name / "certs").symlink_to(keys / name / "certs")
-    port = free_port()
-    write_settings(tmp_path, TINY, port=port, local=True)
-    for name in ("airline", "weather"):
-        path = tmp_path / name / "party.toml"
-        path.write_text(path.read_text().replace("[peers", "connect_s = 20\n[peers", 1))
-    return Pair(tmp_path, port)
+    return pair_at(tmp_path, keys)
 
 
 def test_they_train_to_a_target_and_leave_a_record(pair: Pair) -> None:

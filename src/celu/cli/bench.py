@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     bench.command("quality")(quality)
     bench.command("codec")(codec)
     bench.command("link")(link)
+    bench.command("checkpoint")(checkpoint)
     bench.command("e2e")(e2e)
     app.add_typer(bench, name="bench")
 
@@ -119,6 +120,16 @@ def link(
 
     path = None if between is None else RealPath.read(between)
     _report(lambda say: bench_link(say, profile, path), out)
+
+
+def checkpoint(
+    out: _Out = Path("bench-out/checkpoint"),
+    turns: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 3,
+) -> None:
+    """What checkpoints cost a run over a WAN (about 5 minutes on two cores)."""
+    from celu.bench.checkpoint import bench_checkpoint
+
+    _report(lambda say: bench_checkpoint(say, turns=turns), out)
 
 
 def e2e(

@@ -61,6 +61,18 @@ class RunProgress:
             self._console.print(f"[yellow]warning[/yellow] {escape(fields['message'])}")
         elif event == "started":
             self._bar.update(self._task, total=fields["num_rounds"])
+        elif event == "resumed":
+            self._bar.update(self._task, total=fields["num_rounds"], completed=fields["round"])
+            self._console.print(
+                f"{self._name}: goes on from round {fields['round']:,} of {fields['num_rounds']:,}"
+            )
+        elif event == "damaged":
+            self._console.print(
+                f"[yellow]warning[/yellow] the checkpoint of round {fields['round']} is damaged: "
+                f"{escape(fields['why'])}"
+            )
+        elif event == "restart":
+            self._console.print(f"{self._name}: {escape(fields['message'])}; begins again")
         elif event == "round":
             if "loss" in fields:
                 self._latest["loss"] = f"loss {fields['loss']:.4f}"

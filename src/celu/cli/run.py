@@ -52,7 +52,8 @@ def run(
     """Run one party of a job, over the network, until the job is done.
 
     Each company runs this with its own party.toml and the same job.toml. Either side may listen;
-    the one that does prints the line that the other side runs.
+    the one that does prints the line that the other side runs. Interrupted, it goes on from its
+    last checkpoint when it is run again at the parties that stopped.
     """
     contract = read_job(job)
     settings = with_options(read_party(party), connect, listen, out)
@@ -62,6 +63,7 @@ def run(
     folder = RunFolder(
         settings.run_dir,
         {"job": contract.model_dump(mode="json"), "party": settings.model_dump(mode="json")},
+        goes_on=True,
     )
     console = Console()
     if settings.insecure:

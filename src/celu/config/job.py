@@ -161,6 +161,12 @@ class Evaluation(Settings):
     target: float | None = None
 
 
+class Checkpoint(Settings):
+    """A checkpoint every `every` rounds, at all parties; by default as often as evaluations."""
+
+    every: PositiveInt | None = None
+
+
 class Order(Settings):
     """How each epoch shuffles: all rows, or, for rows that do not fit in memory, in blocks.
 
@@ -208,6 +214,7 @@ class Job(Settings):
     choices: list[Choice] = []
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
 
     @model_validator(mode="before")
     @classmethod
@@ -261,12 +268,23 @@ class Job(Settings):
         """The length of the run, once the number of rows is known."""
         return self.rounds if self.rounds is not None else (self.epochs or 0) * rounds_per_epoch
 
+    @property
+    def checkpoint_every(self) -> int:
+        """So many rounds lie between two checkpoints."""
+        return self.checkpoint.every or self.evaluation.every
+
+    @property
+    def most_depth(self) -> int:
+        """The most rounds that may be in flight, where they are written down."""
+        return max([self.method.depth, *(choice.depth for choice in self.choices)])
+
     def contract(self) -> dict[str, Any]:
         """Every field by its dotted name, as compared in the handshake."""
         flat = _flatten(self.model_dump(exclude={"choices"}))
         chosen = [_flatten(choice.model_dump(exclude={"reason"})) for choice in self.choices]
         # There may be hundreds, so they are compared as one.
         flat["choices"] = hashlib.sha256(json.dumps(chosen).encode()).hexdigest() if chosen else ""
+        flat["checkpoint.every"] = self.checkpoint_every
         flat["method.given"] = " ".join(sorted(self.given())) if self.auto else ""
         return flat
 

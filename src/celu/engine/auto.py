@@ -27,11 +27,14 @@ from dataclasses import replace
 from statistics import mean, stdev
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from celu.codecs.named import find_codec
 from celu.config.job import Choice, Codecs, Job, Tuning
 from celu.engine.costs import Costs
 from celu.engine.plan import MARKS, MOST_W, Outcome, Step, first_step
 from celu.engine.schedule import Schedule, Segment
+from celu.errors import CheckpointError
 
 # From exact to small. Below four bits, convergence suffers.
 LADDER = ("fp32", "bf16", "int8", "4bit")
@@ -44,6 +47,7 @@ _SMALLEST_W = 5
 _AGAIN = (4, 16)  # try again when training is so many times as long: at least, at most
 _TRIAL_ROUNDS = (32, 64)  # of the first trial: at least, at most
 
+_OUTCOMES = TypeAdapter(list[Outcome])
 Pair = tuple[int, int]  # R of the guest, R of the hosts
 _Course = Generator[Step, Outcome, None]
 
@@ -63,6 +67,7 @@ class AutoPlan:
         self._goal: Segment  # of the step at hand, which an evaluation may interrupt
         self._fresh: list[float] = []
         self._marks: dict[str, list[Choice]] = {}
+        self._outcomes: list[Outcome] = []
         self.choices: list[Choice] = []
 
     def first(self) -> Step:
@@ -72,6 +77,7 @@ class AutoPlan:
     def after(self, outcome: Outcome) -> Step | None:
         """See `Plan`."""
         done = outcome.segment
+        self._outcomes.append(outcome)
         self._fresh += outcome.fresh
         if done.stop < self._goal.stop:  # an evaluation of the contract's came in between
             return Step(self._cut(replace(self._goal, start=done.stop)), reason="as before")
@@ -79,6 +85,25 @@ class AutoPlan:
             return self._take(self._course.send(replace(outcome, fresh=self._fresh)))
         except StopIteration:
             return None
+
+    def kept(self, round_: int) -> Any:
+        """See `Plan`: all outcomes, from which every choice follows."""
+        return _OUTCOMES.dump_python(self._outcomes, mode="json")
+
+    def go_on(self, kept: Any, round_: int) -> Step | None:
+        """See `Plan`: chooses again what was chosen."""
+        step: Step | None = self.first()
+        try:
+            for outcome in _OUTCOMES.validate_python(kept):
+                if step is None or outcome.segment != step.segment:
+                    raise CheckpointError(
+                        "plan: expected outcomes from which the same choices follow, got others; "
+                        "go on with the release of celu that the run began with"
+                    )
+                step = self.after(outcome)
+        except ValidationError as error:
+            raise CheckpointError("plan: expected outcomes, got something else") from error
+        return step
 
     def _take(self, step: Step) -> Step:
         """Record a step, and cut it at the contract's next evaluation."""

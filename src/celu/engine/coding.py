@@ -57,9 +57,11 @@ class Coding:
         """
         x_BD = message.tensor
         assert x_BD is not None
-        x_BD = x_BD.detach()
+        # Laid out row by row, as the other side and a checkpoint have it: sums over another
+        # layout may differ in the last bit.
+        x_BD = x_BD.detach().contiguous()
         if message.kind in self._exact:
-            return message, x_BD
+            return replace(message, tensor=x_BD), x_BD
         check_finite(x_BD, message.kind.name, message.round)
         codec = self._codecs[message.kind]
         payload = codec.encode(x_BD, self._noise(message, x_BD.device))

@@ -19,6 +19,8 @@ from celu.data.feed import Feed
 from celu.data.order import BatchOrder
 from celu.data.table import Batch
 from celu.engine.coding import Coding
+from celu.engine.keeping import Keeper, Place
+from celu.engine.kept import Tensors, TrainerFacts, get, put, put_record_back
 from celu.engine.local import Workset, device_of, same_rows, seed_step
 from celu.engine.observe import Observer
 from celu.engine.optim import Optimizer
@@ -39,7 +41,9 @@ class GuestTrainer:
     def __init__(self, name: str, guest: Guest, job: Job) -> None:
         self._name = name
         self._guest = guest
-        self._modules = [m for m in (guest.bottom, guest.top) if m is not None]
+        self._modules = {"top": guest.top}
+        if guest.bottom is not None:
+            self._modules = {"bottom": guest.bottom, "top": guest.top}
         self._job = job
         self._seed = job.seed
         self._codings = {host: Coding(job, host) for host in job.hosts}
@@ -48,7 +52,7 @@ class GuestTrainer:
         self._device = device_of(guest.top)
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
         self.feed = Feed(guest.train, order, self._device)
-        self._optimizer = Optimizer(self._modules, job.optimizer)
+        self._optimizer = Optimizer(self._modules.values(), job.optimizer)
         self.workset = Workset.of(job, "guest")
         self._latest: tuple[Tensor, Batch] | None = None
 
@@ -65,6 +69,23 @@ class GuestTrainer:
     def restore(self, state: TrainerState) -> None:
         """Go back to a state."""
         state.bring_back(self._modules, self._optimizer, self.workset)
+
+    def keep(self) -> tuple[TrainerFacts, dict[str, Tensor]]:
+        """What a checkpoint between two rounds must hold."""
+        return put(self.state(), self.workset)
+
+    def go_on(self, facts: TrainerFacts, tensors: Mapping[str, Tensor]) -> None:
+        """Be as `keep` found it; raises CheckpointError."""
+        left = Tensors(tensors, self._device)
+        cached = [(self._batch_size, terms.z_width) for terms in self._job.hosts.values()]
+        state = get(facts, left, self._modules, self._optimizer, self.feed, cached)
+        put_record_back(facts, left, self.workset)
+        left.nothing_left()
+        self.restore(state)
+
+    def unanswered_bytes(self) -> int:
+        """None: whatever the guest sends is an answer."""
+        return 0
 
     def specs(self, host: str, tuning: Tuning) -> dict[Kind, TensorSpec]:
         """What may arrive from a host under a tuning."""
@@ -129,12 +150,12 @@ class GuestTrainer:
         batch = self._guest.test.take(slice(start, stop)).to(self._device)
         z = self._tensors(arrived, batch, stop - start)
         assert batch.labels is not None  # a guest's rows have labels, or it would not have begun
-        for module in self._modules:
+        for module in self._modules.values():
             module.eval()
         with torch.no_grad():
             output = self._output(batch, z)
             losses_B = self._guest.loss.per_instance(output, batch.labels)
-        for module in self._modules:
+        for module in self._modules.values():
             module.train()
         return output.cpu(), losses_B.cpu(), batch.labels.cpu()
 
@@ -193,15 +214,30 @@ class GuestTrainer:
 
 
 async def train_guest(
-    trainer: GuestTrainer, links: Mapping[str, Link], schedule: Schedule, plan: Plan, see: Observer
+    trainer: GuestTrainer,
+    links: Mapping[str, Link],
+    schedule: Schedule,
+    plan: Plan,
+    see: Observer,
+    keeper: Keeper,
+    place: Place,
 ) -> int:
-    """The guest's whole training; the number of rounds done."""
+    """The guest's training from a place to its end; the number of rounds done."""
     marks: dict[str, TrainerState] = {}
-    step = plan.first()
-    while True:
-        follow(step, trainer, marks)
+    here, step = place.round, place.step
+    if step is not None and plan.chooses and 0 < here == step.segment.start:
+        see.chosen(step)  # before the interruption it may not have been
+    while step is not None:
         segment, last = step.segment, step.segment.stop - 1
-        fresh = await _exchange(trainer, links, segment, see)
+        if here == segment.start:
+            follow(step, trainer, marks)
+        fresh: list[float] = []
+        for round_ in range(here, segment.stop):
+            await _exchange(trainer, links, segment, round_, see)
+            if segment.judged:
+                fresh.append(trainer.foretold())
+            if round_ < last:
+                keeper.after(round_ + 1, marks)
         times = see.times(len(segment.measured), trainer.workset)
         metrics: dict[str, float] = {}
         if segment.scored:
@@ -214,42 +250,43 @@ async def train_guest(
         hosts = await _reports(links, segment) if plan.chooses else ()
         held_out = trainer.worth(metrics) if metrics else None
         next_ = None if done else plan.after(Outcome(segment, held_out, fresh, times, hosts))
+        here = segment.stop
         if next_ is None:
+            keeper.at_the_end(here)
             await _tell(links, last, {"stop": True})
-            return last + 1
+            return here
+        keeper.after(here, marks)
         for host, link in links.items():  # before a host may act upon the verdict
             link.allow(trainer.specs(host, next_.segment.tuning))
         told = {"next": next_.to_body()} if plan.chooses else {}
         await _tell(links, last, {"stop": False, **told})
         if plan.chooses:
             see.chosen(next_)
-        step = next_
+        here, step = next_.segment.start, next_
+    return here
 
 
 async def _exchange(
-    trainer: GuestTrainer, links: Mapping[str, Link], segment: Segment, see: Observer
-) -> list[float]:
-    """The rounds of a segment; if it is judged, the metric of each fresh batch."""
-    fresh = []
+    trainer: GuestTrainer,
+    links: Mapping[str, Link],
+    segment: Segment,
+    round_: int,
+    see: Observer,
+) -> None:
+    """One round."""
     _, R = segment.tuning.for_role("guest")
-    for round_ in segment.rounds:
-        if round_ == segment.measured.start:
-            see.measures_from_here(trainer.workset)
-        with see.local_steps():  # while the last answer and the next Z travel
-            for _ in range(R - 1):
-                trainer.local_step()
-        with see.waiting():
-            arrived = [
-                expect(await link.receive(), Kind.ACTIVATION, round_) for link in links.values()
-            ]
-        loss, answers = trainer.answer(round_, arrived)
-        for link, answer in zip(links.values(), answers, strict=True):
-            await link.send(answer)
-        trainer.apply()  # only now: the hosts wait for dZ, not for our update
-        if segment.judged:
-            fresh.append(trainer.foretold())
-        see.round_done(round_, trainer.workset, loss)
-    return fresh
+    if round_ == segment.measured.start:
+        see.measures_from_here(trainer.workset)
+    with see.local_steps():  # while the last answer and the next Z travel
+        for _ in range(R - 1):
+            trainer.local_step()
+    with see.waiting():
+        arrived = [expect(await link.receive(), Kind.ACTIVATION, round_) for link in links.values()]
+    loss, answers = trainer.answer(round_, arrived)
+    for link, answer in zip(links.values(), answers, strict=True):
+        await link.send(answer)
+    trainer.apply()  # only now: the hosts wait for dZ, not for our update
+    see.round_done(round_, trainer.workset, loss)
 
 
 async def _evaluate(

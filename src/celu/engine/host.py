@@ -8,6 +8,7 @@ vanilla update, bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,22 +19,26 @@ from celu.data.feed import Feed
 from celu.data.order import BatchOrder
 from celu.data.table import Batch
 from celu.engine.coding import Coding
+from celu.engine.keeping import Keeper, Place
+from celu.engine.kept import Tensors, TrainerFacts, get, put, put_record_back
 from celu.engine.local import Workset, device_of, same_rows, seed_step
 from celu.engine.observe import Observer
 from celu.engine.optim import Optimizer
 from celu.engine.plan import HostPlan
 from celu.engine.schedule import Schedule, Segment
 from celu.engine.state import TrainerState, follow
-from celu.errors import ModelError
+from celu.errors import CheckpointError, ModelError, ProtocolError
 from celu.party import Host
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, TensorSpec, expect
+from celu.transport.wire import num_bytes
 
 
 @dataclass
 class _InFlight:
     batch: Batch
-    z_BD: Tensor  # with its graph
+    message: Message
+    z_BD: Tensor | None  # with its graph; none if it was sent before an interruption
     sent_BD: Tensor  # as the guest has it
     updates: int  # how many updates the bottom had seen
 
@@ -45,6 +50,7 @@ class HostTrainer:
         self._name = name
         self._host = host
         self._bottom = host.bottom
+        self._modules = {"bottom": host.bottom}
         self._seed = job.seed
         self._width = job.hosts[name].z_width
         self._batch_size = job.batch_size
@@ -64,11 +70,45 @@ class HostTrainer:
 
     def state(self) -> TrainerState:
         """All that training changes, as it is now; nothing may be in flight."""
-        return TrainerState.of([self._bottom], self._optimizer, self.workset)
+        return TrainerState.of(self._modules, self._optimizer, self.workset)
 
     def restore(self, state: TrainerState) -> None:
         """Go back to a state."""
-        state.bring_back([self._bottom], self._optimizer, self.workset)
+        state.bring_back(self._modules, self._optimizer, self.workset)
+
+    def keep(self) -> tuple[TrainerFacts, dict[str, Tensor]]:
+        """What a checkpoint between two rounds must hold."""
+        facts, tensors = put(self.state(), self.workset)
+        for round_, sent in self._in_flight.items():
+            assert sent.message.tensor is not None
+            tensors[f"in_flight.{round_}"] = sent.message.tensor
+        return facts.model_copy(update={"in_flight": list(self._in_flight)}), tensors
+
+    def go_on(self, facts: TrainerFacts, tensors: Mapping[str, Tensor]) -> None:
+        """Be as `keep` found it, under the same tuning; raises CheckpointError."""
+        left = Tensors(tensors, self._device)
+        shape = (self._batch_size, self._width)
+        state = get(facts, left, self._modules, self._optimizer, self.feed, [shape])
+        for round_ in facts.in_flight:
+            batch = self.feed.batch(round_)
+            payload = left.pop(f"in_flight.{round_}")
+            message = Message(Kind.ACTIVATION, round_, tensor=payload, check=batch.check)
+            try:
+                sent_BD = self._coding.unpack(message, self._batch_size).to(self._device)
+            except ProtocolError as error:
+                raise CheckpointError(f"in_flight.{round_}: {error}") from error
+            self._in_flight[round_] = _InFlight(batch, message, None, sent_BD, self._updates)
+        put_record_back(facts, left, self.workset)
+        left.nothing_left()
+        self.restore(state)
+
+    def in_flight(self) -> list[Message]:
+        """What was sent and is not answered yet."""
+        return [sent.message for sent in self._in_flight.values()]
+
+    def unanswered_bytes(self) -> int:
+        """What that takes on a wire."""
+        return sum(num_bytes(message) for message in self.in_flight())
 
     def specs(self) -> dict[Kind, TensorSpec]:
         """What may arrive from the guest."""
@@ -82,7 +122,7 @@ class HostTrainer:
         message, sent_BD = self._coding.pack(
             Message(Kind.ACTIVATION, round_, tensor=z_BD, check=batch.check)
         )
-        self._in_flight[round_] = _InFlight(batch, z_BD, sent_BD, self._updates)
+        self._in_flight[round_] = _InFlight(batch, message, z_BD, sent_BD, self._updates)
         return message
 
     def update(self, round_: int, answer: Message) -> None:
@@ -91,7 +131,7 @@ class HostTrainer:
         same_rows(answer, sent.batch)
         dz_BD = self._coding.unpack(answer, self._batch_size).to(self._device)
         stale_BD = sent.sent_BD
-        if self._updates == sent.updates:
+        if sent.z_BD is not None and self._updates == sent.updates:
             self._apply(sent.z_BD, dz_BD)
         else:
             self._apply_stale(sent.batch, stale_BD, dz_BD, round_, 0)
@@ -138,15 +178,27 @@ class HostTrainer:
 
 
 async def train_host(
-    trainer: HostTrainer, link: Link, schedule: Schedule, plan: HostPlan, see: Observer
+    trainer: HostTrainer,
+    link: Link,
+    schedule: Schedule,
+    plan: HostPlan,
+    see: Observer,
+    keeper: Keeper,
+    place: Place,
 ) -> int:
-    """A host's whole training; the number of rounds done."""
+    """A host's training from a place to its end; the number of rounds done."""
     marks: dict[str, TrainerState] = {}
-    step = plan.first()
-    while True:
-        follow(step, trainer, marks)
+    here, step = place.round, place.step
+    while step is not None:
+        if here == step.segment.start:
+            follow(step, trainer, marks)
         link.allow(trainer.specs())
-        await _exchange(trainer, link, step.segment, see)
+        for message in trainer.in_flight():  # sent before an interruption, if at all
+            await link.send(message)
+        for round_ in range(here, step.segment.stop):
+            await _exchange(trainer, link, step.segment, round_, see)
+            if round_ + 1 < step.segment.stop:
+                keeper.after(round_ + 1, marks)
         last = step.segment.stop - 1
         times = see.times(len(step.segment.measured), trainer.workset)
         for part, start, stop in schedule.test_parts() if step.segment.scored else ():
@@ -155,23 +207,29 @@ async def train_host(
             await link.send(Message(Kind.REPORT, last, body=times.to_body()))
         with see.waiting():
             verdict = expect(await link.receive(), Kind.VERDICT, last).body or {}
+        here = step.segment.stop
         if verdict.get("stop") is True:
-            return last + 1
+            keeper.at_the_end(here)
+            return here
         step = plan.next(verdict)
+        keeper.after(here, marks)
+        here = step.segment.start
+    return here
 
 
-async def _exchange(trainer: HostTrainer, link: Link, segment: Segment, see: Observer) -> None:
-    """The rounds of a segment."""
+async def _exchange(
+    trainer: HostTrainer, link: Link, segment: Segment, round_: int, see: Observer
+) -> None:
+    """One round."""
     _, R = segment.tuning.for_role("host")
-    for round_ in segment.rounds:
-        if round_ == segment.measured.start:
-            see.measures_from_here(trainer.workset)
-        for ahead in segment.sends_in(round_):
-            await link.send(trainer.activate(ahead))
-        with see.local_steps():  # while Z travels, is answered, the answer returns
-            for _ in range(R - 1):
-                trainer.local_step()
-        with see.waiting():
-            answer = expect(await link.receive(), Kind.DERIVATIVE, round_)
-        trainer.update(round_, answer)
-        see.round_done(round_, trainer.workset, None)
+    if round_ == segment.measured.start:
+        see.measures_from_here(trainer.workset)
+    for ahead in segment.sends_in(round_):
+        await link.send(trainer.activate(ahead))
+    with see.local_steps():  # while Z travels, is answered, the answer returns
+        for _ in range(R - 1):
+            trainer.local_step()
+    with see.waiting():
+        answer = expect(await link.receive(), Kind.DERIVATIVE, round_)
+    trainer.update(round_, answer)
+    see.round_done(round_, trainer.workset, None)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from celu.config.job import Tuning
@@ -21,6 +22,21 @@ from celu.transport.message import TrafficBothWays
 
 Emit = Callable[[str, dict[str, Any]], None]
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
+
+
+class Record(BaseModel):
+    """What a run has reported so far, so that one that goes on reports as if never interrupted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    seconds: float
+    waited_s: float
+    local_s: float
+    evaluating_s: float
+    transfer_s: float
+    carried: dict[str, int]
+    measured_from: list[float]
+    losses: list[float]
+    evaluations: list[dict[str, int | float]]
 
 
 class Observer:
@@ -49,7 +65,37 @@ class Observer:
         self._local_s = 0.0
         self._evaluating_s = 0.0
         self._begin: tuple[float, ...] = ()
+        self._carried: dict[str, int] = {}  # before this run went on
+        self._transfer_s = 0.0
         self.evaluations: list[dict[str, float]] = []
+
+    def record(self, unanswered_bytes: int) -> Record:
+        """All that was reported; what was sent but not answered is left out: it is sent again."""
+        carried = self.bytes()
+        carried["bytes_sent"] -= unanswered_bytes
+        return Record(
+            seconds=self._clock() - self._began,
+            waited_s=self._waited_s,
+            local_s=self._local_s,
+            evaluating_s=self._evaluating_s,
+            transfer_s=self._transferred_s(),
+            carried=carried,
+            measured_from=list(self._begin),
+            losses=torch.stack(self._losses).tolist() if self._losses else [],
+            evaluations=list(self.evaluations),
+        )
+
+    def go_on(self, record: Record) -> None:
+        """Report from here on as if never interrupted."""
+        self._began = self._clock() - record.seconds
+        self._waited_s = record.waited_s
+        self._local_s = record.local_s
+        self._evaluating_s = record.evaluating_s
+        self._transfer_s = record.transfer_s
+        self._carried = dict(record.carried)
+        self._begin = tuple(record.measured_from)
+        self._losses = [torch.tensor(loss) for loss in record.losses]
+        self.evaluations = [dict(evaluation) for evaluation in record.evaluations]
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -85,15 +131,17 @@ class Observer:
         )
 
     def _totals(self, workset: Workset) -> tuple[float, ...]:
-        received = [traffic.received for traffic in self._traffic]
         return (
-            self._clock(),
+            self._clock() - self._began,
             self._waited_s,
             self._local_s,
             workset.local_steps,
-            sum(r.training_s for r in received),
-            sum(r.training_bytes for r in received),
+            self._transferred_s(),
+            self.bytes()["bytes_received"],
         )
+
+    def _transferred_s(self) -> float:
+        return self._transfer_s + sum(t.received.training_s for t in self._traffic)
 
     def chosen(self, step: Step) -> None:
         """The guest chose how to go on."""
@@ -145,9 +193,10 @@ class Observer:
         """Bytes over all links so far, evaluation traffic apart."""
         sent = [t.sent for t in self._traffic]
         received = [t.received for t in self._traffic]
-        return {
+        carried = {
             "bytes_sent": sum(t.training_bytes for t in sent),
             "bytes_received": sum(t.training_bytes for t in received),
             "evaluation_bytes": sum(t.evaluation_bytes for t in (*sent, *received)),
             "control_bytes": sum(t.control_bytes for t in (*sent, *received)),
         }
+        return {name: count + self._carried.get(name, 0) for name, count in carried.items()}

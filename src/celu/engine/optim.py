@@ -6,18 +6,29 @@ gradients get its sparse form: a step's cost follows the batch, not the table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from celu.config.job import Optimizer as Settings
-from celu.errors import ConfigError
+from celu.errors import CheckpointError, ConfigError
 
 # Say so explicitly: torch warns once where this is left open.
 torch.sparse.check_sparse_tensor_invariants.disable()
+
+# What each keeps for a parameter; a number, a scalar, or a tensor of the parameter's shape.
+_REMEMBERED: dict[type[torch.optim.Optimizer], set[str]] = {
+    torch.optim.Adagrad: {"step", "sum"},
+    torch.optim.SGD: {"momentum_buffer"},
+    torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
+    torch.optim.SparseAdam: {"step", "exp_avg", "exp_avg_sq"},
+}
+_NAME = re.compile(r"(\d{1,6})\.(\d{1,9})\.(\w+)")
+Remembered = dict[str, Any]  # by "optimizer.parameter.what", counted from 0
 
 
 class Optimizer:
@@ -50,6 +61,52 @@ class Optimizer:
         """Go back to a state; it can be gone back to again."""
         for optimizer, remembered in zip(self._optimizers, state, strict=True):
             optimizer.load_state_dict(deepcopy(remembered))
+
+    def state_of(self, remembered: Remembered) -> list[dict[str, Any]]:
+        """The state that `remembered` gave the names of; raises CheckpointError if not ours."""
+        states: list[dict[int, dict[str, Any]]] = [{} for _ in self._optimizers]
+        for name, value in remembered.items():
+            found = _NAME.fullmatch(name)
+            if found is None or not self._knows(int(found[1]), int(found[2]), found[3], value):
+                raise CheckpointError(
+                    f"optimizer.{name}: expected what {self._names()} remembers of this model's "
+                    "parameters, got something else; put back the settings that the run began with"
+                )
+            states[int(found[1])].setdefault(int(found[2]), {})[found[3]] = value
+        for optimizer, state in zip(self._optimizers, states, strict=True):
+            if any(kept.keys() != _REMEMBERED[type(optimizer)] for kept in state.values()):
+                raise CheckpointError(
+                    f"optimizer: expected all that {self._names()} remembers, got a part of it"
+                )
+        return [
+            {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+            for optimizer, state in zip(self._optimizers, states, strict=True)
+        ]
+
+    def _knows(self, which: int, index: int, what: str, value: Any) -> bool:
+        if which >= len(self._optimizers):
+            return False
+        optimizer = self._optimizers[which]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if index >= len(parameters) or what not in _REMEMBERED[type(optimizer)]:
+            return False
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return what == "step"
+        like = parameters[index]
+        return bool(value.shape == like.shape and value.dtype == like.dtype)
+
+    def _names(self) -> str:
+        return " and ".join(type(optimizer).__name__ for optimizer in self._optimizers)
+
+
+def remembered(state: list[dict[str, Any]]) -> Remembered:
+    """A state by names, without the settings, which are the contract's."""
+    return {
+        f"{which}.{index}.{what}": value
+        for which, optimizer in enumerate(state)
+        for index, kept in optimizer["state"].items()
+        for what, value in kept.items()
+    }
 
 
 def _make(

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from celu.codecs.named import find_codec
 from celu.config.job import Choice, Job, Tuning
 from celu.engine.schedule import Schedule, Segment, written_segments
-from celu.errors import ConfigError, ProtocolError
+from celu.errors import CheckpointError, ConfigError, ProtocolError
 
 # What a guest may choose; a host keeps W batches, and holds states at the two marks in memory.
 MOST_W = MOST_R = MOST_DEPTH = 64
@@ -165,6 +165,17 @@ class Plan(Protocol):
         """The next one; None where the run is done."""
         ...
 
+    def kept(self, round_: int) -> Any:
+        """What a checkpoint after so many rounds must hold of it, as JSON has it."""
+        ...
+
+    def go_on(self, kept: Any, round_: int) -> Step | None:
+        """Instead of the first: the step that is under way, or next, once so many are done.
+
+        None where the run is done. Raises CheckpointError for what was never kept.
+        """
+        ...
+
 
 class WrittenPlan:
     """The contract's own."""
@@ -183,6 +194,13 @@ class WrittenPlan:
         """See `Plan`; nothing that happens changes it."""
         segment = next(self._segments, None)
         return None if segment is None else Step(segment)
+
+    def kept(self, round_: int) -> None:
+        """See `Plan`; the round says it all."""
+
+    def go_on(self, kept: Any, round_: int) -> Step | None:
+        """See `Plan`."""
+        return next((Step(s) for s in self._segments if round_ < s.stop), None)
 
 
 def first_step(job: Job, schedule: Schedule) -> Step:
@@ -231,3 +249,28 @@ class HostPlan:
             self._marks.clear()
         self._step = step
         return step
+
+    def kept(self, round_: int) -> Any:
+        """What a checkpoint after so many rounds must hold of it, as JSON has it."""
+        if self._written is not None:
+            return self._written.kept(round_)
+        begun = round_ > self._step.segment.start
+        return (Step(self._step.segment) if begun else self._step).to_body()
+
+    def go_on(self, kept: Any, round_: int) -> Step | None:
+        """Instead of the first: the step that is under way, or next, once so many are done.
+
+        None where the run is done. Raises CheckpointError for what was never kept.
+        """
+        if self._written is not None:
+            return self._written.go_on(kept, round_)
+        start = kept.get("start") if isinstance(kept, dict) else None
+        if not isinstance(start, int) or start > round_:
+            raise CheckpointError("plan: expected the step that is under way, got something else")
+        try:
+            self._step = Step.from_body(kept, start, {}, self._schedule)
+        except ProtocolError as error:
+            raise CheckpointError(f"plan: {error}") from error
+        if self._step.save is not None:
+            self._marks[self._step.save] = start
+        return self._step if round_ < self._step.segment.stop else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,25 +19,27 @@ from celu.workset.table import Entry
 class TrainerState:
     """Weights, what the optimizer remembers, and the workset table. Randomness has no state."""
 
-    modules: list[dict[str, Tensor]]
+    modules: dict[str, dict[str, Tensor]]
     optimizer: list[dict[str, Any]]
     table: tuple[int, list[Entry]]
 
     @staticmethod
-    def of(modules: Iterable[nn.Module], optimizer: Optimizer, workset: Workset) -> TrainerState:
+    def of(
+        modules: Mapping[str, nn.Module], optimizer: Optimizer, workset: Workset
+    ) -> TrainerState:
         """A copy of the state as it is now."""
-        weights = [
-            {name: tensor.clone() for name, tensor in module.state_dict().items()}
-            for module in modules
-        ]
+        weights = {
+            which: {name: tensor.clone() for name, tensor in module.state_dict().items()}
+            for which, module in modules.items()
+        }
         return TrainerState(weights, optimizer.state(), workset.table.state())
 
     def bring_back(
-        self, modules: Iterable[nn.Module], optimizer: Optimizer, workset: Workset
+        self, modules: Mapping[str, nn.Module], optimizer: Optimizer, workset: Workset
     ) -> None:
         """Make it the state again; it can be brought back any number of times."""
-        for module, weights in zip(modules, self.modules, strict=True):
-            module.load_state_dict(weights)
+        for which, module in modules.items():
+            module.load_state_dict(self.modules[which])
         optimizer.restore(self.optimizer)
         workset.table.restore(self.table)
 

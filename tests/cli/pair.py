@@ -1,0 +1,87 @@
+"""Two parties as processes, with settings, rows and keys of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from celu.bench.processes import free_port
+from celu.data.starter import Starter, write_settings
+from stores import write_store
+
+TINY = Starter(
+    guest="airline",
+    host="weather",
+    bottom='{ use = "wdl", embedding_dim = 4, hidden = [8] }',
+    top='"wdl"',
+    batch_size=64,
+    z_width=8,
+    rounds=60,
+    evaluate_every=20,
+)
+
+
+def celu(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "celu.cli.app", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@dataclass
+class Pair:
+    """A guest that listens and a host that connects, with files of their own."""
+
+    folder: Path
+    port: int
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        path = self.folder / name
+        text = path.read_text()
+        assert old in text, (old, text)
+        path.write_text(text.replace(old, new))
+
+    def start(self, name: str, *more: str, job: str = "job.toml") -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "celu.cli.app", "run"]
+        command += [str(self.folder / name / "party.toml"), "--job", str(self.folder / job), *more]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def run(self, host_job: str = "job.toml") -> tuple[Ended, Ended]:
+        guest, host = self.start("airline"), self.start("weather", job=host_job)
+        return ended(guest), ended(host)
+
+
+@dataclass
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+def ended(process: subprocess.Popen[str]) -> Ended:
+    out, err = process.communicate(timeout=120)
+    return Ended(process.returncode, out, err)
+
+
+def pair_at(folder: Path, keys: Path) -> Pair:
+    """A pair whose files are in a folder; `keys` holds each party's certificates."""
+    random = np.random.default_rng(1)
+    rows = 1024
+    x, y = random.normal(size=(2, rows, 3)).astype(np.float32)
+    ids = random.integers(0, 9, size=rows).astype(np.int32)
+    label = (x[:, 0] + y[:, 0] + (ids > 4) > 0.5).astype(np.float32)
+    tables = {
+        "airline": {"a": x[:, 0], "b": x[:, 1], "label": label},
+        "weather": {"c": y[:, 0], "d": y[:, 1]},
+    }
+    for name, table in tables.items():
+        write_store(folder / name / "store", table)
+        (folder / name / "certs").symlink_to(keys / name / "certs")
+    port = free_port()
+    write_settings(folder, TINY, port=port, local=True)
+    for name in ("airline", "weather"):
+        path = folder / name / "party.toml"
+        path.write_text(path.read_text().replace("[peers", "connect_s = 20\n[peers", 1))
+    return Pair(folder, port)

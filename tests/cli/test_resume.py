@@ -1,0 +1,127 @@
+"""Real processes, killed: what operators see when a run is started again."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from celu.bench.processes import read_events
+from cli.pair import Pair, ended, pair_at
+
+# Long enough to be caught in the middle of it, over a line that takes some time.
+METHOD = """
+[method]
+W = 3
+R = 3
+depth = 4
+[checkpoint]
+every = 7
+"""
+LINE = "link = { mbps = 30, delay_ms = 4 }\n"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Path:
+    """A run that nobody interrupted."""
+    pair = prepared(tmp_path_factory.mktemp("whole"), keys)
+    guest, host = pair.run()
+    assert (guest.code, host.code) == (0, 0), guest.err + host.err
+    return pair.folder
+
+
+def prepared(folder: Path, keys: Path) -> Pair:
+    pair = pair_at(folder, keys)
+    pair.edit("job.toml", "rounds = 60", "rounds = 200")
+    with (folder / "job.toml").open("a") as job:
+        job.write(METHOD)
+    for name in ("airline", "weather"):
+        path = folder / name / "party.toml"
+        path.write_text(LINE + path.read_text())
+    return pair
+
+
+@pytest.fixture
+def pair(tmp_path: Path, keys: Path) -> Pair:
+    return prepared(tmp_path, keys)
+
+
+@pytest.fixture
+def started(pair: Pair) -> Iterator[list[subprocess.Popen[str]]]:
+    """What a test starts, and lets go of in the end."""
+    processes = [pair.start("airline"), pair.start("weather")]
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+def wait_for_round(pair: Pair, name: str, round_: int) -> None:
+    give_up = time.monotonic() + 60
+    run = pair.folder / name / "run"
+    while not any(e["event"] == "round" and e["round"] >= round_ for e in read_events(run)):
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def same_weights(a: Path, b: Path) -> None:
+    for name in ("airline", "weather"):
+        ours, theirs = (load_file(f / name / "run" / "weights.safetensors") for f in (a, b))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+@pytest.mark.parametrize("victims", ["guest", "host", "both"])
+def test_killed_and_started_again_it_ends_with_the_same_bits(
+    pair: Pair, started: list[subprocess.Popen[str]], whole: Path, victims: str
+) -> None:
+    guest, host = started
+    wait_for_round(pair, "airline", 60)
+    for process, role in ((guest, "guest"), (host, "host")):
+        if victims in (role, "both"):
+            process.kill()
+    for process in (guest, host):
+        process.communicate(timeout=60)
+    started += [pair.start("airline"), pair.start("weather")]
+    for process in started[2:]:
+        after = ended(process)
+        assert after.code == 0, after.err
+        assert "goes on from round" in after.out and "of 200" in after.out
+    same_weights(pair.folder, whole)
+    events = read_events(pair.folder / "airline" / "run")
+    resumed = next(e for e in events if e["event"] == "resumed")
+    assert resumed["round"] >= 35
+    assert [e["number"] for e in events if e["event"] == "attempt"] == [1, 2]
+    last = [e for e in events if e["event"] == "evaluation"][-1]
+    expected = read_events(whole / "airline" / "run")
+    reference = [e for e in expected if e["event"] == "evaluation"][-1]
+    assert (last["auc"], last["loss"]) == (reference["auc"], reference["loss"])
+
+
+def test_a_run_that_is_done_can_be_run_again_but_not_under_another_contract(
+    pair: Pair, started: list[subprocess.Popen[str]], whole: Path
+) -> None:
+    for process in started:
+        assert ended(process).code == 0
+    for guest_or_host in pair.run():
+        assert guest_or_host.code == 0
+        assert "goes on from round 200 of 200" in guest_or_host.out
+    same_weights(pair.folder, whole)
+    pair.edit("job.toml", "seed = 1", "seed = 2")
+    guest, host = pair.run()
+    assert {guest.code, host.code} <= {12, 14} and 14 in (guest.code, host.code)
+    assert "seed: the run has 1" in guest.err + host.err
+    same_weights(pair.folder, whole)
+
+
+def test_a_folder_that_a_run_uses_is_refused_to_another(
+    pair: Pair, started: list[subprocess.Popen[str]]
+) -> None:
+    wait_for_round(pair, "airline", 5)
+    second = ended(pair.start("airline"))
+    assert second.code == 3 and "nobody uses" in " ".join(second.err.split())
