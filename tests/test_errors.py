@@ -21,6 +21,7 @@ POISON = "/home/ana/store/train.parquet: id 4711, label 1, 10.0.0.7:7443"
 # Those whose text a peer may read, because what they speak of is shared: contracts, kinds of
 # message, rounds, sizes. Every other error says its kind and nothing else.
 PUBLIC = {"ContractMismatch", "ProtocolError", "ShapeError", "NonFiniteError", "AlignmentError"}
+UNTOLD = {"PeerRestarted"}  # a peer finds that out when it connects anew
 # What a name in a message must not be made of: places, rows and what is in them.
 PRIVATE = {
     "address", "certificate", "column", "file", "folder", "id", "ids", "label", "labels", "path",
@@ -44,7 +45,10 @@ def test_an_error_shows_a_peer_its_kind_and_no_more_unless_it_is_public(
 
 @pytest.mark.parametrize(
     "error",
-    [*(kind(POISON) for kind in every_error() if kind.__name__ not in PUBLIC), OSError(2, POISON)],
+    [
+        *(kind(POISON) for kind in every_error() if kind.__name__ not in {*PUBLIC, *UNTOLD}),
+        OSError(2, POISON),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_what_is_sent_when_a_party_stops_holds_nothing_private(error: Exception) -> None:

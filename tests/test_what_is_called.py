@@ -26,7 +26,7 @@ IMPORTS: dict[str, set[str]] = {
     "plistlib": set(),
     "tarfile": set(),  # archives name paths
     "zipfile": {"data/flights.py"},  # of an installed package, one member by its name
-    "multiprocessing": set(),  # it pickles between its processes
+    "multiprocessing": {"chaos/many.py"},  # it pickles, there between processes of one command
     "ctypes": {"launch.py"},  # one call of the C library, with numbers of our own
     # Processes of our own, by a fixed command line; workers exchange plain bytes with lengths.
     "subprocess": {"psi/workers.py"},
@@ -45,7 +45,14 @@ CALLS: dict[str, set[str]] = {
     "np.load": set(),  # reads archives and may unpickle; np.lib.format does neither
     # A peer's bytes are parsed in one place, behind a bound on their size. The others are files
     # that a party wrote itself.
-    "json.loads": {"transport/wire.py", "psi/state.py", "data/columns.py"},
+    "json.loads": {
+        "transport/wire.py",
+        "psi/state.py",
+        "data/columns.py",
+        "checkpoint/generations.py",
+        "checkpoint/identity.py",
+        "events.py",
+    },
     "json.load": set(),
     # Modules by name: the user's own settings (models, policies), and celu's own.
     "import_module": {"__init__.py", "cli/app.py"},

@@ -14,8 +14,10 @@ import json
 import os
 import platform
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,7 +25,7 @@ from typing import Any, TextIO
 import torch
 from torch import nn
 
-from celu.errors import ConfigError
+from celu.errors import CheckpointError, ConfigError
 from celu.version import __version__
 
 Listener = Callable[[str, Mapping[str, Any]], None]
@@ -35,37 +37,52 @@ class RunFolder:
     Another run's is refused, so that nothing is overwritten, and so is one that a process has in
     use: raises ConfigError. A run that never began (its data was refused, its peer never came)
     can always go on. Events are added to those of earlier attempts, and time goes on from theirs.
+
+    Whatever cannot be written, as on a full disk, raises CheckpointError: a run that cannot be
+    recorded stops, and goes on from its last checkpoint once there is room.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, goes_on: bool = False) -> None:
-        path.mkdir(parents=True, exist_ok=True)
-        self._events = (path / "events.jsonl").open("a+", encoding="utf-8", buffering=1)
+        self.path = path
+        with _written(path):
+            path.mkdir(parents=True, exist_ok=True)
+            self._events = (path / "events.jsonl").open("a+", encoding="utf-8", buffering=1)
         try:
             _lock(path, self._events)
             earlier = _earlier_events(path, self._events, goes_on)
+            latest = max((event["t"] for event in earlier), default=0.0)
+            self._started = time.monotonic() - latest
+            self._listeners: list[Listener] = []
+            self._emitting = threading.Lock()  # links speak from threads of their own
+            self._write_json("settings.json", {**settings, "versions": versions()})
+            attempts = sum(event["event"] == "attempt" for event in earlier)
+            self.emit("attempt", {"number": attempts + 1})
         except BaseException:
-            self._events.close()
+            self._close()
             raise
-        self.path = path
-        self._started = time.monotonic() - max((event["t"] for event in earlier), default=0.0)
-        self._listeners: list[Listener] = []
-        self._write_json("settings.json", {**settings, "versions": versions()})
-        attempts = sum(event["event"] == "attempt" for event in earlier)
-        self.emit("attempt", {"number": attempts + 1})
 
     def listen(self, listener: Listener) -> None:
         """Have every later event passed on, as a progress bar needs it."""
         self._listeners.append(listener)
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Record an event."""
-        seconds = round(time.monotonic() - self._started, 4)
-        self._events.write(json.dumps({"t": seconds, "event": event, **fields}) + "\n")
-        for listener in self._listeners:
-            listener(event, {"t": seconds, **fields})
+        """Record an event, from any thread."""
+        with self._emitting:
+            seconds = round(time.monotonic() - self._started, 4)
+            line = json.dumps({"t": seconds, "event": event, **fields}) + "\n"
+            with _written(self.path / "events.jsonl"):
+                self._events.write(line)
+            for listener in self._listeners:
+                listener(event, {"t": seconds, **fields})
+
+    def notice(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Record an event if it can be, for a thread that must not fail: a later `emit` will."""
+        with suppress(CheckpointError):
+            self.emit(event, fields)
 
     def save_weights(self, modules: Mapping[str, nn.Module | None]) -> None:
         """Keep the trained weights, each under its module's name."""
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         tensors = {
@@ -74,24 +91,55 @@ class RunFolder:
             if module is not None
             for key, tensor in module.state_dict().items()
         }
-        partial = self.path / "weights.safetensors.partial"
-        save_file(tensors, partial)
-        partial.replace(self.path / "weights.safetensors")
+        with self._replacing("weights.safetensors") as partial:
+            try:
+                save_file(tensors, partial)
+            except SafetensorError as error:  # what the disk said is in its words only
+                raise OSError(str(error)) from error
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Record the end of the run."""
-        seconds = round(time.monotonic() - self._started, 3)
-        self._write_json("summary.json", {**summary, "seconds": seconds})
-        self._events.close()
+        """Record the end of the run, and let go of the folder."""
+        try:
+            seconds = round(time.monotonic() - self._started, 3)
+            self._write_json("summary.json", {**summary, "seconds": seconds})
+        finally:
+            self._close()
 
     def write(self, name: str, text: str) -> None:
         """Keep a file, whole or not at all."""
+        with self._replacing(name) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+    @contextmanager
+    def _replacing(self, name: str) -> Iterator[Path]:
+        """Where to write a file that then takes its place."""
         partial = self.path / f"{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(self.path / name)
+        with _written(self.path / name):
+            try:
+                yield partial
+                partial.replace(self.path / name)
+            except OSError:
+                partial.unlink(missing_ok=True)  # it may hold the very room that is lacking
+                raise
+
+    def _close(self) -> None:
+        with suppress(OSError):  # an event that there is no room for
+            self._events.close()
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
         self.write(name, json.dumps(content, indent=2, default=str) + "\n")
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """What the disk refuses in here is told with the file and the next step."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: cannot be written ({error.strerror or error}); make room, or look at the "
+            "disk, and start again at all parties: a run goes on from its last checkpoint"
+        ) from error
 
 
 def _lock(path: Path, events: TextIO) -> None:

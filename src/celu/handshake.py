@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from celu.errors import (
     CeluError,
     ContractMismatch,
     PeerFailed,
-    PeerLost,
     PeerRestarted,
     ProtocolError,
 )
@@ -100,10 +100,8 @@ async def tell(links: Mapping[str, Link], error: BaseException) -> None:
         # A peer that is gone, or that told us it stops, needs no telling.
         told = isinstance(error, PeerFailed) and str(error).startswith(f"{link.peer} stopped")
         if not told:
-            try:
+            with suppress(CeluError):  # it is gone, or the link has ended otherwise
                 await link.send(Message(Kind.FAILURE, body={"reason": reason}))
-            except PeerLost:
-                continue
         link.close()
 
 

@@ -6,6 +6,7 @@ import ctypes
 import datetime as dt
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from celu.doctor.measuring import Plan
 from celu.doctor.trains import Watch
 from celu.engine.coding import Coding
 from celu.engine.local import seed_step
-from celu.errors import CeluError, ConfigError, DataError, PeerRestarted
+from celu.errors import CeluError, CheckpointError, ConfigError, DataError, PeerRestarted
 from celu.events import RunFolder
 from celu.models.building import BOTTOMS, TOPS, build, find_loss
 from celu.party import Guest, Host
@@ -125,11 +126,10 @@ def run_party(
             run.write("replay.toml", replay_toml(job, result.choices))
         run.finish({"status": "done", **asdict(result), "choices": len(result.choices)})
         return result
-    except CeluError as error:
-        run.finish({"status": type(error).__name__, "message": str(error)})
-        raise
     except BaseException as error:
-        run.finish({"status": type(error).__name__})
+        message = {"message": str(error)} if isinstance(error, CeluError) else {}
+        with suppress(CheckpointError):  # the first error is the one to tell of
+            run.finish({"status": type(error).__name__, **message})
         raise
 
 
@@ -143,7 +143,7 @@ def _run_once(
     """One conversation with the peers, from their coming to goodbye."""
     checkpoints = Checkpoints(run.path)
     checkpoints.find()  # now, while no peer waits
-    with open_links(_endpoint(settings), listening) as links:
+    with open_links(_endpoint(settings, run.notice), listening) as links:
         run.emit("connected", {"peers": sorted(links), "secure": not settings.insecure})
         if isinstance(party, Guest):
             session = guest_session(
@@ -164,8 +164,8 @@ def align_party(
 ) -> tuple[Alignment, dict[str, TrafficBothWays]]:
     """Find the rows that all parties have, and write the alignment; also what crossed each link.
 
-    Interrupted, it goes on from where it was when it is started again at all parties. Raises
-    ConfigError, DataError, and what `celu.psi` raises.
+    Interrupted, it goes on from where it was when it is started again; so does the other side, by
+    itself. Raises ConfigError, DataError, and what `celu.psi` raises.
     """
     if settings.data.alignment is None:
         raise ConfigError("data.alignment: expected a folder to write to, got aligned = true")
@@ -181,18 +181,22 @@ def align_party(
         "split.test": split.test,
     }
     folder = settings.data.alignment
-    with (
-        Workers(settings.threads or os.cpu_count() or 1) as workers,
-        open_links(_endpoint(settings), listening) as links,
-    ):
-        emit("connected", {"peers": sorted(links), "secure": not settings.insecure})
+    with Workers(settings.threads or os.cpu_count() or 1) as workers:
         work = Work(folder.with_name(f".{folder.name}.work"), workers)
-        if settings.role == "guest":
-            program = align_guest(settings.name, links, tags[order], terms, work, emit)
-        else:
-            program = align_host(settings.name, links[job.guest], tags[order], terms, work, emit)
-        found = run_blocking(program)
-        traffic = {name: link.traffic for name, link in links.items()}
+        while True:
+            try:
+                with open_links(_endpoint(settings, emit), listening) as links:
+                    emit("connected", {"peers": sorted(links), "secure": not settings.insecure})
+                    if settings.role == "guest":
+                        program = align_guest(settings.name, links, tags[order], terms, work, emit)
+                    else:
+                        link = links[job.guest]
+                        program = align_host(settings.name, link, tags[order], terms, work, emit)
+                    found = run_blocking(program)
+                    traffic = {name: link.traffic for name, link in links.items()}
+                    break
+            except PeerRestarted as error:
+                emit("restart", {"message": str(error)})
     rows = order[found.rows]
     first_test = len(parts["train"])
     alignment = write_alignment(
@@ -281,7 +285,10 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _endpoint(settings: PartySettings) -> Endpoint:
+def _endpoint(
+    settings: PartySettings,
+    notice: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
+) -> Endpoint:
     keys = None
     if settings.peers and not settings.insecure:
         assert settings.keys is not None  # settings are checked
@@ -309,7 +316,10 @@ def _endpoint(settings: PartySettings) -> Endpoint:
         behind_gateway=settings.gateway,
         connect_s=settings.connect_s,
         deadline_s=settings.deadline_s,
+        outage_s=settings.outage_s,
+        heartbeat_s=settings.heartbeat_s,
         line=line,
+        notice=notice,
     )
 
 

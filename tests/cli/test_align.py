@@ -183,8 +183,7 @@ def test_killed_half_way_it_goes_on_from_there(pair: Path) -> None:
         time.sleep(0.02)
     host.send_signal(signal.SIGKILL)
     host.communicate()
-    output, _ = guest.communicate(timeout=60)
-    assert guest.returncode in (0, 11), output
-    for code, output in both(pair, "align"):
-        assert code == 0, output
+    for process in (start(pair, "weather", "align"), guest):  # the guest goes on by itself
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
     assert not list(pair.rglob("*.work"))

@@ -80,15 +80,16 @@ def same_weights(a: Path, b: Path) -> None:
 def test_killed_and_started_again_it_ends_with_the_same_bits(
     pair: Pair, started: list[subprocess.Popen[str]], whole: Path, victims: str
 ) -> None:
-    guest, host = started
+    names = {"guest": ["airline"], "host": ["weather"], "both": ["airline", "weather"]}[victims]
+    parties = dict(zip(("airline", "weather"), started, strict=True))
     wait_for_round(pair, "airline", 60)
-    for process, role in ((guest, "guest"), (host, "host")):
-        if victims in (role, "both"):
-            process.kill()
-    for process in (guest, host):
-        process.communicate(timeout=60)
-    started += [pair.start("airline"), pair.start("weather")]
-    for process in started[2:]:
+    for name in names:
+        parties[name].kill()
+        parties[name].communicate(timeout=10)
+    for name in names:
+        parties[name] = pair.start(name)
+        started.append(parties[name])
+    for process in parties.values():  # whoever was not killed has begun again by itself
         after = ended(process)
         assert after.code == 0, after.err
         assert "goes on from round" in after.out and "of 200" in after.out
@@ -96,7 +97,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(
     events = read_events(pair.folder / "airline" / "run")
     resumed = next(e for e in events if e["event"] == "resumed")
     assert resumed["round"] >= 35
-    assert [e["number"] for e in events if e["event"] == "attempt"] == [1, 2]
+    assert sum(e["event"] in ("attempt", "restart") for e in events) == 2
     last = [e for e in events if e["event"] == "evaluation"][-1]
     expected = read_events(whole / "airline" / "run")
     reference = [e for e in expected if e["event"] == "evaluation"][-1]

@@ -196,6 +196,8 @@ def training(pair: Pair) -> Iterator[tuple[subprocess.Popen[str], subprocess.Pop
     """A pair in the middle of a run that would take days."""
     pair.edit("job.toml", "rounds = 60", "rounds = 1000000")
     pair.edit("job.toml", "every = 20", "every = 1000000")
+    settings = pair.folder / "airline" / "party.toml"
+    settings.write_text("outage_s = 1\n" + settings.read_text())
     guest, host = pair.start("airline"), pair.start("weather")
     events = pair.folder / "airline" / "run"
     give_up = time.monotonic() + 60

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celu.config.job import Order
+from celu.data import feed as feed_module
 from celu.data.feed import Feed
 from celu.data.order import BatchOrder
 from celu.data.table import Table
@@ -18,6 +19,12 @@ BLOCKS = Order(shuffle="blocks", block_rows=8, window_blocks=3)
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(params=[0, 2**40], ids=["thread", "in place"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gathered by a thread, or then and there."""
+    monkeypatch.setattr(feed_module, "_FEW_BYTES", request.param)
+
+
 def table(num_rows: int) -> Table:
     rows = torch.arange(num_rows)
     tags = make_tags(map(str, range(num_rows)), 1)
@@ -25,6 +32,7 @@ def table(num_rows: int) -> Table:
     return Table({"ids": ids}, rows.float(), {"ids": (num_rows, 2 * num_rows)}, tags)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("order", [Order(), BLOCKS], ids=["rows", "blocks"])
 @pytest.mark.parametrize("rounds", [range(40), [0, 3, 4, 9, 20, 21], [7, 7, 8]])
 def test_a_batch_is_a_function_of_its_round(order: Order, rounds: list[int]) -> None:
@@ -40,7 +48,8 @@ def test_a_batch_is_a_function_of_its_round(order: Order, rounds: list[int]) -> 
     feed.close()
 
 
-def test_an_error_while_gathering_ahead_reaches_the_one_who_asks() -> None:
+@pytest.mark.usefixtures("either_way")
+def test_an_error_while_gathering_reaches_the_one_who_asks() -> None:
     feed = Feed(table(64), BatchOrder(1, 128, 16), CPU)  # an order over rows that are not there
     with pytest.raises(IndexError):
         for round_ in range(8):
@@ -48,6 +57,7 @@ def test_an_error_while_gathering_ahead_reaches_the_one_who_asks() -> None:
     feed.close()
 
 
+@pytest.mark.usefixtures("either_way")
 def test_by_blocks_only_a_window_or_two_are_in_memory() -> None:
     feed = Feed(table(10_000), BatchOrder(1, 10_000, 16, BLOCKS), CPU)
     for round_ in range(600):
@@ -57,6 +67,7 @@ def test_by_blocks_only_a_window_or_two_are_in_memory() -> None:
     feed.close()
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_batch_does_not_keep_its_window_in_memory() -> None:
     order = Order(shuffle="blocks", block_rows=64, window_blocks=8)
     feed = Feed(table(1024), BatchOrder(1, 1024, 16, order), CPU)

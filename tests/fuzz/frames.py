@@ -19,7 +19,7 @@ from .values import NUMBERS, mutated_body, mutated_bytes
 
 FIELDS = [
     "magic", "version", "kind", "dtype", "rank",
-    "sequence", "round", "part", "rows", "width", "length", "check",
+    "sequence", "received", "round", "part", "rows", "width", "length", "check",
 ]  # fmt: skip
 _BITS = {"B": 8, "H": 16, "I": 32, "Q": 64, "s": 0}  # 0: bytes
 BITS = dict(

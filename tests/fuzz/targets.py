@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import celu
+from celu.checkpoint.agreement import Agreement, Claim
 from celu.codecs.named import CODECS, ZSTD
 from celu.data.order import BatchOrder
 from celu.doctor import examination, trains
@@ -32,10 +33,12 @@ from celu.models.tower import Tower
 from celu.psi import exchange, protocol
 from celu.psi.state import VALUE_BYTES, State
 from celu.psi.workers import Workers
+from celu.transport.delivery import Delivery, Leg
 from celu.transport.link import run_blocking
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message, TensorSpec, expect, failure_of, rows_of
 from celu.transport.stripes import Stripe
+from celu.transport.wire import encode
 
 ROWS, WIDTH = 8, 3
 ROUND = 4
@@ -72,7 +75,10 @@ def open_targets(folder: Path) -> Iterator[list[Target]]:
             *codecs(),
             a_hosts_update(stack),
             a_guests_answer(stack),
+            greeting(),
             handshake(),
+            claim(),
+            agreement(),
             verdict(),
             report(),
             failure(),
@@ -108,7 +114,7 @@ def _table() -> celu.Table:
 
 
 def _bits(state: TrainerState) -> object:
-    weights = [t.numpy().tobytes() for module in state.modules for t in module.values()]
+    weights = [t.numpy().tobytes() for m in state.modules.values() for t in m.values()]
     return weights, repr(state.optimizer), state.table[0], [e.round for e in state.table[1]]
 
 
@@ -176,6 +182,54 @@ def handshake() -> Target:
 
 
 SCHEDULE = Schedule(100, 8, 50, 16, ROWS)
+
+
+def greeting() -> Target:
+    """How a connection begins: whose it is, and what that party has."""
+    ours: list[Delivery] = []
+
+    def anew() -> None:
+        ours[:] = [Delivery("host", "a" * 32)]
+        ours[0].give(Message(Kind.READY))
+
+    def read(message: Message) -> None:
+        leg = Leg(ours[0], calls=False)
+        for piece in encode(message, 0):
+            leg.take(piece)
+        assert not leg.greeted or ours[0].their_token is not None
+
+    anew()
+    known = [None, "a" * 32]
+    bodies = [{"token": "b" * 32, "knows": knows, "received": 0} for knows in known]
+    return Target(
+        "greeting",
+        [Message(Kind.GREETING, body=body) for body in bodies],
+        read,
+        state=lambda: (ours[0].their_token, ours[0].received, ours[0].given, ours[0].unconfirmed),
+        reset=anew,
+    )
+
+
+def claim() -> Target:
+    """Which rounds a host says it holds."""
+
+    def read(message: Message) -> None:
+        said = Claim.from_body("host", expect(message, Kind.HELLO).body or {})
+        assert said.held[0] == 0 and list(said.held) == sorted(set(said.held))
+
+    body = Claim("c" * 32, (0, 10, 20)).to_body()
+    return Target("claim", [Message(Kind.HELLO, body=body)], read)
+
+
+def agreement() -> Target:
+    """Which round a guest wants to go on from."""
+    own = Claim("c" * 32, (0, 10, 20))
+
+    def read(message: Message) -> None:
+        agreed = Agreement.from_body("guest", expect(message, Kind.READY).body, own)
+        assert agreed.round in own.held and agreed.run == own.run
+
+    return Target("agreement", [Message(Kind.READY, body=Agreement("c" * 32, 10).to_body())], read)
 
 
 def verdict() -> Target:

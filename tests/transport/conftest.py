@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import queue
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
@@ -170,10 +172,23 @@ class OverSockets:
         self.guest: dict[str, Link] = {}
         self.hosts: dict[str, Link] = {}
 
-    def open(self, hosts: list[str], way: Way, made: dict[str, Company], deadline_s: float) -> None:
+    def open(
+        self,
+        hosts: list[str],
+        way: Way,
+        made: dict[str, Company],
+        deadline_s: float,
+        outage_s: float,
+    ) -> None:
         ports: queue.Queue[int] = queue.Queue()
         companies = made if way.secure else None
-        common: Any = {"carrier": way.carrier, "connect_s": 10, "deadline_s": deadline_s}
+        common: Any = {
+            "carrier": way.carrier,
+            "connect_s": 10,
+            "deadline_s": deadline_s,
+            "outage_s": outage_s,
+            "heartbeat_s": 2,
+        }
         keys = companies and companies[GUEST].keys(*(companies[name] for name in hosts))
         here = Endpoint(
             GUEST, "127.0.0.1:0", tuple(hosts), keys=keys, behind_gateway=way.sealed, **common
@@ -218,16 +233,18 @@ def federate(
     monkeypatch.setattr(stream, "CLOSE_S", 0.5)  # a peer that does not answer is usual here
     with ExitStack() as stack:
 
-        def make(deadline_s: float = 10.0) -> Federation:
+        def make(deadline_s: float = 10.0, outage_s: float = 0.5) -> Federation:
             if carrier == "memory":
                 return InMemory(HOSTS[:num_hosts])
             made = OverSockets(num_hosts)
             stack.callback(made.close)
-            made.open(HOSTS[:num_hosts], WAYS[carrier], companies, deadline_s)
+            made.open(HOSTS[:num_hosts], WAYS[carrier], companies, deadline_s, outage_s)
             return made
 
         yield make
     for thread in threading.enumerate():
-        if thread.name.startswith(("from-", "to-", "celu-websocket")):
+        if thread.name.startswith(("from-", "to-", "keep-", "celu-websocket")):
             thread.join(timeout=5)
-            assert not thread.is_alive(), "a thread outlives its link"
+            stack = sys._current_frames().get(thread.ident or 0)
+            where = "".join(traceback.format_stack(stack)[-6:]) if thread.is_alive() else ""
+            assert not thread.is_alive(), f"{thread.name} outlives its link:\n{where}"

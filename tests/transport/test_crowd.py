@@ -121,7 +121,7 @@ def listening(companies: dict[str, Any], way: Way) -> Iterator[int]:
     guest, bank = companies["guest"], companies["bank"]
     identity = Identity.read(*guest.keys(bank))
     arrivals = Arrivals(
-        ["bank"], identity, lambda p: StreamLink(p, deadline_s=5), behind_gateway=way.sealed
+        {"bank": StreamLink("bank", deadline_s=5)}, identity, behind_gateway=way.sealed
     )
     listener = find_carrier(way.carrier).listen("127.0.0.1:0", arrivals)
     try:

@@ -11,6 +11,7 @@ from celu.transport.emulation import Line
 from celu.transport.link import run_blocking
 from celu.transport.message import Kind, Message
 from celu.transport.stream import StreamLink
+from celu.transport.wire import encode
 
 MEGABYTE = 1_000_000  # takes 1 s at 8 Mbps
 
@@ -86,14 +87,17 @@ def test_two_lines_do_not_share_their_bandwidth() -> None:
 
 def test_a_link_paces_every_byte_that_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("celu.transport.stream.time.monotonic", clock)
     link = StreamLink("bank", deadline_s=1, line=line(clock, delay_s=0.5))
+    leg = link.leg(calls=True)
+    greeting = {"token": "0" * 32, "knows": None, "received": 0}
+    for piece in encode(Message(Kind.GREETING, body=greeting), 0):
+        link.arrived(leg, piece)
+    monkeypatch.setattr("celu.transport.stream.time.monotonic", clock)
     for _ in range(2):
         run_blocking(link.send(Message(Kind.ACTIVATION, tensor=torch.ones(1000, 250))))
-    monkeypatch.undo()
-    sending = link.outgoing()
-    pieces = []
+    sending, pieces = leg.outgoing(), []
     while sum(len(piece) for piece in pieces) < link.traffic.sent.total_bytes:
         pieces.append(next(sending))
     sending.close()
-    assert clock.now == pytest.approx(100 + link.traffic.sent.total_bytes * 8 / 8e6 + 0.5)
+    carried = sum(len(piece) for piece in pieces)  # the greeting as well
+    assert clock.now == pytest.approx(100 + carried * 8 / 8e6 + 0.5)

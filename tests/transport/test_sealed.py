@@ -13,7 +13,8 @@ import pytest
 from celu.errors import CeluError, PeerLost, ProtocolError
 from celu.transport import sealed
 from celu.transport.sealed import FLIGHT_BYTES, SEALED_BYTES, Seal
-from celu.transport.tls import Identity
+from celu.transport.sealing import Sealing
+from celu.transport.tls import Identity, answering, calling
 from celu.transport.wire import PIECE_BYTES
 
 
@@ -131,6 +132,35 @@ def test_pieces_that_a_gateway_repeats_drops_or_swaps_are_refused(
     with pytest.raises(ProtocolError, match="do not open"):
         for _ in order:
             next(received)
+
+
+def test_a_seal_that_was_broken_by_what_arrived_seals_no_more(companies: dict[str, Any]) -> None:
+    said: dict[str, list[bytes]] = {"bank": [], "guest": []}
+    identities = {
+        "bank": Identity.read(*companies["bank"].keys(companies["guest"])),
+        "guest": Identity.read(*companies["guest"].keys(companies["bank"])),
+    }
+    sealings = {
+        name: Sealing(
+            calling(own, peer) if name == "bank" else answering(own, [peer]),
+            peer,
+            own.authorities[peer],
+            said[name].append,
+            None if name == "bank" else lambda: None,
+        )
+        for (name, own), peer in zip(identities.items(), ["guest", "bank"], strict=True)
+    }
+    while not all(sealing.is_open for sealing in sealings.values()):
+        for name, peer in (("bank", "guest"), ("guest", "bank")):
+            strings, said[name][:] = list(said[name]), []
+            for string in strings:
+                assert sealings[peer].take(string) is None
+    ours, theirs = sealings.values()
+    assert theirs.take(ours.seal(b"piece")) == b"piece"
+    with pytest.raises(ProtocolError, match="do not open"):
+        theirs.take(flipped(ours.seal(bytes(100))))
+    with pytest.raises(PeerLost, match="broken"):
+        theirs.seal(b"piece")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from celu.bench.step import BATCH, WIDTH, write_pair
 from celu.config.link import find_link
 from celu.data.starter import CRITEO, write_settings
 
+PROFILE = "wan-300"
 _JOB = """\
 batch_size = {batch}
 rounds = {rounds}

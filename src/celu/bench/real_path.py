@@ -1,8 +1,8 @@
 """How a real line compares with the emulated one: between two network namespaces, with root.
 
-Somebody else makes the line: two namespaces joined at the rate and delay of a profile. One-way traffic
-is what `celu doctor` measures with nothing coming back; ping-pong is vanilla training one round at
-a time; duplex is the same with rounds in flight. The emulated line is measured in the same way.
+Somebody else makes the line: two namespaces joined at the rate and delay of a profile. One-way
+traffic is what `celu doctor` measures with nothing coming back; ping-pong is vanilla training one
+round at a time; duplex is the same with rounds in flight. The emulated line is measured alike.
 """
 
 from __future__ import annotations

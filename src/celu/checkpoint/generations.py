@@ -183,7 +183,10 @@ class Checkpoints:
         files = {name: self._disk.read(folder / name) for name in (_TENSORS, _STATE)}
         if lines != _sums({n: hashlib.sha256(data).hexdigest() for n, data in files.items()}):
             raise ValueError(f"{_SUMS} does not match the files beside it")
-        content = json.loads(files[_STATE])
+        try:
+            content = json.loads(files[_STATE])
+        except RecursionError:
+            raise ValueError(f"{_STATE}: expected JSON of a few levels, got very many") from None
         if not isinstance(content, dict) or content.keys() != {"round", "identity", "state"}:
             raise ValueError(f"{_STATE}: expected a round, an identity and a state")
         if content["round"] != round_ or not isinstance(content["state"], dict):

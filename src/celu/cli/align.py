@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from celu.cli.progress import megabytes
+from celu.cli.progress import megabytes, of_a_link
 from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, with_options
 from celu.config.job import read_job
 from celu.config.party import check_names, read_party
@@ -92,6 +92,8 @@ class _Bar:
 
     def event(self, event: str, fields: Mapping[str, Any]) -> None:
         """Show an event."""
+        if (words := of_a_link(event, fields)) is not None:
+            self._console.print(f"{self._name}: {words}")
         if event != "aligning":
             return
         done, total = fields["done"], fields["total"]

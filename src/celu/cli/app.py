@@ -11,6 +11,8 @@ from rich.markup import escape
 
 from celu.errors import CeluError
 
+_INTERRUPTED = 130  # what a shell makes of Ctrl-C
+
 app = typer.Typer(
     name="celu",
     help="Train one neural network across companies that may not share their data.\n\n"
@@ -34,6 +36,7 @@ for _name in (
     "doctor",
     "run",
     "simulate",
+    "chaos",
     "bench",
 ):
     import_module(f"celu.cli.{_name}").register(app)
@@ -57,9 +60,14 @@ def main() -> None:
             f"[bold red]{type(error).__name__}[/bold red] {escape(str(error))}", soft_wrap=True
         )
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("[bold]interrupted[/bold]")
-        sys.exit(130)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if isinstance(stop, SystemExit) and stop.code != _INTERRUPTED:
+            raise
+        # Typer makes an exit of an interrupt, and says nothing.
+        Console(stderr=True).print(
+            "[bold]interrupted[/bold]; run and align go on when they are started again"
+        )
+        sys.exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

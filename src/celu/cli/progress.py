@@ -28,6 +28,17 @@ def megabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e6:,.1f} MB"
 
 
+def of_a_link(event: str, fields: Mapping[str, Any]) -> str | None:
+    """What to say of a link that went down or came up again; None for another event."""
+    if event == "link_down":
+        return f"[yellow]the link to {fields['peer']} is down[/yellow]: {escape(fields['reason'])}"
+    if event == "link_up":
+        return f"the link to {fields['peer']} is up again after {fields['seconds']:.1f} s"
+    if event == "restart":
+        return f"{escape(fields['message'])}; begins again"
+    return None
+
+
 class RunProgress:
     """Listens to a run's events; use as a context manager."""
 
@@ -71,8 +82,8 @@ class RunProgress:
                 f"[yellow]warning[/yellow] the checkpoint of round {fields['round']} is damaged: "
                 f"{escape(fields['why'])}"
             )
-        elif event == "restart":
-            self._console.print(f"{self._name}: {escape(fields['message'])}; begins again")
+        elif (words := of_a_link(event, fields)) is not None:
+            self._console.print(f"{self._name}: {words}")
         elif event == "round":
             if "loss" in fields:
                 self._latest["loss"] = f"loss {fields['loss']:.4f}"

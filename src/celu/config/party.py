@@ -155,7 +155,9 @@ class PartySettings(Settings):
     threads: PositiveInt | None = None
     run_dir: FilePath = Path("runs")
     connect_s: Seconds = 300.0
-    deadline_s: Seconds = 120.0
+    deadline_s: Seconds = 120.0  # for a peer that is up to say what is due
+    outage_s: Seconds = 600.0  # for a link that is down to come up again
+    heartbeat_s: Seconds = 10.0  # a peer that is silent for two of these is taken for gone
     link: Link | None = None  # emulated, for what this party sends
 
     @model_validator(mode="after")

@@ -2,7 +2,8 @@
 
 Rows that lie on an accelerator are gathered there. Rows in main memory, which may be columns
 mapped from a file, are gathered by a thread of the feed's own, into page-locked memory where an
-accelerator is to have them. What comes out is a function of the round alone.
+accelerator is to have them; so few that waking a thread would take longer, then and there. What
+comes out is a function of the round alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import torch
 from celu.data.order import BatchOrder
 from celu.data.table import Batch, Table
 
+# A table of at most so many bytes has its batches gathered sooner than a thread is woken.
+_FEW_BYTES = 64 * 1024
+
 
 class Feed:
     """A party's training batches by round. Rounds are asked for in ascending order."""
@@ -23,11 +27,17 @@ class Feed:
         self._order = order
         self._device = device
         self._windows: dict[tuple[int, int], Table] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="celu-feed")
+        self._thread = (
+            ThreadPoolExecutor(1, thread_name_prefix="celu-feed")
+            if table.num_bytes > _FEW_BYTES
+            else None
+        )
         self._ahead: tuple[int, Future[Batch]] | None = None
 
     def batch(self, round_: int) -> Batch:
         """The batch of a round, on the device."""
+        if self._thread is None:
+            return self._gather(round_)
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead[0] != round_:
             ahead = (round_, self._thread.submit(self._gather, round_))
@@ -37,7 +47,8 @@ class Feed:
 
     def close(self) -> None:
         """Let the thread go; what it was gathering is dropped."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _gather(self, round_: int) -> Batch:
         if self._order.by_blocks:

@@ -10,17 +10,16 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from celu.errors import CertificateError, PeerLost
 from celu.transport.knock import Gateway
 from celu.transport.sealed import Seal
-from celu.transport.stream import StreamLink
+from celu.transport.stream import StreamLeg, StreamLink
 from celu.transport.tls import Identity, issued_for
 
-MakeLink = Callable[[str], StreamLink]
 NAME_KEY = "celu-name"  # says who calls; without a certificate of the connection it is a claim
 OPEN_S = 10.0  # within which a caller must have said who it is, at each step on the way in
 # Callers behind a gateway that have not proven who they are yet, at a time.
@@ -63,13 +62,16 @@ class Listener(ABC):
 
 
 class Connection(Protocol):
-    """A link to a peer that listens, opened by us."""
+    """One connection to a peer that listens, opened by us."""
 
-    link: StreamLink
+    leg: StreamLeg
 
     def stop(self) -> None:
         """End the connection."""
         ...
+
+
+MakeLeg = Callable[[], StreamLeg]
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,12 @@ class Carrier:
     """How listeners and connections are opened.
 
     `listen(address, arrivals)` raises ConfigError where the address cannot be had. `connect(route,
-    name, peer, identity, make_link)` calls a peer, with `identity` None in an insecure run, and
+    name, peer, identity, make_leg)` calls a peer, with `identity` None in an insecure run, and
     raises PeerLost, CertificateError or ConfigError where that shows at once.
     """
 
     listen: Callable[[str, Arrivals], Listener]
-    connect: Callable[[Route, str, str, Identity | None, MakeLink], Connection]
+    connect: Callable[[Route, str, str, Identity | None, MakeLeg], Connection]
 
 
 class Arrivals:
@@ -94,20 +96,19 @@ class Arrivals:
 
     def __init__(
         self,
-        peers: list[str],
+        links: Mapping[str, StreamLink],
         identity: Identity | None,
-        make_link: MakeLink,
         *,
         behind_gateway: bool = False,
     ) -> None:
-        self.peers = peers
+        self.peers = list(links)
         self.identity = identity
         self.behind_gateway = behind_gateway
         self.refused: deque[str] = deque(maxlen=5)  # for the error message; callers may be many
-        self._make_link = make_link
-        self._arrived: dict[str, StreamLink] = {}
-        self._unproven: list[StreamLink] = []
-        self._changed = threading.Condition()
+        self._links = links
+        self._came = {name: threading.Event() for name in links}
+        self._unproven: list[StreamLeg] = []
+        self._lock = threading.Lock()
         self._stopping = False
 
     def caller(self, claimed: str, certificate: bytes | None) -> str:
@@ -121,23 +122,21 @@ class Arrivals:
                 return name
         raise CertificateError("a caller's certificate is for none of the expected parties")
 
-    def admit(self, name: str) -> StreamLink:
-        """A link for a caller; raises CertificateError where that name is taken.
+    def admit(self, name: str) -> StreamLeg:
+        """The end of a caller's connection; raises CertificateError where there are too many.
 
-        Behind a gateway the name is taken only once the caller has proven to be that party.
+        Behind a gateway it is of use only once the caller has proven to be that party.
         """
-        link = self._make_link(name)
         if self.identity is None or not self.behind_gateway:
-            self._take(name, link)
-            return link
-        with self._changed:
-            self._check_free(name)
-            self._unproven = [one for one in self._unproven if not _is_over(one)]
+            return self._let_in(name)
+        with self._lock:
+            self._unproven = [leg for leg in self._unproven if not _is_proven(leg)]
             if len(self._unproven) >= _UNPROVEN:
                 raise CertificateError("too many callers that have not proven who they are")
-            link.seal = Seal(self.identity, name, lambda: self._take(name, link))
-            self._unproven.append(link)
-        return link
+            leg = self._let_in(name)
+            leg.seal = Seal(self.identity, name, self._check_open)
+            self._unproven.append(leg)
+        return leg
 
     def turn_away(self, problem: str) -> None:
         """Note why a caller was not let in."""
@@ -147,35 +146,30 @@ class Arrivals:
     def wait(self, connect_s: float) -> dict[str, StreamLink]:
         """The links, once every peer has come; raises PeerLost at the deadline."""
         give_up = time.monotonic() + connect_s
-        with self._changed:
-            for name in self.peers:
-                while name not in self._arrived:
-                    if not self._changed.wait(max(0.0, give_up - time.monotonic())):
-                        raise PeerLost(self._nobody(name, connect_s))
-            return {name: self._arrived[name] for name in self.peers}
+        for name, came in self._came.items():
+            if not came.wait(max(0.0, give_up - time.monotonic())):
+                raise PeerLost(self._nobody(name, connect_s))
+        return dict(self._links)
 
     def stop(self) -> None:
-        """Let nobody in any more, and close the links of those who came."""
-        with self._changed:
+        """Let nobody in any more, and close the links."""
+        with self._lock:
             self._stopping = True
-            arrived, unproven = list(self._arrived.values()), self._unproven
-        for link in unproven:
-            assert link.seal is not None  # only sealed ones have something to prove
-            link.seal.fail(PeerLost("no longer listening"))
-        for link in arrived:  # its thread waits for something to send, and would for good
+            unproven = self._unproven
+        for leg in unproven:
+            leg.cut(PeerLost("no longer listening"))
+        for link in self._links.values():  # its threads wait for something to send, and would ever
             link.close()
 
-    def _take(self, name: str, link: StreamLink) -> None:
-        with self._changed:
-            self._check_free(name)
-            self._arrived[name] = link
-            self._changed.notify_all()
+    def _let_in(self, name: str) -> StreamLeg:
+        self._check_open()
+        leg = self._links[name].leg(calls=False)
+        leg.up = self._came[name].set
+        return leg
 
-    def _check_free(self, name: str) -> None:
+    def _check_open(self) -> None:
         if self._stopping:
             raise CertificateError("no longer listening")
-        if name in self._arrived:
-            raise CertificateError(f"{name} is connected already")
 
     def _nobody(self, name: str, connect_s: float) -> str:
         turned_away = f"; turned away: {'; '.join(self.refused)}" if self.refused else ""
@@ -185,5 +179,5 @@ class Arrivals:
         )
 
 
-def _is_over(link: StreamLink) -> bool:
-    return link.seal is None or link.seal.is_over()
+def _is_proven(leg: StreamLeg) -> bool:
+    return leg.seal is None or leg.seal.is_over()

@@ -25,10 +25,10 @@ import grpc
 from celu.config.party import MAX_STRIPES
 from celu.errors import CeluError, CertificateError, ConfigError, PeerLost, ProtocolError
 from celu.transport import carrier
-from celu.transport.carrier import NAME_KEY, OPEN_S, Arrivals, MakeLink, Route
+from celu.transport.carrier import NAME_KEY, OPEN_S, Arrivals, MakeLeg, Route
 from celu.transport.message import shown
 from celu.transport.sealed import SEALED_BYTES, Seal
-from celu.transport.stream import StreamLink
+from celu.transport.stream import StreamLeg
 from celu.transport.stripes import Bundles, Deal, Stripe, gather, piece_bytes
 from celu.transport.tls import Identity, read_authority
 
@@ -57,9 +57,9 @@ class Listener(carrier.Listener):
     def __init__(self, address: str, arrivals: Arrivals) -> None:
         super().__init__(arrivals)
         self._bundles = Bundles()
-        # A stream that was let in keeps a thread for the whole run; two more turn away others.
-        # Threads are made when they are needed, so these are bounds.
-        threads = len(arrivals.peers) * MAX_STRIPES + 2
+        # A stream that was let in keeps a thread while it lasts, and one connection may replace
+        # another; two more turn away others. Threads are made when they are needed: bounds.
+        threads = 2 * len(arrivals.peers) * MAX_STRIPES + 2
         self._server: Any = grpc.server(
             futures.ThreadPoolExecutor(threads, thread_name_prefix="celu-listen"),
             options=[*_OPTIONS, *_AT_THE_DOOR, *(_NEAR if arrivals.behind_gateway else [])],
@@ -94,24 +94,32 @@ class Listener(carrier.Listener):
         self._server.stop(grace=1.0).wait(2.0)
 
     def _exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        def begin(streams: list[Iterator[bytes]]) -> StreamLink:
-            link = self.arrivals.admit(name)
-            link.piece_bytes = piece_bytes(len(streams))
-            _pump(link, gather(streams))
-            return link
+        def begin(streams: list[Iterator[bytes]]) -> StreamLeg:
+            leg = self.arrivals.admit(name)
+            leg.piece_bytes = piece_bytes(len(streams))
+            leg.cancel = context.cancel
+            _pump(leg, gather(streams))
+            return leg
 
         try:
             said = dict(context.invocation_metadata())
             name = self.arrivals.caller(said.get(NAME_KEY, ""), _certificate(context))
-            link, pieces = self._bundles.join(name, Stripe.read(said), requests, begin)
+            leg, pieces = self._bundles.join(name, Stripe.read(said), requests, begin)
             yield from pieces
-            if link.seal is not None:
-                link.seal.wait(0)  # raises why the caller was not let in
+            if not leg.core.greeted and leg.problem is not None:
+                raise leg.problem  # why the caller was not let in
         except CeluError as error:
             self.arrivals.turn_away(str(error))
-            refused = isinstance(error, CertificateError)
-            code = grpc.StatusCode.PERMISSION_DENIED if refused else grpc.StatusCode.ABORTED
-            context.abort(code, str(error))
+            context.abort(_status(error), str(error))
+
+
+def _status(error: CeluError) -> grpc.StatusCode:
+    """What a caller makes of being turned away: see `_explain`."""
+    if isinstance(error, CertificateError):
+        return grpc.StatusCode.PERMISSION_DENIED
+    if isinstance(error, PeerLost):  # not now, but perhaps later
+        return grpc.StatusCode.UNAVAILABLE
+    return grpc.StatusCode.ABORTED
 
 
 def _certificate(context: Any) -> bytes | None:
@@ -123,19 +131,19 @@ def _certificate(context: Any) -> bytes | None:
 
 
 class Connection:
-    """A link to a peer that listens, over one stream or several."""
+    """One connection to a peer that listens, over one stream or several."""
 
     def __init__(
-        self, route: Route, name: str, peer: str, identity: Identity | None, make_link: MakeLink
+        self, route: Route, name: str, peer: str, identity: Identity | None, make_leg: MakeLeg
     ) -> None:
+        self.leg = leg = make_leg()
         self._channels = [_channel(route, peer, identity) for _ in range(route.connections)]
         count = route.streams * route.connections
-        self.link = make_link(peer)
-        self.link.explain = lambda error: _explain(error, peer, route.address)
-        self.link.piece_bytes = piece_bytes(count)
+        leg.explain = lambda error: _explain(error, peer, route.address)
+        leg.piece_bytes = piece_bytes(count)
         if route.gateway is not None and identity is not None:
-            self.link.seal = Seal(identity, peer)
-        deal, token = Deal(self.link.outgoing(), count), secrets.token_hex(16)
+            leg.seal = Seal(identity, peer)
+        deal, token = Deal(leg.outgoing(), count), secrets.token_hex(16)
         calls = []
         for index in range(count):
             channel = self._channels[index % route.connections]
@@ -144,7 +152,10 @@ class Connection:
                 deal.stripe(index), metadata=metadata, wait_for_ready=True
             )
             calls.append(call)
-        _pump(self.link, gather(calls))
+        leg.cancel = self.stop  # only now: a stream cannot be opened on a channel that is closed
+        if leg.problem is not None:
+            self.stop()
+        _pump(leg, gather(calls))
 
     def stop(self) -> None:
         """See `carrier.Connection`."""
@@ -169,10 +180,8 @@ def _channel(route: Route, peer: str, identity: Identity | None) -> Any:
     return grpc.secure_channel(route.address, credentials, options=options)
 
 
-def _pump(link: StreamLink, pieces: Iterator[bytes]) -> None:
-    threading.Thread(
-        target=link.pump, args=(pieces,), name=f"from-{link.peer}", daemon=True
-    ).start()
+def _pump(leg: StreamLeg, pieces: Iterator[bytes]) -> None:
+    threading.Thread(target=leg.pump, args=(pieces,), name=f"from-{leg.peer}", daemon=True).start()
 
 
 def _explain(error: Exception, peer: str, address: str) -> CeluError:

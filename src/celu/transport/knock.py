@@ -70,9 +70,14 @@ def knock(address: str, peer: str, identity: Identity, carrier: str, connect_s: 
                 f"{error.verify_message}; expected one for {peer!r} signed by the authority in "
                 f"peers.{peer}.ca (where this is a gateway's address: set peers.{peer}.gateway)"
             ) from error
+        except ssl.SSLEOFError as error:
+            # As where its process ends just then, or another answers for one that is not there yet.
+            raise ConnectionError(
+                f"it closes the connection and does not speak TLS (where {peer} is behind a "
+                f"gateway, connect to the gateway, and set peers.{peer}.gateway)"
+            ) from error
         except ssl.SSLError as error:
-            ended = isinstance(error, ssl.SSLEOFError)
-            if not speaks_tls and (ended or error.reason == "WRONG_VERSION_NUMBER"):
+            if not speaks_tls and error.reason == "WRONG_VERSION_NUMBER":
                 raise CertificateError(
                     f"{peer} at {address} does not speak TLS there; where it is behind a gateway, "
                     f"connect to the gateway, and set peers.{peer}.gateway"

@@ -34,6 +34,8 @@ class Kind(enum.IntEnum):
     PROBE = 13  # of an examination of the link: bytes that say nothing
     FINDINGS = 14  # ... what is to be measured next, and what was measured
     REPORT = 15  # how a host spent its time, host to guest, where the guest chooses by it
+    GREETING = 16  # of a connection: whose it is, and how many messages that party has
+    PULSE = 17  # ... still here; and how many messages I have now
 
 
 TRAINING = frozenset({Kind.ACTIVATION, Kind.DERIVATIVE})

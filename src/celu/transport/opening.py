@@ -6,20 +6,22 @@ everything on leaving.
 
 from __future__ import annotations
 
+import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from celu.errors import PeerLost
+from celu.errors import CeluError, PeerLost
 from celu.transport import grpc_carrier
-from celu.transport.carrier import Arrivals, Carrier, Route
-from celu.transport.carrier import Connection as AnyConnection
+from celu.transport.carrier import Arrivals, Carrier, Connection, Route
 from celu.transport.emulation import Line
+from celu.transport.keeping import pauses
 from celu.transport.knock import RETRY_S, knock, knock_at_gateway
 from celu.transport.sealed import HANDSHAKE_S
-from celu.transport.stream import StreamLink
+from celu.transport.stream import Notice, StreamLink
 from celu.transport.tls import Identity
 
 
@@ -30,7 +32,7 @@ class Endpoint:
     `connect` maps peers that listen to the way there; `accept` names those that come to us, at
     `listen`, which is plain HTTP for our own gateway where `behind_gateway`. `keys` are our
     certificate, our key and each peer's authority; None is an insecure run. `line` makes an
-    emulated line for each link.
+    emulated line for each link; `notice` is told when one goes down or comes up again.
     """
 
     name: str
@@ -42,14 +44,28 @@ class Endpoint:
     behind_gateway: bool = False
     connect_s: float = 300.0
     deadline_s: float = 120.0
+    outage_s: float = 600.0
+    heartbeat_s: float = 10.0
     line: Callable[[], Line | None] = lambda: None
+    notice: Notice = lambda event, fields: None
+
+    def link(self, peer: str) -> StreamLink:
+        """A link to a peer, with nothing connected yet."""
+        return StreamLink(
+            peer,
+            deadline_s=self.deadline_s,
+            outage_s=self.outage_s,
+            heartbeat_s=self.heartbeat_s,
+            line=self.line(),
+            notice=self.notice,
+        )
 
 
 @contextmanager
 def open_links(
     endpoint: Endpoint, listening: Callable[[int], None] = lambda port: None
 ) -> Iterator[dict[str, StreamLink]]:
-    """A link to every peer, in whichever direction; closed on leaving.
+    """A link to every peer, in whichever direction, kept up until it is closed on leaving.
 
     `listening` is told the port once we can be reached. Raises PeerLost where a peer does not come
     or answer in time, CertificateError where one side refuses the other, ConfigError where the
@@ -57,17 +73,15 @@ def open_links(
     """
     identity = Identity.read(*endpoint.keys) if endpoint.keys else None
     carrier = find_carrier(endpoint.carrier)
-
-    def make_link(peer: str) -> StreamLink:
-        return StreamLink(peer, deadline_s=endpoint.deadline_s, line=endpoint.line())
-
+    links = {peer: endpoint.link(peer) for peer in (*endpoint.connect, *endpoint.accept)}
     with ExitStack() as stack:
-        links: dict[str, StreamLink] = {}
         listener = None
         if endpoint.accept:
             assert endpoint.listen is not None  # settings are checked: whoever accepts, listens
             arrivals = Arrivals(
-                list(endpoint.accept), identity, make_link, behind_gateway=endpoint.behind_gateway
+                {peer: links[peer] for peer in endpoint.accept},
+                identity,
+                behind_gateway=endpoint.behind_gateway,
             )
             listener = carrier.listen(endpoint.listen, arrivals)
             stack.callback(listener.stop)
@@ -79,51 +93,102 @@ def open_links(
                 )
             elif identity is not None:
                 knock(route.address, peer, identity, endpoint.carrier, endpoint.connect_s)
-            connection = _persist(
-                lambda route=route, peer=peer: carrier.connect(  # type: ignore[misc]
-                    route, endpoint.name, peer, identity, make_link
-                ),
-                endpoint.connect_s,
-            )
-            stack.callback(connection.stop)
-            stack.callback(connection.link.close)
-            links[peer] = connection.link
+            caller = Caller(carrier, route, endpoint.name, identity, links[peer])
+            stack.callback(caller.stop)
+            stack.callback(links[peer].close)
+            caller.persist(endpoint.connect_s)
+            keeper = _keep(links[peer], caller)
+            stack.callback(keeper.join, HANDSHAKE_S)  # it may be about to connect anew
+            stack.callback(links[peer].close)
         if listener is not None:
-            links |= listener.wait(endpoint.connect_s)
+            listener.wait(endpoint.connect_s)
+            for peer in endpoint.accept:
+                _keep(links[peer], None)
         yield links
 
 
 def find_carrier(name: str) -> Carrier:
     """The carrier of a name; raises ConfigError where what it needs is not installed."""
     if name == "websocket":
-        from celu.transport.websocket_carrier import Connection, Listener
+        from celu.transport.websocket_carrier import Connection as WebSocketConnection
+        from celu.transport.websocket_carrier import Listener as WebSocketListener
 
-        return Carrier(Listener, Connection)
+        return Carrier(WebSocketListener, WebSocketConnection)
     return Carrier(grpc_carrier.Listener, grpc_carrier.Connection)
 
 
-def _persist(connect: Callable[[], AnyConnection], connect_s: float) -> AnyConnection:
-    """A connection whose peer has answered; a peer that is not there yet is tried again.
+class Caller:
+    """Connects to a peer that listens, and connects anew where a connection has ended."""
 
-    A gateway answers for a peer that is not there yet, so that knocking is not enough.
-    """
-    give_up = time.monotonic() + connect_s
-    while True:
+    def __init__(
+        self, carrier: Carrier, route: Route, name: str, identity: Identity | None, link: StreamLink
+    ) -> None:
+        self._carrier = carrier
+        self._route = route
+        self._name = name
+        self._identity = identity
+        self._link = link
+        self._connection: Connection | None = None
+
+    def call(self) -> None:
+        """Connect, and wait to be greeted; raises why that did not come about."""
+        self.stop()
+        link = self._link
+        self._connection = connection = self._carrier.connect(
+            self._route, self._name, link.peer, self._identity, lambda: link.leg(calls=True)
+        )
         try:
-            connection = connect()
-            if connection.link.seal is None:
-                return connection
+            link.wait_up(connection.leg, HANDSHAKE_S)
+        except BaseException as problem:
+            reason = problem if isinstance(problem, CeluError) else PeerLost("given up")
+            connection.leg.cut(reason)
+            self.stop()
+            raise
+
+    def persist(self, connect_s: float) -> None:
+        """Connect for the first time; a peer that is not there yet is tried again.
+
+        A gateway answers for a peer that is not there yet, so that knocking is not enough.
+        """
+        give_up = time.monotonic() + connect_s
+        while True:
             try:
-                connection.link.seal.wait(HANDSHAKE_S)
-                return connection
-            except BaseException:
-                connection.stop()
-                connection.link.close()
-                raise
-        except PeerLost as error:
-            if time.monotonic() >= give_up:
-                raise PeerLost(
-                    f"{error} (tried for {connect_s:g} s, connect_s); is its side running, with "
-                    "the same carrier, and does its gateway pass on what arrives?"
-                ) from error
-        time.sleep(RETRY_S)
+                return self.call()
+            except PeerLost as error:
+                if time.monotonic() >= give_up:
+                    raise PeerLost(
+                        f"{error} (tried for {connect_s:g} s, connect_s); is its side running, "
+                        "with the same carrier, and does its gateway pass on what arrives?"
+                    ) from error
+            time.sleep(RETRY_S)
+
+    def stop(self) -> None:
+        """Let go of the connection, if there is one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.stop()
+
+
+def _keep(link: StreamLink, caller: Caller | None) -> threading.Thread:
+    """Have a thread end connections that went silent, and make new ones where that is ours."""
+    thread = threading.Thread(
+        target=_keep_up, args=(link, caller), name=f"keep-{link.peer}", daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def _keep_up(link: StreamLink, caller: Caller | None) -> None:
+    chance = random.Random()  # noqa: S311 - spreads attempts in time, guards nothing
+    attempts = pauses(chance)
+    while not link.is_over:
+        link.drop_if_silent()
+        if caller is None or not link.is_down:
+            link.pause(link.heartbeat_s / 4, until_down=caller is not None)
+            attempts = pauses(chance)
+            continue
+        link.pause(next(attempts))
+        try:
+            caller.call()
+        except CeluError:  # tried again until the link's patience ends, which names the last
+            continue

@@ -1,63 +1,76 @@
-"""A `Link` over any carrier that moves byte strings in order, one stream each way.
+"""A `Link` over connections that come and go, for any carrier that moves byte strings in order.
 
-The carrier pulls outgoing pieces from `outgoing()` on a thread of its own and hands what it
-receives to `pump()` on another; the party's compute thread only touches two bounded queues. Where
-a gateway is in between, pieces are sealed on their way out and opened on their way in (`sealed`).
+A `StreamLink` lasts for a whole conversation; what is said and heard is in its `Delivery`. Each
+connection has a `StreamLeg`: the carrier pulls outgoing pieces from `outgoing()` on a thread of its
+own and hands what it receives to `pump()` on another. The party's compute thread only touches two
+bounded queues. Where a gateway is in between, pieces are sealed on their way out and opened on
+their way in (`sealed`). Who connects anew after a connection has ended is decided in `opening`.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
-from celu.errors import CeluError, PeerLost, ProtocolError
+from celu.errors import CeluError, CertificateError, PeerLost, PeerRestarted, ProtocolError
+from celu.transport.delivery import Delivery, Leg
 from celu.transport.emulation import Line
+from celu.transport.keeping import is_silent
 from celu.transport.message import Kind, Message, TensorSpec, TrafficBothWays, failure_of
 from celu.transport.sealed import Seal
-from celu.transport.wire import (
-    HEADER,
-    PIECE_BYTES,
-    check_finite,
-    check_sendable,
-    decode,
-    decode_header,
-    encode,
-    num_bytes,
-)
+from celu.transport.wire import check_finite, check_sendable, num_bytes
 
 # Messages that may wait on either side of the compute thread: bounds memory, and through the
 # carrier's flow control slows a peer that sends faster than this party computes.
 QUEUED_MESSAGES = 8
 # How long a closing link waits for what was sent to arrive and for the peer to close as well.
 CLOSE_S = 5.0
+# How long what was received may go unconfirmed; mostly the next message says it before.
+CONFIRM_S = 0.05
+# Connections of one peer at a time: one at work, one that replaces it, and a few on their way out.
+_LEGS = 4
+
+Notice = Callable[[str, dict[str, Any]], None]
 
 
 class StreamLink:
-    """One end of a stream; see `Link`."""
+    """See `Link`. `notice` is told when the link goes down and comes up again, on any thread."""
 
-    def __init__(self, peer: str, *, deadline_s: float, line: Line | None = None) -> None:
+    def __init__(
+        self,
+        peer: str,
+        *,
+        deadline_s: float,
+        outage_s: float = 600.0,
+        heartbeat_s: float = 10.0,
+        line: Line | None = None,
+        notice: Notice = lambda event, fields: None,
+    ) -> None:
         self.peer = peer
         self.traffic = TrafficBothWays()
+        self.heartbeat_s = heartbeat_s
         self._deadline_s = deadline_s
-        self._line = line
-        self._specs: Mapping[Kind, TensorSpec] = {}
-        self._outgoing: queue.Queue[tuple[Message, float] | None] = queue.Queue(QUEUED_MESSAGES)
-        self._incoming: queue.Queue[Message | CeluError] = queue.Queue(QUEUED_MESSAGES)
-        self._end: CeluError | None = None  # why nothing more will be received
-        self._ended = threading.Event()  # nothing more will arrive
-        self._sent_all = threading.Event()  # ... or be sent
-        self._closing = threading.Event()
-        # For the carrier to set, before it begins.
-        self.explain: Callable[[Exception], CeluError] | None = None  # its own errors
-        self.piece_bytes = PIECE_BYTES
-        self.seal: Seal | None = None
+        self._outage_s = outage_s
+        self.line = line
+        self._notice = notice
+        self._changed = threading.Condition()  # guards all that follows
+        self._delivery = Delivery(peer)
+        self._incoming: deque[Message] = deque()
+        self._end: CeluError | None = None  # why nothing more will be received, after these
+        self._closing = self._closed = False
+        self._legs: list[StreamLeg] = []
+        self._current: StreamLeg | None = None  # the one that delivers
+        self._up_since: float | None = None
+        self._down_since: float | None = None  # None before the first connection, too
+        self._why_down = ""
 
     def allow(self, specs: Mapping[Kind, TensorSpec]) -> None:
         """See `Link`."""
-        self._specs = specs
+        self._delivery.specs = specs
 
     async def send(self, message: Message) -> None:
         """See `Link`. A tensor on an accelerator is brought to main memory here."""
@@ -66,89 +79,311 @@ class StreamLink:
         if message.total is not None:
             check_finite(message.total.cpu(), message.kind.name, message.round)
         check_sendable(message)
-        size = num_bytes(message)
-        try:
-            self._outgoing.put((message, time.monotonic()), timeout=self._deadline_s)
-        except queue.Full:
-            raise PeerLost(
-                f"{self.peer} took nothing for {self._deadline_s:g} s (deadline_s); "
-                "is it still running?"
-            ) from None
-        self.traffic.sent.count(message.kind, size)
+        with self._changed:
+            self._wait(self._has_room, "took")
+            self._delivery.give(message, time.monotonic())
+            self.traffic.sent.count(message.kind, num_bytes(message))
+            self._changed.notify_all()
 
     async def receive(self) -> Message:
         """See `Link`."""
-        if self._end is not None:
-            raise self._end
-        try:
-            message = self._incoming.get(timeout=self._deadline_s)
-        except queue.Empty:
-            raise PeerLost(
-                f"{self.peer} sent nothing for {self._deadline_s:g} s (deadline_s); "
-                "is it still running, and is the link up?"
-            ) from None
-        if isinstance(message, CeluError):
-            self._ended.set()
-            self._end = message
-            raise message
+        with self._changed:
+            self._wait(lambda: bool(self._incoming), "sent")
+            message = self._incoming.popleft()
+            self._changed.notify_all()
         if message.tensor is not None:
             check_finite(message.tensor, f"{message.kind.name} from {self.peer}", message.round)
         return message
 
     def close(self) -> None:
         """See `Link`."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        try:
-            self._outgoing.put(None, timeout=CLOSE_S)
-        except queue.Full:
-            return
-        self._sent_all.wait(CLOSE_S)
-        self._ended.wait(CLOSE_S)
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._changed.notify_all()
+            self._changed.wait_for(self._has_said_all, CLOSE_S)
+            self._closed = True  # nobody connects anew from here on
+            self._changed.notify_all()
+            legs = list(self._legs)
+            self._changed.wait_for(
+                lambda: all(leg.is_over and (leg.is_mute or leg.is_broken) for leg in legs), CLOSE_S
+            )
+        for leg in legs:
+            leg.cut(PeerLost(f"the link to {self.peer} is closed"))
+
+    # --- For who connects: carriers and `opening`.
+
+    def leg(self, *, calls: bool) -> StreamLeg:
+        """The end of a new connection; raises CertificateError where there are too many.
+
+        Raises PeerLost where the link is over.
+        """
+        with self._changed:
+            if self.is_over or (self._closing and not calls):
+                raise self._end or PeerLost(f"the link to {self.peer} is closed")
+            self._legs = [leg for leg in self._legs if not leg.is_over]
+            if len(self._legs) >= _LEGS:
+                raise CertificateError(f"{self.peer} is connected already")
+            leg = StreamLeg(self, Leg(self._delivery, calls=calls))
+            self._legs.append(leg)
+            if calls:  # whoever calls has let go of the one before
+                self._current = leg
+            return leg
+
+    def wait_up(self, leg: StreamLeg, seconds: float) -> None:
+        """Until a connection has been greeted; raises why it was not, PeerLost at the deadline."""
+        with self._changed:
+            self._changed.wait_for(lambda: leg.core.greeted or leg.is_over or self.is_over, seconds)
+            if leg.problem is not None:
+                raise leg.problem
+            if not leg.core.greeted:
+                raise PeerLost(f"{self.peer} did not answer within {seconds:g} s")
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it was up, and is to come up again."""
+        return self._down_since is not None and not self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no connection is wanted any more."""
+        return self._closed or self._end is not None
+
+    def pause(self, seconds: float, *, until_down: bool = False) -> None:
+        """Wait so long, but no longer than the link is wanted, or is up."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.is_over or (until_down and self.is_down), max(0.0, seconds)
+            )
+
+    def drop_if_silent(self) -> None:
+        """End a connection whose other side has not been heard of for two heartbeats."""
+        now = time.monotonic()
+        with self._changed:
+            silent = [leg for leg in self._legs if leg.is_silent(now)]
+        for leg in silent:
+            leg.cut(PeerLost(f"nothing was heard of {self.peer} for {2 * self.heartbeat_s:g} s"))
+
+    # --- For legs, on the carriers' threads.
+
+    def next_piece(self, leg: StreamLeg) -> bytes | None:
+        """What this connection is to send next; None once it has nothing more to say."""
+        with self._changed:
+            pulse_at = time.monotonic() + self.heartbeat_s
+            while not leg.is_broken:
+                if self._current is leg or leg.core.is_over:
+                    piece = leg.core.outgoing()
+                    if piece is not None:
+                        self._changed.notify_all()  # there may be room for another message
+                        return piece
+                    if leg.core.is_over:
+                        break
+                    if leg.core.greeted and time.monotonic() >= min(pulse_at, leg.confirm_at):
+                        leg.confirm_at = float("inf")
+                        return leg.core.pulse()
+                    if self._closed or (self._closing and self._has_said_all()):
+                        break
+                elif leg.is_over:  # it has no part in the conversation, and nothing to say
+                    break
+                until = min(pulse_at, leg.confirm_at)
+                self._changed.wait(max(0.0, until - time.monotonic()))
+            return None
+
+    def arrived(self, leg: StreamLeg, piece: bytes) -> None:
+        """Take in a piece; waits where the compute thread is behind. Raises what `Leg.take` does.
+
+        A connection that has been greeted takes the place of the one before, once what that one
+        brought is taken in.
+        """
+        with self._changed:
+            greeted = leg.core.greeted
+            message = leg.core.take(piece)
+            if leg.core.greeted and not greeted:
+                self._take_over(leg)
+            self._changed.notify_all()
+            if message is None or self._end is not None:
+                return
+            now = time.monotonic()
+            urgent = message.kind in (Kind.GOODBYE, Kind.FAILURE)
+            leg.confirm_at = min(leg.confirm_at, now if urgent else now + CONFIRM_S)
+            self.traffic.received.count(message.kind, num_bytes(message), now - leg.began)
+            if message.kind is Kind.FAILURE:
+                self._finish(failure_of(self.peer, message))
+                return
+            self._changed.wait_for(lambda: len(self._incoming) < QUEUED_MESSAGES or self._closing)
+            self._incoming.append(message)
+            self._changed.notify_all()
+
+    def leg_over(self, leg: StreamLeg, problem: CeluError, *, by_peer: bool) -> CeluError:
+        """A connection has ended; what its carrier may say of it.
+
+        `by_peer`: the problem is what the peer said, and so ends the conversation, unless it was
+        said over a connection that has no part in it.
+        """
+        with self._changed:
+            another = self._current
+            alive = another is not None and another is not leg and not another.is_over
+            if isinstance(problem, PeerRestarted) and alive:
+                problem = PeerLost(f"{self.peer} is connected already; try again later")
+            elif by_peer and (self._current is leg or isinstance(problem, PeerRestarted)):
+                self._finish(problem)
+            leg.is_over, leg.problem = True, leg.problem or problem
+            leg.is_broken = not by_peer  # else the peer can still be told why we stop
+            if self._current is leg:
+                self._why_down = str(leg.problem)
+            if self._current is leg and self._down_since is None and not self.is_over:
+                self._down_since = time.monotonic()
+                if self._up_since is not None and not self._closing:
+                    self._notice("link_down", {"peer": self.peer, "reason": str(leg.problem)})
+            self._changed.notify_all()
+            return leg.problem
+
+    def leg_mute(self, leg: StreamLeg) -> None:
+        """A connection will send no more."""
+        with self._changed:
+            leg.is_mute = True
+            self._changed.notify_all()
+
+    def _take_over(self, leg: StreamLeg) -> None:
+        old, self._current = self._current, leg
+        if old is not None and old is not leg and not old.is_over:
+            old.cut(PeerLost("another connection took over"))
+            # It may hold a message that there is no room for yet, which goes before ours.
+            self._changed.wait_for(lambda: old.is_over or self._closing)
+        now = time.monotonic()
+        if self._down_since is not None and self._up_since is not None:
+            seconds = round(now - self._down_since, 3)
+            self._notice("link_up", {"peer": self.peer, "seconds": seconds})
+        self._up_since, self._down_since = now, None
+        leg.up()
+
+    def _finish(self, problem: CeluError) -> None:
+        self._end = self._end or problem
+        self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        leg = self._current
+        unsent = self._delivery.unconfirmed if leg is None else leg.core.unsent
+        return unsent < QUEUED_MESSAGES and self._delivery.has_room()
+
+    def _has_said_all(self) -> bool:
+        return self._delivery.unconfirmed == 0 or self._end is not None
+
+    def _wait(self, ready: Callable[[], bool], did: str) -> None:
+        """Until it is ready; raises the link's end, or PeerLost where patience runs out."""
+        began = time.monotonic()
+        while not ready():
+            if self._end is not None:
+                raise self._end
+            down = self._down_since is not None
+            since = self._down_since if down else max(began, self._up_since or began)
+            assert since is not None
+            until = since + (self._outage_s if down else self._deadline_s)
+            # Whatever comes and goes meanwhile, there is an end to it.
+            until = min(until, began + self._deadline_s + self._outage_s)
+            if time.monotonic() >= until:
+                self._finish(self._out_of_patience(did, down=down))
+            self._changed.wait(max(0.0, until - time.monotonic()))
+
+    def _out_of_patience(self, did: str, *, down: bool) -> PeerLost:
+        if not down:
+            return PeerLost(
+                f"{self.peer} {did} nothing for {self._deadline_s:g} s (deadline_s); "
+                "is it still running?"
+            )
+        return PeerLost(
+            f"the link to {self.peer} was down for {self._outage_s:g} s (outage_s): "
+            f"{self._why_down}. "
+            "Start again at all parties; a run goes on from its last checkpoint"
+        )
+
+
+class StreamLeg:
+    """One connection's end of a link, for its carrier.
+
+    The carrier sets `explain` (its own errors as ours), `seal`, `piece_bytes` and `cancel` (ends
+    the connection at once, from any thread) before it begins.
+    """
+
+    def __init__(self, link: StreamLink, core: Leg) -> None:
+        self.core = core
+        self.peer = link.peer
+        self.explain: Callable[[Exception], CeluError] | None = None
+        self.seal: Seal | None = None
+        self.cancel: Callable[[], None] = lambda: None
+        self.up: Callable[[], None] = lambda: None  # called when the connection is greeted
+        self.is_over = False  # nothing more is taken from it
+        self.is_broken = False  # nothing more can be sent on it
+        self.is_mute = False  # nothing more will be sent on it
+        self.problem: CeluError | None = None  # why it ended, or was not let in
+        self.confirm_at = float("inf")  # when to say at the latest what was received
+        self.began = time.monotonic()  # when the message that is arriving did so
+        self._link = link
+        self._listening_since: float | None = None
+
+    @property
+    def piece_bytes(self) -> int:
+        """The size of the pieces that messages are cut into."""
+        return self.core.piece_bytes
+
+    @piece_bytes.setter
+    def piece_bytes(self, size: int) -> None:
+        self.core.piece_bytes = size
+
+    def is_silent(self, now: float) -> bool:
+        """Whether it has listened in vain for two heartbeats."""
+        since = self._listening_since
+        return since is not None and is_silent(since, now, self._link.heartbeat_s)
+
+    def cut(self, problem: CeluError) -> None:
+        """End the connection, for this reason unless there is one already."""
+        self.problem = self.problem or problem
+        if self.seal is not None:
+            self.seal.fail(problem)
+        self.cancel()
+
+    def end(self, problem: CeluError) -> None:
+        """There is no connection, for this reason."""
+        self._link.leg_over(self, problem, by_peer=False)
 
     def outgoing(self) -> Generator[bytes, None, None]:
-        """What to send, for the carrier's sending thread; ends when the link is closed."""
-        sequence, seal = 0, self.seal
+        """What to send, for the carrier's sending thread; ends where nothing more is to be said."""
+        link, seal, line, began = self._link, self.seal, self._link.line, time.monotonic()
         try:
             if seal is not None and not (yield from seal.flights()):
                 return
-            while (item := self._outgoing.get()) is not None:
-                message, given_at = item
-                for piece in encode(message, sequence, self.piece_bytes):
-                    if self._line is not None:
-                        self._line.carry(len(piece), given_at)
-                    yield piece if seal is None else seal.seal(piece)
-                sequence += 1
+            while (piece := link.next_piece(self)) is not None:
+                if line is not None:
+                    line.carry(len(piece), max(self.core.given_at, began))
+                yield piece if seal is None else seal.seal(piece)
+        except PeerLost:  # what arrived was tampered with; the receiving side says so
+            return
         finally:  # also where the carrier drops us half-way: closing must not wait for more
-            self._sent_all.set()
+            link.leg_mute(self)
 
     def pump(self, pieces: Iterator[bytes]) -> None:
         """Take in what arrives, for the carrier's receiving thread; returns when it ends."""
-        sequence = 0
+        if self.seal is not None:
+            pieces = self.seal.opened(pieces)
+        by_peer = False
         try:
-            if self.seal is not None:
-                pieces = self.seal.opened(pieces)
-            for data in pieces:
-                began = time.monotonic()
-                header = decode_header(data, sequence, self._specs)
-                message = decode(header, pieces)
-                self.traffic.received.count(
-                    header.kind, HEADER.size + header.length, time.monotonic() - began
-                )
-                sequence += 1
-                if message.kind is Kind.FAILURE:
-                    self._put(failure_of(self.peer, message))
-                    return
-                self._put(message)
-            self._put(PeerLost(f"{self.peer} closed the link"))
+            while True:
+                self._listening_since = time.monotonic()
+                piece = next(pieces, None)
+                self._listening_since = None
+                if piece is None:
+                    raise PeerLost(f"{self.peer} closed the link")
+                if not self.core.is_mid_message:
+                    self.began = time.monotonic()
+                by_peer = True
+                self._link.arrived(self, piece)
+                by_peer = False
         except Exception as error:  # whatever the carrier raises, it ends here, with its name
-            explained = self._explained(error)
+            self._listening_since = None
+            explained = self._link.leg_over(self, self._explained(error), by_peer=by_peer)
             if self.seal is not None:
                 self.seal.fail(explained)
-            self._put(explained)
-        finally:
-            self._ended.set()
 
     def _explained(self, error: Exception) -> CeluError:
         if isinstance(error, ProtocolError):
@@ -157,13 +392,3 @@ class StreamLink:
             return error
         explained = self.explain(error) if self.explain else None
         return explained or PeerLost(f"the link to {self.peer} broke: {error}")
-
-    def _put(self, item: Message | CeluError) -> None:
-        # A full queue stops this thread and so, by flow control, the peer. The compute thread
-        # has a deadline of its own; while the link closes, nobody will empty the queue.
-        while not self._closing.is_set():
-            try:
-                return self._incoming.put(item, timeout=0.2)
-            except queue.Full:
-                continue
-        return None

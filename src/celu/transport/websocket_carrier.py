@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from celu.errors import CeluError, CertificateError, ConfigError, PeerLost
 from celu.transport import carrier
-from celu.transport.carrier import NAME_KEY, OPEN_S, Arrivals, MakeLink, Route
+from celu.transport.carrier import NAME_KEY, OPEN_S, Arrivals, MakeLeg, Route
 from celu.transport.knock import KNOCK_PATH, SPEAKS
 from celu.transport.message import shown
 from celu.transport.sealed import SEALED_BYTES, Seal
@@ -131,16 +131,13 @@ class Listener(carrier.Listener):
     async def _exchange(self, connection: ServerConnection) -> None:
         try:
             name = self._caller(connection)
-            link = self.arrivals.admit(name)
+            leg = self.arrivals.admit(name)
         except CeluError as error:
             return await self._refuse(connection, error)
-        start(link, connection, self._loop)
+        start(leg, connection, self._loop)
         await connection.wait_closed()
-        if link.seal is not None:
-            try:
-                link.seal.wait(0)
-            except CeluError as error:
-                self.arrivals.turn_away(str(error))
+        if not leg.core.greeted and leg.problem is not None:
+            self.arrivals.turn_away(str(leg.problem))
         return None
 
     async def _refuse(self, connection: ServerConnection, error: CeluError) -> None:
@@ -149,26 +146,28 @@ class Listener(carrier.Listener):
 
 
 class Connection:
-    """A link to a peer that listens."""
+    """One connection to a peer that listens."""
 
     def __init__(
-        self, route: Route, name: str, peer: str, identity: Identity | None, make_link: MakeLink
+        self, route: Route, name: str, peer: str, identity: Identity | None, make_leg: MakeLeg
     ) -> None:
-        self._loop = Loop()
         self._where = f"{peer} at {route.address}"
-        self.link = make_link(peer)
-        self.link.explain = self._explain
+        self.leg = leg = make_leg()
+        leg.explain = self._explain
+        self._loop = Loop()
         try:
             if route.gateway is not None and identity is not None:
-                self.link.seal = Seal(identity, peer)
+                leg.seal = Seal(identity, peer)
             context = _context(route, peer, identity)
             self._socket: WebSocket = self._loop.do(_call(route, context, name, peer))
         except BaseException as error:
             self._loop.stop()
+            problem = self._explain(error) if isinstance(error, Exception) else PeerLost("given up")
+            leg.end(error if isinstance(error, CeluError) else problem)
             if isinstance(error, OSError | WebSocketException | EOFError):
-                raise self._explain(error) from error
+                raise problem from error
             raise
-        start(self.link, self._socket, self._loop)
+        start(leg, self._socket, self._loop)
 
     def stop(self) -> None:
         """See `carrier.Connection`."""

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from celu.errors import CeluError, PeerLost, ProtocolError
-from celu.transport.stream import StreamLink
+from celu.errors import PeerLost, ProtocolError
+from celu.transport.stream import StreamLeg
 
 if TYPE_CHECKING:
     from websockets.asyncio.connection import Connection as WebSocket
 
 CLOSE_S = 2.0
 REFUSED = 1008  # closed for "policy violation"; the reason says which
+_LATER = 1013  # closed for "try again later"
 _END = b""
 _LAST_TURNS = 5  # of a loop, in which what was cancelled lets go of its sockets
 _T = TypeVar("_T")
@@ -47,6 +48,12 @@ class Loop:
             given = asyncio.run_coroutine_threadsafe(work, self._loop)
         return given.result()
 
+    def soon(self, call: Callable[[], object]) -> None:
+        """Have something called there; after the end, nothing is."""
+        with self._lock:
+            if not self._stopped:
+                self._loop.call_soon_threadsafe(call)
+
     def stop(self) -> None:
         """Cancel what still runs there, and end the thread."""
         with self._lock:
@@ -67,39 +74,38 @@ async def _cancel_all() -> None:
         await asyncio.sleep(0)
 
 
-def start(link: StreamLink, socket: WebSocket, loop: Loop) -> None:
-    """Start the two threads of a link."""
+def start(leg: StreamLeg, socket: WebSocket, loop: Loop) -> None:
+    """Start the two threads of a connection."""
+    leg.cancel = lambda: loop.soon(socket.transport.abort)
     for prefix, target in (("to", _send), ("from", _receive)):
         threading.Thread(
-            target=target, args=(link, socket, loop), name=f"{prefix}-{link.peer}", daemon=True
+            target=target, args=(leg, socket, loop), name=f"{prefix}-{leg.peer}", daemon=True
         ).start()
 
 
-def _send(link: StreamLink, socket: WebSocket, loop: Loop) -> None:
-    pieces = link.outgoing()
+def _send(leg: StreamLeg, socket: WebSocket, loop: Loop) -> None:
+    pieces = leg.outgoing()
     try:
         for piece in pieces:
             loop.do(socket.send(piece))
-        loop.do(_finish(link, socket))
+        loop.do(_finish(leg, socket))
     except Exception:  # the receiving side says what happened
         return
     finally:
         pieces.close()
 
 
-async def _finish(link: StreamLink, socket: WebSocket) -> None:
+async def _finish(leg: StreamLeg, socket: WebSocket) -> None:
     """Say that nothing follows; a caller that was not let in is told why, and that is all."""
-    if link.seal is not None:
-        try:
-            link.seal.wait(0)
-        except CeluError as error:
-            return await socket.close(REFUSED, str(error)[:100])
-    await socket.send(_END)
-    return None
+    if not leg.core.greeted and leg.problem is not None:
+        code = _LATER if isinstance(leg.problem, PeerLost) else REFUSED
+        await socket.close(code, str(leg.problem)[:100])
+    else:
+        await socket.send(_END)
 
 
-def _receive(link: StreamLink, socket: WebSocket, loop: Loop) -> None:
-    link.pump(_pieces(socket, loop))
+def _receive(leg: StreamLeg, socket: WebSocket, loop: Loop) -> None:
+    leg.pump(_pieces(socket, loop))
 
 
 def _pieces(socket: WebSocket, loop: Loop) -> Iterator[bytes]:

@@ -1,11 +1,12 @@
 """Messages as bytes: a fixed header, then the raw buffer of a tensor or a small JSON object.
 
     magic   4s   b"CELU"
-    version u8   2
+    version u8   3
     kind    u8   see `message.Kind`
     dtype   u8   0 JSON, 1 float32, 2 bytes
     rank    u8   0 for JSON, 2 for a tensor
     sequence u64  counts a sender's messages from 0; a gap or repeat is refused
+    received u64  how many messages the sender has of the other side
     round   u64
     part    u32
     rows    u32  dimensions of a tensor, else 0
@@ -32,8 +33,8 @@ from celu.errors import NonFiniteError, ProtocolError, ShapeError
 from celu.transport.message import CHECK_BYTES, TENSORS, Kind, Message, TensorSpec
 
 MAGIC = b"CELU"
-VERSION = 2
-HEADER = struct.Struct(f"<4sBBBBQQIIIQ{CHECK_BYTES}s")
+VERSION = 3
+HEADER = struct.Struct(f"<4sBBBBQQQIIIQ{CHECK_BYTES}s")
 PIECE_BYTES = 1024 * 1024  # so that copying, encrypting and sending of a message overlap
 MAX_BODY_BYTES = 256 * 1024
 MAX_BODY_LEVELS = 16  # deeper ones could exhaust the stack of whoever handles them later
@@ -54,19 +55,23 @@ class Header:
     dtype: torch.dtype
     length: int
     check: bytes
+    received: int = 0  # how many of our messages the peer has
 
 
-def encode(message: Message, sequence: int, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
+def encode(
+    message: Message, sequence: int, received: int = 0, piece_bytes: int = PIECE_BYTES
+) -> Iterator[bytes]:
     """The header, then the payload in pieces. Each piece is copied only when asked for."""
     if message.tensor is not None:
         tensor = message.tensor.detach().to("cpu").contiguous()
         payload = memoryview(tensor.numpy()).cast("B")  # type: ignore[arg-type]
         code, rank, (rows, width) = _DTYPES[tensor.dtype], 2, tensor.shape
     else:
-        payload = memoryview(json.dumps(message.body or {}).encode())
+        pulse = message.kind is Kind.PULSE
+        payload = memoryview(b"" if pulse else json.dumps(message.body or {}).encode())
         code, rank, rows, width = _JSON, 0, 0, 0
     yield HEADER.pack(
-        MAGIC, VERSION, message.kind, code, rank, sequence,
+        MAGIC, VERSION, message.kind, code, rank, sequence, received,
         message.round, message.part, rows, width, len(payload), message.check,
     )  # fmt: skip
     for start in range(0, len(payload), piece_bytes):
@@ -77,9 +82,8 @@ def decode_header(data: bytes, sequence: int, specs: Mapping[Kind, TensorSpec]) 
     """Check a header against the protocol and the contract, before anything is allocated."""
     if len(data) != HEADER.size:
         raise ProtocolError(f"expected a header of {HEADER.size} bytes, got {len(data)}")
-    magic, version, code, dtype, rank, number, round_, part, rows, width, length, check = (
-        HEADER.unpack(data)
-    )
+    magic, version, code, dtype, rank, number, received, *more = HEADER.unpack(data)
+    round_, part, rows, width, length, check = more
     if magic != MAGIC or version != VERSION:
         raise ProtocolError(
             f"expected protocol version {VERSION}, got {version if magic == MAGIC else 'none'}; "
@@ -92,12 +96,13 @@ def decode_header(data: bytes, sequence: int, specs: Mapping[Kind, TensorSpec]) 
     except ValueError:
         raise ProtocolError(f"expected a known kind of message, got kind {code}") from None
     if kind not in TENSORS:
-        if (dtype, rank, rows, width) != (_JSON, 0, 0, 0) or length > MAX_BODY_BYTES:
+        most = 0 if kind is Kind.PULSE else MAX_BODY_BYTES
+        if (dtype, rank, rows, width) != (_JSON, 0, 0, 0) or length > most:
             raise ProtocolError(
-                f"{kind.name}: expected a body of at most {MAX_BODY_BYTES} bytes, "
+                f"{kind.name}: expected a body of at most {most} bytes, "
                 f"got dtype {dtype}, rank {rank}, [{rows}, {width}], {length} bytes"
             )
-        return Header(kind, round_, part, None, torch.uint8, length, check)
+        return Header(kind, round_, part, None, torch.uint8, length, check, received)
     if kind not in specs:
         raise ProtocolError(f"{kind.name}: not expected at this point")
     if dtype not in _DTYPES_BY_CODE or rank != 2:
@@ -105,45 +110,68 @@ def decode_header(data: bytes, sequence: int, specs: Mapping[Kind, TensorSpec]) 
     specs[kind].check(kind, _DTYPES_BY_CODE[dtype], (rows, width))
     if length != rows * width * specs[kind].dtype.itemsize:
         raise ProtocolError(f"{kind.name}: [{rows}, {width}] does not make {length} bytes")
-    return Header(kind, round_, part, (rows, width), specs[kind].dtype, length, check)
+    shape = (rows, width)
+    return Header(kind, round_, part, shape, specs[kind].dtype, length, check, received)
+
+
+class Assembly:
+    """A message whose header was found sound, put together as its pieces come."""
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self._filled = 0
+        if header.shape is not None:
+            # A tensor of torch's own, rather than a view of the bytes received: its memory is
+            # aligned as any other tensor's, so kernels take the same path and give the same bits.
+            self._tensor = torch.empty(header.shape, dtype=header.dtype)
+            self._buffer = memoryview(self._tensor.numpy()).cast("B")  # type: ignore[arg-type]
+        else:
+            self._buffer = memoryview(bytearray(header.length))
+
+    @property
+    def missing(self) -> int:
+        """How many bytes are still to come."""
+        return len(self._buffer) - self._filled
+
+    def add(self, piece: bytes) -> None:
+        """Fill in what came; raises ProtocolError for an empty piece or one too many."""
+        if not 0 < len(piece) <= self.missing:
+            raise ProtocolError(f"expected {self.missing} more bytes, got {len(piece)}")
+        self._buffer[self._filled : self._filled + len(piece)] = piece
+        self._filled += len(piece)
+
+    def message(self) -> Message:
+        """The whole message; raises ProtocolError for a body that is none."""
+        header = self.header
+        if header.shape is not None:
+            return Message(
+                header.kind, header.round, header.part, tensor=self._tensor, check=header.check
+            )
+        try:
+            body = json.loads(bytes(self._buffer))
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"{header.kind.name}: expected JSON") from error
+        if not isinstance(body, dict) or not _within(body, MAX_BODY_LEVELS):
+            raise ProtocolError(
+                f"{header.kind.name}: expected a JSON object of at most {MAX_BODY_LEVELS} levels"
+            )
+        return Message(header.kind, header.round, header.part, body=body)
 
 
 def decode(header: Header, pieces: Iterator[bytes]) -> Message:
     """Read the payload that follows a checked header."""
-    if header.shape is not None:
-        # A tensor of torch's own, rather than a view of the bytes received: its memory is
-        # aligned as any other tensor's, so kernels take the same path and give the same bits.
-        tensor = torch.empty(header.shape, dtype=header.dtype)
-        _fill(memoryview(tensor.numpy()).cast("B"), pieces)  # type: ignore[arg-type]
-        return Message(header.kind, header.round, header.part, tensor=tensor, check=header.check)
-    buffer = bytearray(header.length)
-    _fill(memoryview(buffer), pieces)
-    try:
-        body = json.loads(buffer)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"{header.kind.name}: expected JSON") from error
-    if not isinstance(body, dict) or not _within(body, MAX_BODY_LEVELS):
-        raise ProtocolError(
-            f"{header.kind.name}: expected a JSON object of at most {MAX_BODY_LEVELS} levels"
-        )
-    return Message(header.kind, header.round, header.part, body=body)
+    coming = Assembly(header)
+    while coming.missing:
+        piece = next(pieces, None)
+        if piece is None:
+            raise ProtocolError(f"expected {coming.missing} more bytes, got 0")
+        coming.add(piece)
+    return coming.message()
 
 
 def _within(value: object, levels: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return levels >= 0 and all(_within(v, levels - 1) for v in inner)
-
-
-def _fill(buffer: memoryview, pieces: Iterator[bytes]) -> None:
-    filled = 0
-    while filled < len(buffer):
-        piece = next(pieces, None)
-        if piece is None:
-            raise ProtocolError(f"expected {len(buffer)} bytes, got {filled}")
-        if not 0 < len(piece) <= len(buffer) - filled:
-            raise ProtocolError(f"expected {len(buffer) - filled} more bytes, got {len(piece)}")
-        buffer[filled : filled + len(piece)] = piece
-        filled += len(piece)
 
 
 def num_bytes(message: Message) -> int:
