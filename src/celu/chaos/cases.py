@@ -1,0 +1,160 @@
+"""The small jobs that chaos is tried on, and how each ends when nothing happens to it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from celu.config.job import Job
+from celu.data.table import Table
+from celu.models.losses import LOSSES
+from celu.party import Guest, Host
+
+_ROWS, _TEST_ROWS, _COLUMNS, _WIDTH = 40, 8, 3, 4
+_USUAL: dict[str, Any] = {
+    "hosts": 1,
+    "rounds": 8,
+    "batch_size": 4,
+    "codec": "fp32",
+    "optimizer": "sgd",
+    "weighting": "cosine",
+    "dropout": 0.0,
+    "depth": 1,
+    "R": 1,
+    "W": 1,
+    "choices": [],
+    "evaluation": {"every": 4, "metric": "loss"},
+    "order": {},
+}
+_BLOCKS = {"shuffle": "blocks", "block_rows": 4, "window_blocks": 3}
+_CHOICES = [
+    {"round": 0, "depth": 2, "R": 1, "W": 1, "codec": "fp32"},
+    {"round": 3, "depth": 1, "R": 2, "W": 2, "codec": "int8"},
+    {"round": 6, "depth": 3, "R": 2, "W": 3, "codec": "fp32"},
+]
+# What differs from that; `every` is that of checkpoints.
+_TABLE: list[dict[str, Any]] = [
+    {"every": 1},
+    {"every": 2, "R": 2, "W": 2},
+    {"every": 1, "depth": 2, "optimizer": "adagrad"},
+    {"every": 3, "depth": 2, "R": 2, "W": 3, "codec": "int8", "weighting": "none"},
+    {"every": 2, "depth": 3, "R": 2, "W": 4, "codec": "4bit", "batch_size": 8},
+    {"every": 5, "depth": 4, "W": 2, "codec": "int8", "rounds": 12, "batch_size": 8},
+    {"every": 4, "depth": 4, "R": 3, "W": 4, "weighting": "none", "dropout": 0.2},
+    {"every": 3, "R": {"guest": 3, "host": 1}, "W": 3, "optimizer": "adagrad"},
+    {"every": 2, "hosts": 2},
+    {"every": 1, "hosts": 2, "depth": 2, "R": 2, "W": 2, "weighting": "none"},
+    {"every": 4, "depth": 3, "optimizer": "adam", "rounds": 16, "dropout": 0.2},
+    {"every": 2, "depth": 2, "R": {"guest": 1, "host": 2}, "W": 4, "rounds": 9},
+    {"every": 2, "choices": _CHOICES, "rounds": 9},
+    {"every": 3, "depth": 2, "R": 2, "W": 3, "order": _BLOCKS, "rounds": 12},
+    # Stops early: whatever it has learned by then is enough.
+    {"every": 3, "rounds": 12, "evaluation": {"every": 7, "metric": "loss", "target": 100.0}},
+]
+NUM_CASES = len(_TABLE)
+
+
+class Bottom(nn.Module):
+    """Z of a few numbers; with dropout, so that a step's own randomness shows."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(_COLUMNS, _WIDTH)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Z, [B, width]."""
+        z_BD: Tensor = torch.tanh(self.linear(self.dropout(numbers)))
+        return z_BD
+
+
+class Top(nn.Module):
+    """One linear layer over all Z."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(parts * _WIDTH, 1)
+
+    def forward(self, *z: Tensor) -> Tensor:
+        """A forecast, [B]."""
+        forecast_B: Tensor = self.linear(torch.cat(z, dim=1)).squeeze(1)
+        return forecast_B
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job and the parties that hold it, before their first round."""
+
+    number: int
+    job: Job
+    _guest: Guest
+    _hosts: dict[str, Host]
+
+    def guest(self) -> Guest:
+        """The guest, with modules of its own."""
+        own = self._guest
+        bottom, top = copy.deepcopy(own.bottom), copy.deepcopy(own.top)
+        return Guest(top, own.loss, own.train, own.test, bottom)
+
+    def host(self, name: str) -> Host:
+        """A host, with a module of its own."""
+        own = self._hosts[name]
+        return Host(copy.deepcopy(own.bottom), own.train, own.test)
+
+    @property
+    def names(self) -> list[str]:
+        """Everyone who takes part."""
+        return [self.job.guest, *self.job.hosts]
+
+
+@cache
+def case(number: int) -> Case:
+    """One of `NUM_CASES`."""
+    row = {**_USUAL, **_TABLE[number]}
+    hosts = ["host", "other"][: row["hosts"]]
+    job = Job.model_validate(
+        {
+            "seed": number,
+            "batch_size": row["batch_size"],
+            "rounds": row["rounds"],
+            "hosts": {name: {"z_width": _WIDTH} for name in hosts},
+            "method": {key: row[key] for key in ("depth", "R", "W", "weighting")},
+            "codec": row["codec"],
+            "optimizer": {"name": row["optimizer"], "lr": 0.1},
+            "evaluation": row["evaluation"],
+            "order": row["order"],
+            "choices": row["choices"],
+            "checkpoint": {"every": row["every"]},
+        }
+    )
+    random = torch.Generator().manual_seed(number)
+    numbers = {n: torch.randn(_ROWS + _TEST_ROWS, _COLUMNS, generator=random) for n in _names(job)}
+    labels = torch.stack([x[:, 0] for x in numbers.values()]).sum(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number)
+        guest = Guest(
+            Top(1 + len(hosts)),
+            LOSSES["regression"],
+            *_tables(numbers[job.guest], labels),
+            Bottom(row["dropout"]),
+        )
+        own = {name: Host(Bottom(row["dropout"]), *_tables(numbers[name], None)) for name in hosts}
+    return Case(number, job, guest, own)
+
+
+def _names(job: Job) -> list[str]:
+    return [job.guest, *job.hosts]
+
+
+def _tables(numbers: Tensor, labels: Tensor | None) -> tuple[Table, Table]:
+    cuts = (slice(None, _ROWS), slice(_ROWS, None))
+    train, test = (
+        Table({"numbers": numbers[cut].clone()}, None if labels is None else labels[cut].clone())
+        for cut in cuts
+    )
+    return train, test
