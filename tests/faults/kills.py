@@ -1,0 +1,173 @@
+"""Kills parties at seeded random points, starts them again, and sees that the run ends the same.
+
+A point is a moment (so long after the last start) or an event: a round, the handshake, a checkpoint
+that is being written, the goodbye. Victims are the guest, the host, or both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from celu.checkpoint.generations import FOLDER
+
+from .parties import GUEST, HOSTS, PATIENCE_S, ROUNDS, Federation, Ground, Party
+
+VICTIMS = {"guest": [GUEST], "host": [HOSTS[0]], "both": [GUEST, HOSTS[0]]}
+KILLS_A_RUN = 8
+_ANOTHER_ENDS_S = 2.0  # after one that is done; else it waits for that one to come again
+
+
+@dataclass
+class Report:
+    """What was done, and to whom; every run in it ended with the same bits."""
+
+    runs: Counter[str] = field(default_factory=Counter)
+    kills: Counter[str] = field(default_factory=Counter)  # by victim
+    points: Counter[str] = field(default_factory=Counter)
+    restarts: int = 0  # of survivors, by themselves
+    seconds: float = 0.0
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        carriers = ", ".join(f"{count} over {name}" for name, count in sorted(self.runs.items()))
+        yield (
+            f"{self.kills.total()} kills in {self.runs.total()} runs ({carriers}), "
+            f"{self.seconds:.0f} s; each ended with the bits of an undisturbed run"
+        )
+        yield "  victims: " + ", ".join(f"{n} {self.kills[n]}" for n in VICTIMS)
+        yield "  points: " + ", ".join(f"{n} {c}" for n, c in self.points.most_common())
+        yield f"  survivors began again by themselves {self.restarts} times"
+
+
+# Says, once it is there, what point it is.
+Point = Callable[[], str | None]
+
+
+def at_any_time(victim: Party, chance: Random) -> Point:
+    """A moment after the last start, be it in the handshake, in training or at the end."""
+    due = time.monotonic() + chance.uniform(0.0, 1.5)
+    return lambda: "any time" if time.monotonic() >= due else None
+
+
+def at_a_round(victim: Party, chance: Random) -> Point:
+    """So many rounds after it has begun or gone on."""
+    rounds = chance.randrange(1, 60)
+    return lambda: "round" if num_rounds(victim) >= rounds else None
+
+
+def in_the_handshake(victim: Party, chance: Random) -> Point:
+    """It has read its rows, or is connected, and does not train yet; or is long past that."""
+    last = chance.choice(["attempt", "data", "connected"])
+
+    def is_there() -> str | None:
+        events = victim.latest()
+        if events and events[-1]["event"] in (last, "restart"):
+            return "handshake"
+        return "round" if num_rounds(victim) >= 30 else None
+
+    return is_there
+
+
+def in_a_checkpoint(victim: Party, chance: Random) -> Point:
+    """A generation is there in part, and not one that was left so."""
+    folder = victim.run / FOLDER
+    return lambda: "checkpoint" if num_rounds(victim) and any(folder.glob(".round-*")) else None
+
+
+def at_goodbye(victim: Party, chance: Random) -> Point:
+    """All rounds are done."""
+    return lambda: "goodbye" if victim.has_done(ROUNDS) else None
+
+
+POINTS = [at_any_time, at_a_round, in_the_handshake, in_a_checkpoint]
+
+
+def num_rounds(party: Party) -> int:
+    """How many rounds its present process has done since it last began."""
+    count = 0
+    for event in reversed(party.latest()):
+        if event["event"] in ("started", "resumed", "restart"):
+            break
+        count += event["event"] == "round"
+    return count
+
+
+def kill_many(
+    ground: Ground,
+    folder: Path,
+    whole: Federation,
+    *,
+    kills: int,
+    seed: int,
+    seconds: float = float("inf"),
+    tell: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """So many kills, or as many as a time allows; AssertionError for a run that ends otherwise."""
+    report, chance, began = Report(), Random(seed), time.monotonic()
+    while report.kills.total() < kills and time.monotonic() - began < seconds:
+        number = report.runs.total()
+        carrier = "websocket" if number % 4 == 1 else "grpc"
+        federation = ground.federation(folder / f"{number}", carrier=carrier)
+        most = min(KILLS_A_RUN, kills - report.kills.total())
+        try:
+            _torment(federation, chance, most, report)
+            federation.assert_same_bits(whole)
+        except AssertionError as error:
+            raise AssertionError(f"run {number} of seed {seed}, over {carrier}: {error}") from error
+        finally:
+            federation.stop()
+        report.runs[carrier] += 1
+        report.restarts += sum(len(p.events("restart")) for p in federation.parties.values())
+        report.seconds = time.monotonic() - began
+        tell(f"{report.kills.total()} kills, {report.seconds:.0f} s")
+    return report
+
+
+def _torment(federation: Federation, chance: Random, most: int, report: Report) -> None:
+    """One run to its end, with so many kills on the way, the last one at goodbye."""
+    federation.start()
+    for number in range(most):
+        victims = chance.choice(list(VICTIMS))
+        watched = federation.parties[chance.choice(VICTIMS[victims])]
+        choose = at_goodbye if number == most - 1 else chance.choice(POINTS)
+        point = _await(federation, choose(watched, chance))
+        killed = [name for name in VICTIMS[victims] if federation.parties[name].kill()]
+        if killed and point:
+            report.kills["both" if len(killed) > 1 else killed[0]] += 1
+            report.points[point] += 1
+        _start_again(federation)
+    _await(federation, lambda: None)
+
+
+def _await(federation: Federation, is_there: Point) -> str | None:
+    """The point, once it is there; None where the run has ended at all parties."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not (point := is_there()):
+        _start_again(federation)
+        if not any(party.is_running for party in federation.parties.values()):
+            return None
+        assert time.monotonic() < give_up, "\n".join(
+            f"--- {party.name} {party.codes}\n{party.where()[-4000:]}"
+            for party in federation.parties.values()
+        )
+        time.sleep(0.002)
+    return point
+
+
+def _start_again(federation: Federation) -> None:
+    """What operators do: start who was killed, and who is done where another waits for it."""
+    parties = federation.parties.values()
+    running = any(party.is_running for party in parties)
+    for party in parties:
+        if party.is_running:
+            continue
+        code = party.codes[-1] if party.codes else None
+        assert code in (None, 0, -9), f"{party.name} ended with {code}\n{party.said()[-4000:]}"
+        is_waited_for = running and time.monotonic() - party.ended_at > _ANOTHER_ENDS_S
+        if code != 0 or is_waited_for:
+            party.start()

@@ -1,0 +1,368 @@
+"""Parties as real processes: started, watched, hit by signals, and compared in the end.
+
+Each has its own settings, rows, keys, socket and run folder, and is `celu run` to the last line;
+only that it is forked from a process which has torch imported already (`server`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from celu.bench.processes import Event, make_keys
+from stores import write_store
+
+GUEST, HOSTS = "guest", ["host", "other"]
+ROUNDS, EVERY = 300, 5
+PATIENCE_S = 60.0  # for anything at all that is waited for here
+
+_JOB = f"""
+seed = 1
+batch_size = 32
+rounds = {ROUNDS}
+guest = "{GUEST}"
+[method]
+W = 3
+R = 3
+depth = 4
+[checkpoint]
+every = {EVERY}
+[evaluation]
+every = 50
+"""
+_HOST_TERMS = """
+[hosts.{name}]
+z_width = 8
+"""
+_PARTY = """
+role = "{role}"
+name = "{name}"
+run_dir = "run"
+threads = 1
+{more}
+[data]
+store = "{store}"
+aligned = true
+[keys]
+certificate = "{certs}/{name}/certs/{name}.pem"
+key = "{certs}/{name}/certs/{name}.key"
+[model]
+bottom = {{ use = "wdl", hidden = [64, 64] }}
+"""
+_TOP = """top = "wdl"
+loss = "binary"
+"""
+_PEER = """
+[peers.{name}]
+ca = "{certs}/{name}/certs/ca.pem"
+"""
+# A line that takes its time, so that there are messages in flight to be lost.
+_SETTINGS: dict[str, Any] = {
+    "carrier": "grpc",
+    "connect_s": 30,
+    "deadline_s": 30,
+    "outage_s": 30,
+    "heartbeat_s": 2,
+}
+_LINE = "link = { mbps = 100, delay_ms = 2 }"
+
+
+class Server:
+    """The process that parties are forked from (`server.py`)."""
+
+    def __init__(self) -> None:
+        script = str(Path(__file__).with_name("server.py"))
+        self._process = subprocess.Popen(
+            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def start(self, arguments: list[str], log: Path) -> int:
+        """Start `celu` with these arguments; its process."""
+        return int(self._ask({"start": arguments, "log": str(log)})["pid"])
+
+    def poll(self, pid: int) -> int | None:
+        """The exit code of a process, as `subprocess` has it, or None while it runs."""
+        code: int | None = self._ask({"poll": pid})["code"]
+        return code
+
+    def stop(self) -> None:
+        """End it, and whatever still runs of what it started."""
+        self._process.communicate(timeout=10)
+
+    def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+
+class Party:
+    """One party's files, and its process while there is one."""
+
+    def __init__(self, name: str, folder: Path, job: Path, server: Server) -> None:
+        self.name = name
+        self.folder = folder
+        self.run = folder / "run"
+        self.codes: list[int] = []  # how its processes ended, in order
+        self.pid: int | None = None
+        self.ended_at = 0.0
+        self._events: list[Event] = []
+        self._read = 0
+        self._job = job
+        self._server = server
+
+    def start(self) -> None:
+        """What its operator does: the same line as ever."""
+        assert self.pid is None, f"{self.name} is running"
+        line = ["run", str(self.folder / "party.toml"), "--job", str(self._job)]
+        self.pid = self._server.start(line, self.log)
+
+    @property
+    def log(self) -> Path:
+        """What all its processes have printed."""
+        return self.folder / "log"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a process; notes how that ended."""
+        if self.pid is not None and (code := self._server.poll(self.pid)) is not None:
+            self.pid, self.ended_at = None, time.monotonic()
+            self.codes.append(code)
+        return self.pid is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send its process a signal, if it has one."""
+        if self.is_running:
+            assert self.pid is not None
+            os.kill(self.pid, number)
+
+    def kill(self) -> bool:
+        """SIGKILL, and wait until it is gone; whether there was something to kill."""
+        self.signal(signal.SIGKILL)
+        before = len(self.codes)
+        was_running = self.pid is not None
+        if was_running:
+            self.wait()
+        return was_running and self.codes[before] == -signal.SIGKILL
+
+    def wait(self, seconds: float = PATIENCE_S) -> int:
+        """Its exit code, once it has ended; AssertionError if it does not."""
+        wait_for(lambda: not self.is_running, f"{self.name} to end", seconds, self.where)
+        return self.codes[-1]
+
+    def events(self, *kinds: str) -> list[Event]:
+        """What its processes have reported so far, all of them or of some kinds."""
+        file = self.run / "events.jsonl"
+        if file.exists():
+            with file.open("rb") as grown:
+                grown.seek(self._read)
+                lines = grown.read()
+            whole = lines.rfind(b"\n") + 1  # the last one may be torn, and cut off later
+            self._events += [json.loads(line) for line in lines[:whole].splitlines()]
+            self._read += whole
+        return [e for e in self._events if not kinds or e["event"] in kinds]
+
+    def latest(self) -> list[Event]:
+        """What its present process has reported, or its last."""
+        events = self.events()
+        begins = [i for i, event in enumerate(events) if event["event"] == "attempt"]
+        return events[begins[-1] :] if begins else []
+
+    def said(self) -> str:
+        """The end of what it printed."""
+        return self.log.read_text() if self.log.exists() else ""
+
+    def where(self) -> str:
+        """The same, and what each of its threads is doing just now."""
+        self.signal(signal.SIGUSR1)
+        time.sleep(0.2)
+        return self.said()
+
+    def has_done(self, round_: int) -> bool:
+        """Whether its present process has been at this round."""
+        return any(e["event"] == "round" and e["round"] >= round_ for e in self.latest())
+
+
+@dataclass
+class Federation:
+    """A guest and its hosts."""
+
+    folder: Path
+    parties: dict[str, Party]
+    port: int
+
+    @property
+    def guest(self) -> Party:
+        """The party that listens."""
+        return self.parties[GUEST]
+
+    @property
+    def host(self) -> Party:
+        """The first host."""
+        return self.parties[HOSTS[0]]
+
+    def start(self) -> None:
+        """Start whoever is not running."""
+        for party in self.parties.values():
+            if not party.is_running:
+                party.start()
+
+    def wait(self, *codes: int) -> None:
+        """All ended so: with 0, or with these in the order of parties."""
+        expected = codes or (0,) * len(self.parties)
+        for party in self.parties.values():
+            party.wait()
+        ended = tuple(party.codes[-1] for party in self.parties.values())
+        assert ended == expected, "\n".join(
+            f"--- {party.name} {party.codes}\n{party.said()[-3000:]}"
+            for party in self.parties.values()
+        )
+
+    def wait_for_rounds(self, count: int) -> None:
+        """Until every party has done so many more."""
+        before = {name: len(party.events("round")) for name, party in self.parties.items()}
+        for name, party in self.parties.items():
+
+            def is_there(party: Party = party, due: int = before[name] + count) -> bool:
+                return len(party.events("round")) >= due
+
+            wait_for(is_there, f"{count} rounds", said=party.said)
+
+    def stop(self) -> None:
+        """Leave nothing behind."""
+        for party in self.parties.values():
+            party.signal(signal.SIGCONT)
+            party.kill()
+
+    def assert_same_bits(self, whole: Federation) -> None:
+        """Weights and evaluations are those of a run that nobody disturbed."""
+        for name, party in self.parties.items():
+            undisturbed = whole.parties[name]
+            ours, theirs = (load_file(p.run / "weights.safetensors") for p in (party, undisturbed))
+            assert ours.keys() == theirs.keys()
+            for key, tensor in ours.items():
+                assert torch.equal(tensor, theirs[key]), f"{name}: {key} differs"
+            assert _ended(party) == _ended(undisturbed)
+            expected = {e["round"]: _scores(e) for e in undisturbed.events("evaluation")}
+            for event in party.events("evaluation"):  # also those that were made more than once
+                assert _scores(event) == expected[event["round"]], event["round"]
+
+
+class Ground:
+    """What all federations share: rows, keys, and the server that starts parties."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.keys = folder / "keys"
+        self.server = Server()
+        self._ports = random.Random(os.getpid())
+        make_keys(self.keys, [GUEST, *HOSTS])
+        chance = np.random.default_rng(1)
+        x = chance.normal(size=(3, 512, 2)).astype(np.float32)
+        label = (x[:, :, 0].sum(axis=0) > 0.5).astype(np.float32)
+        for number, name in enumerate([GUEST, *HOSTS]):
+            table = {"a": x[number, :, 0], "b": x[number, :, 1]}
+            write_store(folder / name, {**table, "label": label} if name == GUEST else table)
+
+    def federation(
+        self,
+        folder: Path,
+        *,
+        hosts: int = 1,
+        via: int | None = None,
+        keys: Path | None = None,
+        **settings: Any,
+    ) -> Federation:
+        """A federation in a folder; hosts connect to the port `via`, if it is not the guest's."""
+        names, port = HOSTS[:hosts], self.free_port()
+        folder.mkdir(parents=True, exist_ok=True)
+        job = folder / "job.toml"
+        job.write_text(_JOB + "".join(_HOST_TERMS.format(name=name) for name in names))
+        for name in (GUEST, *names):
+            is_guest, peers = name == GUEST, names if name == GUEST else [GUEST]
+            values = {**_SETTINGS, **settings}
+            lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+            lines += [_LINE, f'listen = "127.0.0.1:{port}"' if is_guest else ""]
+            certs = keys or self.keys
+            text = _PARTY.format(
+                role="guest" if is_guest else "host",
+                name=name,
+                more="\n".join(lines),
+                store=self.folder / name,
+                certs=certs,
+            )
+            text += _TOP if is_guest else ""
+            for peer in peers:
+                text += _PEER.format(name=peer, certs=certs)
+                text += "" if is_guest else f'connect = "127.0.0.1:{via or port}"\n'
+            (folder / name).mkdir()
+            (folder / name / "party.toml").write_text(text)
+        parties = {name: Party(name, folder / name, job, self.server) for name in (GUEST, *names)}
+        return Federation(folder, parties, port)
+
+    def free_port(self) -> int:
+        """A port that nobody listens at, of those that the kernel gives to no caller.
+
+        Else a host that calls while its guest is away might meet itself there.
+        """
+        while True:
+            port = self._ports.randrange(20_000, 32_000)
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) != 0:
+                    return port
+
+    def undisturbed(self, folder: Path, **more: Any) -> Federation:
+        """A federation whose run is done and was left alone."""
+        federation = self.federation(folder, **more)
+        federation.start()
+        federation.wait()
+        return federation
+
+
+@contextmanager
+def ground_at(folder: Path) -> Iterator[Ground]:
+    """A ground, and an end to all its processes."""
+    ground = Ground(folder)
+    try:
+        yield ground
+    finally:
+        ground.server.stop()
+
+
+def wait_for(
+    ready: Callable[[], bool],
+    what: str,
+    seconds: float = PATIENCE_S,
+    said: Callable[[], str] = lambda: "",
+) -> None:
+    """Look every few milliseconds; AssertionError where it does not come."""
+    give_up = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < give_up, f"waited {seconds:g} s for {what}\n{said()[-3000:]}"
+        time.sleep(0.005)
+
+
+def _ended(party: Party) -> list[Any]:
+    summary = json.loads((party.run / "summary.json").read_text())
+    assert summary["status"] == "done"
+    return [summary["rounds"], summary["local_steps"], *map(_scores, summary["evaluations"])]
+
+
+def _scores(evaluation: Mapping[str, Any]) -> tuple[float, float]:
+    return evaluation["auc"], evaluation["loss"]

@@ -1,0 +1,152 @@
+"""A proxy between two parties that a test cuts, silences, slows down and restores.
+
+`silence` is a half-open link: connections stay, nothing is carried, and nobody new is let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+
+_CHUNK_BYTES = 64 * 1024
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: no last words, a reset
+
+
+class Proxy:
+    """Forwards connections to `port` on loopback to `to_port`; use as a context manager."""
+
+    def __init__(self, port: int, to_port: int) -> None:
+        self.port = port
+        self._to_port = to_port
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._flows = asyncio.Event()
+        self._delay_s = 0.0
+        self._open: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refuses = False
+        self._server: asyncio.Server | None = None
+
+    def __enter__(self) -> Proxy:
+        self._thread.start()
+        self._flows.set()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def cut(self, *, reset: bool) -> None:
+        """End all connections, by RST or FIN, and take no new ones until `restore`."""
+        self._do(lambda: self._cut(reset))
+
+    def silence(self) -> None:
+        """Carry nothing and let nobody in until `restore`; nobody is told."""
+        self._do(self._flows.clear)
+
+    def forget(self) -> None:
+        """Drop what connections there are without a word to the side that listens, for good.
+
+        As where a machine loses its power, or a firewall its table.
+        """
+        self._do(self._forget)
+
+    def slow_down(self, delay_s: float) -> None:
+        """Hold every chunk back for so long."""
+
+        def slow() -> None:
+            self._delay_s = delay_s
+
+        self._do(slow)
+
+    def restore(self) -> None:
+        """Carry everything, as fast as it comes."""
+        self._do(self._restore)
+
+    def _do(self, work: Callable[[], object]) -> None:
+        done: Future[None] = Future()
+
+        def call() -> None:
+            work()
+            done.set_result(None)
+
+        self._loop.call_soon_threadsafe(call)
+        done.result(10)
+
+    def _restore(self) -> None:
+        self._refuses, self._delay_s = False, 0.0
+        self._flows.set()
+
+    def _cut(self, reset: bool) -> None:
+        self._refuses = True
+        for writer in self._open:
+            if reset:
+                _end_by_reset(writer)
+            else:
+                writer.close()
+
+    def _forget(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", self.port)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._flows.wait()
+        if self._refuses:
+            return _end_by_reset(writer)
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._to_port)
+        except OSError:
+            return writer.close()
+        self._open |= {writer, back}
+        ways = [self._forward(reader, back), self._forward(there, writer)]
+        self._tasks |= {asyncio.ensure_future(way) for way in ways}
+        return None
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(_CHUNK_BYTES):
+                await self._flows.wait()
+                if self._delay_s:
+                    await asyncio.sleep(self._delay_s)
+                writer.write(data)
+                await writer.drain()
+            await self._flows.wait()
+        except OSError:
+            _end_by_reset(writer)
+        except asyncio.CancelledError:
+            return  # forgotten: it stays open, and is not told
+        writer.close()
+        self._open.discard(writer)
+
+    async def _end(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in self._open:
+            _end_by_reset(writer)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _end_by_reset(writer: asyncio.StreamWriter) -> None:
+    raw = writer.get_extra_info("socket")
+    if not writer.transport.is_closing() and raw is not None:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()

@@ -1,0 +1,99 @@
+"""Disks that are full: the party says so, its peer is told, and with room again both go on."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from celu.checkpoint.generations import FOLDER
+from faults.conftest import Federate
+from faults.parties import Federation, Party
+
+# Above the events of some hundred rounds, and below the tensors of a checkpoint.
+BELOW_TENSORS = 32_000
+
+
+def limit_files(party: Party, num_bytes: int) -> None:
+    """Without root, as good as a full disk: writing beyond so many bytes fails from now on."""
+    assert party.is_running and party.pid is not None
+    resource.prlimit(party.pid, resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+
+
+def assert_nothing_is_half_written(party: Party) -> None:
+    assert not list((party.run / FOLDER).glob(".*"))
+    assert not list(party.run.glob("*.partial"))
+
+
+def assert_says(party: Party, *words: str) -> None:
+    said = " ".join(party.said().split())
+    assert "Traceback" not in said, said
+    for word in words:
+        assert word in said, said
+
+
+@pytest.mark.parametrize("file", ["checkpoints", "events.jsonl"])
+@pytest.mark.parametrize("full", ["guest", "host"])
+def test_where_a_file_cannot_grow_the_party_stops_its_peer_is_told_and_both_go_on(
+    federate: Federate, whole: Federation, full: str, file: str
+) -> None:
+    federation = federate()
+    federation.start()
+    federation.wait_for_rounds(30)
+    victim = federation.parties[full]
+    events = (victim.run / "events.jsonl").stat().st_size
+    assert events < BELOW_TENSORS // 2
+    limit_files(victim, BELOW_TENSORS if file == "checkpoints" else events)
+    federation.wait(*((14, 12) if full == "guest" else (12, 14)))
+    for name, party in federation.parties.items():
+        told = "CheckpointError" if name == full else "PeerFailed"
+        assert_says(party, told)
+        assert_nothing_is_half_written(party)
+    assert_says(victim, file, "File too large", "start again")
+    federation.start()
+    federation.wait()
+    federation.assert_same_bits(whole)
+    assert all(p.events("resumed")[0]["round"] >= 15 for p in federation.parties.values())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "celu-faults", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a small disk can be mounted by root alone")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_disk_that_fills_up_ends_the_run_and_with_room_again_it_goes_on(
+    federate: Federate, whole: Federation, small_disk: Path
+) -> None:
+    federation = federate()
+    for name, party in federation.parties.items():
+        (small_disk / name).mkdir()
+        party.run.symlink_to(small_disk / name)
+    federation.start()
+    federation.wait_for_rounds(30)
+    (small_disk / "other").write_bytes(b"0" * shutil.disk_usage(small_disk).free)
+    for party in federation.parties.values():
+        assert party.wait() in (12, 14)
+    assert 14 in (federation.guest.codes + federation.host.codes)
+    for party in federation.parties.values():
+        assert_says(party)
+        assert_nothing_is_half_written(party)
+        if party.codes == [14]:
+            assert_says(party, "CheckpointError", "No space left on device", "start again")
+    federation.start()  # before there is room: refused, and nothing is lost by it
+    for party in federation.parties.values():
+        assert party.wait() == 14
+        assert_says(party)
+    (small_disk / "other").unlink()
+    federation.start()
+    federation.wait()
+    federation.assert_same_bits(whole)

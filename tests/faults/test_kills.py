@@ -1,0 +1,44 @@
+"""kill -9: the run ends with the same bits, whoever it hits and whenever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from faults.conftest import Federate
+from faults.kills import VICTIMS, kill_many
+from faults.parties import Federation, Ground
+
+# `python -m tests.faults --kills 60` does them all; here as many as the time allows, of a machine
+# that does other things as well.
+KILLS, LEAST, SECONDS = 60, 10, 45
+
+
+def test_killed_at_random_points_and_started_again_every_run_ends_with_the_same_bits(
+    ground: Ground,
+    whole: Federation,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    report = kill_many(ground, tmp_path, whole, kills=KILLS, seed=2, seconds=SECONDS)
+    done = "; ".join(report.lines())
+    record_property("done", done)
+    assert report.kills.total() >= LEAST, done
+    assert set(report.kills) == set(VICTIMS), done
+    assert report.restarts > 0, done
+
+
+def test_where_one_of_two_hosts_is_killed_the_others_go_on_by_themselves(
+    ground: Ground, federate: Federate, tmp_path: Path
+) -> None:
+    whole = ground.undisturbed(tmp_path / "whole", hosts=2)
+    federation = federate(hosts=2)
+    federation.start()
+    for name in ("other", "host"):
+        federation.wait_for_rounds(40)
+        assert federation.parties[name].kill()
+        federation.parties[name].start()
+    federation.wait()
+    federation.assert_same_bits(whole)
+    assert [len(party.codes) for party in federation.parties.values()] == [1, 2, 2]
+    assert len(federation.guest.events("restart")) >= 2

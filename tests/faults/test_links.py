@@ -1,0 +1,137 @@
+"""Links that are cut, fall silent and come up again, by a proxy between the parties."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+
+import pytest
+
+from faults.conftest import Federate
+from faults.parties import Federation, Ground, wait_for
+from faults.proxy import Proxy
+
+HEARTBEAT_S = 0.5
+SLACK_S = 1.5  # for processes that share two cores with others
+
+
+@contextmanager
+def nemesis(proxy: Proxy, seed: int) -> Iterator[list[str]]:
+    """Cuts, silences, delays and restores at random for as long as one looks on."""
+    chance, over, done = Random(seed), threading.Event(), []
+
+    def torment() -> None:
+        while not over.wait(chance.uniform(0.1, 0.4)):
+            fault = chance.choice(["reset", "end", "silence", "delay"])
+            if fault == "silence":
+                proxy.silence()
+                over.wait(chance.uniform(2.0, 3.0) * HEARTBEAT_S)
+            elif fault == "delay":
+                proxy.slow_down(chance.uniform(0.005, 0.05))
+                over.wait(0.3)
+            else:
+                proxy.cut(reset=fault == "reset")
+                over.wait(chance.uniform(0.0, 0.3))
+            proxy.restore()
+            done.append(fault)
+
+    thread = threading.Thread(target=torment)
+    thread.start()
+    try:
+        yield done
+    finally:
+        over.set()
+        thread.join(10)
+
+
+@pytest.mark.parametrize("carrier", ["grpc", "websocket"])
+def test_a_link_that_is_cut_again_and_again_is_ridden_out_without_a_restart(
+    ground: Ground, federate: Federate, whole: Federation, carrier: str
+) -> None:
+    via = ground.free_port()
+    federation = federate(via=via, carrier=carrier, heartbeat_s=HEARTBEAT_S)
+    with Proxy(via, federation.port) as proxy:
+        federation.start()
+        federation.wait_for_rounds(10)
+        with nemesis(proxy, seed=3) as done:
+            wait_for(lambda: len(done) >= 6, "six faults", said=federation.guest.said)
+        federation.wait()
+    federation.assert_same_bits(whole)
+    for party in federation.parties.values():
+        assert party.events("link_down") and party.events("link_up")
+        assert not party.events("restart")
+        assert len(party.events("attempt")) == 1
+        assert "is up again after" in party.said()
+
+
+@pytest.mark.parametrize("carrier", ["grpc", "websocket"])
+def test_a_party_that_is_stopped_is_noticed_within_two_heartbeats_and_goes_on(
+    federate: Federate, whole: Federation, carrier: str
+) -> None:
+    federation = federate(carrier=carrier, heartbeat_s=HEARTBEAT_S)
+    federation.start()
+    for stopped, looks_on in (
+        (federation.host, federation.guest),
+        (federation.guest, federation.host),
+    ):
+        federation.wait_for_rounds(20)  # and so for the link to be up
+        known = len(looks_on.events("link_down"))
+        stopped.signal(signal.SIGSTOP)
+        since = time.monotonic()
+        wait_for(
+            lambda party=looks_on, known=known: len(party.events("link_down")) > known,
+            "the link to be found down",
+            said=looks_on.said,
+        )
+        assert time.monotonic() - since < 2 * HEARTBEAT_S + SLACK_S
+        time.sleep(max(0.0, since + 3 * HEARTBEAT_S - time.monotonic()))
+        stopped.signal(signal.SIGCONT)
+    federation.wait()
+    federation.assert_same_bits(whole)
+    for party in federation.parties.values():
+        assert not party.events("restart")
+        assert len(party.codes) == 1
+
+
+def test_a_link_that_stays_down_ends_the_run_at_both_which_can_go_on(
+    ground: Ground, federate: Federate, whole: Federation
+) -> None:
+    via = ground.free_port()
+    federation = federate(via=via, heartbeat_s=HEARTBEAT_S, outage_s=1.5)
+    with Proxy(via, federation.port) as proxy:
+        federation.start()
+        federation.wait_for_rounds(30)
+        proxy.cut(reset=True)
+        federation.wait(11, 11)
+        for party in federation.parties.values():
+            said = " ".join(party.said().split())
+            assert "down for 1.5 s (outage_s)" in said
+            assert "Start again at all parties; a run goes on from its last checkpoint" in said
+        proxy.restore()
+        federation.start()
+        federation.wait()
+    federation.assert_same_bits(whole)
+    for party in federation.parties.values():
+        assert party.events("resumed")[0]["round"] >= 20
+
+
+def test_a_host_that_is_started_again_is_let_in_once_its_half_open_connection_is_found_silent(
+    ground: Ground, federate: Federate, whole: Federation
+) -> None:
+    via = ground.free_port()
+    federation = federate(via=via, heartbeat_s=HEARTBEAT_S)
+    with Proxy(via, federation.port) as proxy:
+        federation.start()
+        federation.wait_for_rounds(30)
+        proxy.silence()  # the guest is not told that its host's machine is gone
+        assert federation.host.kill()
+        proxy.forget()
+        proxy.restore()
+        federation.host.start()
+        federation.wait()
+    federation.assert_same_bits(whole)
+    assert len(federation.guest.events("restart")) == 1

@@ -1,0 +1,77 @@
+"""What operators do in the middle of a run: stop it, and renew certificates."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from celu.bench.processes import make_keys
+from celu.certs import make_party
+from faults.conftest import Federate
+from faults.parties import GUEST, HOSTS, Federation, Ground
+
+NAMES = [GUEST, HOSTS[0]]
+
+
+@pytest.mark.parametrize("who", ["guest", "host"])
+def test_ctrl_c_at_one_party_is_told_to_the_other_and_both_can_go_on(
+    federate: Federate, whole: Federation, who: str
+) -> None:
+    federation = federate()
+    federation.start()
+    federation.wait_for_rounds(30)
+    federation.parties[who].signal(signal.SIGINT)
+    federation.wait(*((130, 12) if who == "guest" else (12, 130)))
+    for name, party in federation.parties.items():
+        said = " ".join(party.said().split())
+        assert "Traceback" not in said
+        told = f"PeerFailed {who} stopped: interrupted by its operator"
+        assert ("interrupted" if name == who else told) in said
+    federation.start()
+    federation.wait()
+    federation.assert_same_bits(whole)
+    assert all(p.events("resumed")[0]["round"] >= 20 for p in federation.parties.values())
+
+
+def renewed(keys: Path) -> None:
+    """New keys and certificates, of the same authorities."""
+    for name in NAMES:
+        certs = keys / name / "certs"
+        for old in (certs / f"{name}.pem", certs / f"{name}.key"):
+            old.unlink()
+        make_party(certs, name)
+
+
+def exchanged(keys: Path) -> None:
+    """New authorities, which the parties have sent each other."""
+    for name in NAMES:
+        shutil.rmtree(keys / name / "certs")
+    make_keys(keys, NAMES)
+
+
+@pytest.mark.parametrize("rotate", [renewed, exchanged])
+def test_certificates_can_be_rotated_in_the_middle_of_a_run(
+    ground: Ground,
+    federate: Federate,
+    whole: Federation,
+    tmp_path: Path,
+    rotate: Callable[[Path], None],
+) -> None:
+    keys = tmp_path / "keys"
+    shutil.copytree(ground.keys, keys)
+    federation = federate(keys=keys)
+    federation.start()
+    federation.wait_for_rounds(30)
+    for party in federation.parties.values():
+        party.signal(signal.SIGINT)
+    for party in federation.parties.values():
+        assert party.wait() in (130, 12)  # whoever is told before its own operator's word
+    rotate(keys)
+    federation.start()
+    federation.wait()
+    federation.assert_same_bits(whole)
+    assert all(p.events("resumed")[0]["round"] >= 20 for p in federation.parties.values())
