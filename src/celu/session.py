@@ -213,7 +213,7 @@ def _settling(checkpoints: Checkpoints | None) -> Iterator[None]:
     """Whatever ends a run early, let the checkpoint that is being written be written."""
     try:
         yield
-    except BaseException:
+    except (Exception, KeyboardInterrupt):
         if checkpoints is not None:
             with suppress(CheckpointError):  # the first error is the one to tell of
                 checkpoints.settle()
