@@ -16,6 +16,7 @@ from celu.session import guest_session, host_session
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
+from celu.transport.wire import VERSION
 from federation import ROWS, Federation, federation, train_over_grpc
 from psi.parties import Wrapped, together
 
@@ -51,6 +52,7 @@ DIFFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
     "optimizer.lr": (0.1, {}),
     "optimizer.initial_accumulator": (0.1, {}),
     "optimizer.momentum": (0.9, SGD),
+    "checkpoint.every": (7, {}),
     "evaluation.every": (7, {}),
     "evaluation.rows": (50, {}),
     "evaluation.metric": ("auc", {}),
@@ -135,7 +137,7 @@ def test_other_rows_are_refused_by_name(part: str) -> None:
         assert_both_name(field, meet(fed))
 
 
-@pytest.mark.parametrize("value", [1, 3, "2", None])
+@pytest.mark.parametrize("value", [VERSION - 1, VERSION + 1, str(VERSION), None])
 def test_another_protocol_is_refused_by_name(value: Any) -> None:
     def change(message: Message) -> Message:
         if message.kind is not Kind.HELLO:

@@ -16,6 +16,7 @@ from celu.doctor.case import Case, seconds, size
 from celu.doctor.machine import Certificate, Machine, read_certificates, this_machine
 from celu.doctor.measured import Measured, Way
 from celu.errors import CertificateError
+from celu.transport.wire import HEADER
 from doctor.clinic import case_of, make_job, warned
 
 # 300 Mbps, 40 ms there and back, nothing wrong with it.
@@ -195,7 +196,7 @@ def test_the_kernels_settings_are_read_where_there_are_any(tmp_path: Path) -> No
 
 def test_a_round_is_foreseen_from_bytes_and_trips() -> None:
     found = the_case(LINE, make_job(batch_size=4096)).forecast
-    assert found.to_guest_bytes == 60 + 4096 * 64 * 4
+    assert found.to_guest_bytes == HEADER.size + 4096 * 64 * 4
     alone_s = found.to_guest_bytes * 8 / 300e6
     assert found.serial_s == pytest.approx(0.041 + 2 * alone_s)
     assert found.full_s == pytest.approx(alone_s)

@@ -80,8 +80,9 @@ def changing() -> Federation:
 
 
 def plain(every: int, **job: Any) -> Callable[[], Federation]:
+    method = {n: job.pop(n) for n in ("R", "W", "depth", "weighting") if n in job}
+
     def build() -> Federation:
-        method = {n: job.pop(n) for n in ("R", "W", "depth", "weighting") if n in job}
         return federation(method=celu.Method(**method), checkpoint={"every": every}, **job)
 
     return build

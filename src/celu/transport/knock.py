@@ -17,6 +17,7 @@ from celu.errors import CertificateError, ConfigError, PeerLost
 from celu.transport.tls import Identity, calling, read_authority
 
 RETRY_S = 0.25
+_CLOSED = 3  # times, for a connection that is closed without a word to be a refusal
 _TRY_S = 10.0
 # What a listener of each carrier agrees to speak inside TLS (ALPN), and how to have it say
 # something: a listener for HTTP/2 greets by itself.
@@ -54,7 +55,10 @@ def knock(address: str, peer: str, identity: Identity, carrier: str, connect_s: 
         "does it trust the authority that signed it?"
     )
 
+    closed = 0
+
     def look(raw: socket.socket) -> None:
+        nonlocal closed
         speaks_tls = False
         try:
             with context.wrap_socket(raw, server_hostname=peer) as tls:
@@ -63,7 +67,11 @@ def knock(address: str, peer: str, identity: Identity, carrier: str, connect_s: 
                 # In TLS 1.3 a refusal of our certificate only shows at the first read.
                 tls.sendall(_GREETINGS[carrier])
                 if not tls.recv(1):
-                    raise CertificateError(refusal)
+                    # Refused; or, where it does not happen again, by a process that just ends.
+                    closed += 1
+                    if closed >= _CLOSED:
+                        raise CertificateError(refusal)
+                    raise ConnectionError("it closes the connection once it knows who calls")
         except ssl.SSLCertVerificationError as error:
             raise CertificateError(
                 f"the certificate of {peer} at {address} is not acceptable: "
@@ -84,7 +92,10 @@ def knock(address: str, peer: str, identity: Identity, carrier: str, connect_s: 
                 ) from error
             raise CertificateError(f"{refusal} ({error.reason or error})") from error
 
-    _reach(address, peer, look, connect_s)
+    try:
+        _reach(address, peer, look, connect_s)
+    except PeerLost as error:
+        raise CertificateError(refusal) if closed else error from error
 
 
 def knock_at_gateway(
