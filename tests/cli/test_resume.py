@@ -120,9 +120,14 @@ def test_a_run_that_is_done_can_be_run_again_but_not_under_another_contract(
     same_weights(pair.folder, whole)
 
 
-def test_a_folder_that_a_run_uses_is_refused_to_another(
-    pair: Pair, started: list[subprocess.Popen[str]]
-) -> None:
-    wait_for_round(pair, "airline", 5)
-    second = ended(pair.start("airline"))
+def test_a_folder_that_a_run_uses_is_refused_to_another(pair: Pair) -> None:
+    pair.edit("job.toml", "rounds = 200", "rounds = 1000000")  # it is still on when we look
+    processes = [pair.start("airline"), pair.start("weather")]
+    try:
+        wait_for_round(pair, "airline", 5)
+        second = ended(pair.start("airline"))
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate(timeout=10)
     assert second.code == 3 and "nobody uses" in " ".join(second.err.split())
