@@ -14,7 +14,8 @@ from random import Random
 
 from celu.errors import CeluError
 from celu.transport.message import Message
-from celu.transport.wire import check_finite, decode, decode_header
+from celu.transport.wire import check_finite, decode_header
+from decoding import decode
 
 from .frames import MUTATIONS, Frame, joined
 from .targets import Specs, Target

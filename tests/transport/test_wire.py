@@ -27,7 +27,8 @@ from celu.transport import wire
 from celu.transport.link import run_blocking
 from celu.transport.message import TENSORS, Kind, Message, TensorSpec, expect, rows_of
 from celu.transport.stream import StreamLink
-from celu.transport.wire import HEADER, PIECE_BYTES, Header, decode, decode_header, encode
+from celu.transport.wire import HEADER, PIECE_BYTES, Header, decode_header, encode
+from decoding import decode
 
 SPEC = TensorSpec(max_rows=8, width=3)
 SPECS = {Kind.ACTIVATION: SPEC, Kind.DERIVATIVE: SPEC, Kind.TEST_ACTIVATION: SPEC}

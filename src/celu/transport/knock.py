@@ -95,7 +95,9 @@ def knock(address: str, peer: str, identity: Identity, carrier: str, connect_s: 
     try:
         _reach(address, peer, look, connect_s)
     except PeerLost as error:
-        raise CertificateError(refusal) if closed else error from error
+        if closed:
+            raise CertificateError(refusal) from error
+        raise
 
 
 def knock_at_gateway(

@@ -158,17 +158,6 @@ class Assembly:
         return Message(header.kind, header.round, header.part, body=body)
 
 
-def decode(header: Header, pieces: Iterator[bytes]) -> Message:
-    """Read the payload that follows a checked header."""
-    coming = Assembly(header)
-    while coming.missing:
-        piece = next(pieces, None)
-        if piece is None:
-            raise ProtocolError(f"expected {coming.missing} more bytes, got 0")
-        coming.add(piece)
-    return coming.message()
-
-
 def _within(value: object, levels: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return levels >= 0 and all(_within(v, levels - 1) for v in inner)
