@@ -10,8 +10,10 @@ from pathlib import Path
 
 import torch
 
-from .engine import fuzz
-from .targets import open_targets
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest has it
+
+from fuzz.engine import fuzz
+from fuzz.targets import open_targets
 
 
 def main() -> None:
