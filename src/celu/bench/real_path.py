@@ -3,6 +3,7 @@
 Somebody else makes the line: two namespaces joined at the rate and delay of a profile. One-way
 traffic is what `celu doctor` measures with nothing coming back; ping-pong is vanilla training one
 round at a time; duplex is the same with rounds in flight. The emulated line is measured alike.
+Duplex traffic is looked at for longer: a real stream's throughput comes and goes over seconds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from celu.data.starter import write_settings
 from celu.errors import ConfigError
 
 DEPTHS = (1, 4, 8)
+_LONGER = 3  # with rounds in flight: over more than two periods of BBR
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def compare(
     add("real path, one way", *one_way)
     for depth in DEPTHS:
         job = folder / "real.toml"
-        write_job(job, rounds=rounds, codec="fp32", depth=depth)
+        times = rounds if depth == 1 else _LONGER * rounds
+        write_job(job, rounds=times, codec="fp32", depth=depth)
         used = []
         for where in (path, None):
             _settings(folder, where, profile)
