@@ -27,26 +27,25 @@ class Ticker:
 def test_a_clock_runs_while_its_party_computes_and_jumps_while_it_waits() -> None:
     ticker = Ticker()
     clock = Clock(timer=ticker)
-    clock.resume()
-    ticker.at = 2.0
-    assert clock.now() == 2.0
-    clock.pause()
+    with clock.running():
+        ticker.at = 2.0
+        assert clock.now() == 2.0
     ticker.at = 9.0
     assert clock.now() == 2.0, "others compute meanwhile"
-    clock.resume()
-    clock.wait_until(5.0)
-    ticker.at = 10.0
-    assert clock.now() == 6.0
-    clock.wait_until(1.0)
-    assert clock.now() == 6.0, "what is there already needs no waiting"
+    with clock.running():
+        clock.wait_until(5.0)
+        ticker.at = 10.0
+        assert clock.now() == 6.0
+        clock.wait_until(1.0)
+        assert clock.now() == 6.0, "what is there already needs no waiting"
 
 
 def test_a_faster_party_takes_less_time() -> None:
     ticker = Ticker()
     clock = Clock(speed=4.0, timer=ticker)
-    clock.resume()
-    ticker.at = 2.0
-    assert clock.now() == 0.5
+    with clock.running():
+        ticker.at = 2.0
+        assert clock.now() == 0.5
 
 
 def test_a_line_in_virtual_time_is_the_line_of_a_real_run() -> None:

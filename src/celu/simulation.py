@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from celu.checkpoint.generations import Checkpoints
@@ -72,7 +73,9 @@ def simulate(
     programs[job.guest] = guest_session(
         job.guest, guest, job, to_hosts, emit, timer, (checkpoints or {}).get(job.guest)
     )
-    return _run_together(programs, list(to_hosts.values()), clocks)[job.guest]
+    # Where nobody asks for virtual time, nobody waits for an accelerator to be able to tell it.
+    timed = None if link is None else clocks
+    return _run_together(programs, list(to_hosts.values()), timed)[job.guest]
 
 
 def _run_together(
@@ -80,19 +83,17 @@ def _run_together(
     links: list[MemoryLink],
     clocks: Mapping[str, Clock] | None = None,
 ) -> dict[str, Result]:
-    clocks = clocks or {name: Clock() for name in programs}
     results: dict[str, Result] = {}
     try:
         while len(results) < len(programs):
             before = _progress(links) + len(results)
             for name, program in programs.items():
                 if name not in results:
-                    clocks[name].resume()
-                    try:
-                        program.send(None)
-                    except StopIteration as done:
-                        results[name] = done.value
-                    clocks[name].pause()
+                    with clocks[name].running() if clocks else nullcontext():
+                        try:
+                            program.send(None)
+                        except StopIteration as done:
+                            results[name] = done.value
             if _progress(links) + len(results) == before:
                 waiting = ", ".join(sorted(programs.keys() - results.keys()))
                 raise ProtocolError(f"nobody can go on; waiting for each other: {waiting}")

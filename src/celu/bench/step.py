@@ -106,7 +106,8 @@ def _add(result: BenchResult, figure: str, a: str, b: str, ms_a: float, ms_b: fl
     )  # fmt: skip
 
 
-def _job(rounds: int) -> celu.Job:
+def step_job(rounds: int) -> celu.Job:
+    """Vanilla training without evaluations."""
     return celu.Job(
         rounds=rounds,
         batch_size=BATCH,
@@ -117,7 +118,7 @@ def _job(rounds: int) -> celu.Job:
     )
 
 
-def _parties() -> tuple[Guest, Host]:
+def paper_parties() -> tuple[Guest, Host]:
     """The paper's WDL on synthetic Criteo-shaped rows."""
     clicks = click_chunk("criteo", seed=1, chunk=0, rows=BATCHES * BATCH)
     numbers = torch.stack([torch.from_numpy(c) for c in clicks.guest.values()], dim=1)
@@ -140,18 +141,18 @@ def _timed_simulation(guest: Guest, host: Host, rounds: int) -> list[float]:
         if event in ("started", "round"):
             at.append(time.perf_counter())
 
-    celu.simulate(_job(rounds), guest, {"host": host}, emit)
+    celu.simulate(step_job(rounds), guest, {"host": host}, emit)
     return [after - before for before, after in pairwise(at)]
 
 
 def _engine_steps(rounds: int) -> list[float]:
-    return _timed_simulation(*_parties(), rounds)
+    return _timed_simulation(*paper_parties(), rounds)
 
 
 def _loop_steps(rounds: int) -> list[float]:
-    guest, host = _parties()
+    guest, host = paper_parties()
     assert guest.bottom is not None
-    job = _job(rounds)
+    job = step_job(rounds)
     modules = [host.bottom, guest.bottom, guest.top]
     optimizer = torch.optim.Adagrad([p for m in modules for p in m.parameters()], lr=0.01)
     order = BatchOrder(job.seed, host.train.num_rows, BATCH)

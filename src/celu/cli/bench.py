@@ -42,11 +42,18 @@ def _report(measure: Callable[[Say], BenchResult], out: Path) -> None:
 def step(
     out: _Out = Path("bench-out/step"),
     turns: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 3,
+    device: Annotated[
+        str, typer.Option(help="cpu; or cuda: training in one process there, and nothing else.")
+    ] = "cpu",
 ) -> None:
     """A step's cost against loops written by hand (about 8 minutes on two cores)."""
+    from celu.bench.device_step import bench_device_step
     from celu.bench.step import bench_step
 
-    _report(lambda say: bench_step(say, turns=turns), out)
+    if device == "cpu":
+        _report(lambda say: bench_step(say, turns=turns), out)
+    else:
+        _report(lambda say: bench_device_step(say, device, turns=turns), out)
 
 
 def rounds(

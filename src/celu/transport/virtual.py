@@ -11,7 +11,8 @@ party that it worked for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -29,12 +30,11 @@ class Clock:
     _now: float = 0.0
     _resumed_at: float | None = None
 
-    def resume(self) -> None:
-        """The party's program goes on."""
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The party's program goes on, until it is suspended or ends."""
         self._resumed_at = self.timer()
-
-    def pause(self) -> None:
-        """The party's program is suspended, or has ended."""
+        yield
         self.now()
         self._resumed_at = None
 
