@@ -89,6 +89,11 @@ class Table:
         labels = 0 if self.labels is None else self.labels.nbytes
         return labels + sum(tensor.nbytes for tensor in self.inputs.values())
 
+    @property
+    def is_on_accelerator(self) -> bool:
+        """Whether the columns lie elsewhere than in main memory."""
+        return any(tensor.device.type != "cpu" for tensor in self.inputs.values())
+
     def take(self, rows: Tensor | slice) -> Batch:
         """The rows of these numbers, in this order."""
         labels = None if self.labels is None else _rows_of(self.labels, rows)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from celu.config.job import Optimizer as Settings
+from celu.engine.adagrad import Adagrad
 from celu.errors import CheckpointError, ConfigError
 
 # Say so explicitly: torch warns once where this is left open.
@@ -22,7 +23,7 @@ torch.sparse.check_sparse_tensor_invariants.disable()
 
 # What each keeps for a parameter; a number, a scalar, or a tensor of the parameter's shape.
 _REMEMBERED: dict[type[torch.optim.Optimizer], set[str]] = {
-    torch.optim.Adagrad: {"step", "sum"},
+    Adagrad: {"step", "sum"},
     torch.optim.SGD: {"momentum_buffer"},
     torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
     torch.optim.SparseAdam: {"step", "exp_avg", "exp_avg_sq"},
@@ -117,9 +118,7 @@ def _make(
     if settings.name == "adagrad":
         accumulator = settings.initial_accumulator or 0.0
         return [
-            torch.optim.Adagrad(
-                dense + sparse, lr=settings.lr, initial_accumulator_value=accumulator
-            )
+            Adagrad(dense + sparse, lr=settings.lr, initial_accumulator_value=accumulator),
         ]
     if settings.name == "sgd":
         if settings.momentum and sparse:
