@@ -23,7 +23,7 @@ from celu.party import Guest, Host
 _WARM_UP = 100  # a multiple of the rounds between two reports
 
 
-def bench_device_step(say: Say, device: str, turns: int = 3, rounds: int = 500) -> BenchResult:
+def bench_device_step(say: Say, device: str, turns: int = 3, rounds: int = 1500) -> BenchResult:
     """Measure one figure: how fast the engine is, the loop being 1."""
     result = BenchResult("step", seeds=[1])
     torch.set_num_threads(1)

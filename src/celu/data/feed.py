@@ -1,9 +1,9 @@
 """Batches in the agreed order, the next one gathered while the current one computes.
 
-Rows that lie on an accelerator are gathered there, when they are asked for. Rows in main memory,
-which may be columns mapped from a file, are gathered by a thread of the feed's own, into
-page-locked memory where an accelerator is to have them; so few that waking a thread would take
-longer, then and there. What comes out is a function of the round alone.
+Rows are gathered by a thread of the feed's own: those that lie on an accelerator there, those in
+main memory, which may be columns mapped from a file, into page-locked memory where an accelerator
+is to have them; so few that waking a thread would take longer, then and there. What comes out is a
+function of the round alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Feed:
         self._windows: dict[tuple[int, int], Table] = {}
         self._thread = (
             ThreadPoolExecutor(1, thread_name_prefix="celu-feed")
-            if table.num_bytes > _FEW_BYTES and not table.is_on_accelerator
+            if table.num_bytes > _FEW_BYTES
             else None
         )
         self._ahead: tuple[int, Future[Batch]] | None = None

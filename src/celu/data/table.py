@@ -96,8 +96,9 @@ class Table:
 
     def take(self, rows: Tensor | slice) -> Batch:
         """The rows of these numbers, in this order."""
-        labels = None if self.labels is None else _rows_of(self.labels, rows)
-        inputs = {name: _rows_of(tensor, rows) for name, tensor in self.inputs.items()}
+        there = self._sent(rows)
+        labels = None if self.labels is None else _rows_of(self.labels, there)
+        inputs = {name: _rows_of(tensor, there) for name, tensor in self.inputs.items()}
         inputs |= {name: inputs[name].long() for name in self.sizes}
         return Batch(inputs, labels, self._tags(rows))
 
@@ -128,6 +129,13 @@ class Table:
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
         return Table(inputs, labels, self.sizes, self.tags)
 
+    def _sent(self, rows: Tensor | slice) -> Tensor | slice:
+        """Row numbers to where the columns lie."""
+        if isinstance(rows, slice) or not self.is_on_accelerator:
+            return rows
+        # By way of page-locked memory: else all that the accelerator was given is waited for.
+        return rows.pin_memory().to(next(iter(self.inputs.values())).device, non_blocking=True)
+
     def _tags(self, rows: Tensor | slice) -> Tags:
         if self.tags is not None:
             return self.tags[rows if isinstance(rows, slice) else rows.cpu().numpy()]
@@ -140,6 +148,6 @@ class Table:
 
 def _rows_of(tensor: Tensor, rows: Tensor | slice) -> Tensor:
     if isinstance(rows, slice) or tensor.device.type != "cpu":
-        return tensor[rows if isinstance(rows, slice) else rows.to(tensor.device)]
+        return tensor[rows]
     # NumPy's, which takes one thread and no lock: torch would wake a pool of threads for it.
     return torch.from_numpy(tensor.numpy().take(rows.numpy(), axis=0))

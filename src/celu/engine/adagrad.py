@@ -1,7 +1,8 @@
-"""AdaGrad as torch has it, with fewer operations where a gradient is sparse.
+"""AdaGrad as torch has it, with fewer operations.
 
-A step's bits are torch's own. What it saves is a third of the operations that an embedding's update
-is made of, each of which an accelerator has to be told of.
+On a CPU a step's bits are torch's own. An embedding's sparse gradient takes less time, the more the
+wider it is; and an accelerator, which waits to be told what to do rather than for it to be done,
+is told less.
 """
 
 from __future__ import annotations
@@ -14,23 +15,35 @@ from torch import Tensor
 
 
 class Adagrad(torch.optim.Adagrad):
-    """See `torch.optim.Adagrad`, whose state it keeps; of its options, only those we use."""
+    """See `torch.optim.Adagrad`, whose state it keeps; its rate does not decay."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Apply the gradients; the sparse ones are used up."""
+        """Apply the gradients."""
         assert closure is None
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None and weight.grad.is_sparse:
-                    state = self.state[weight]
-                    state["step"] += 1
-                    _apply(weight, state["sum"], weight.grad, group["lr"], group["eps"])
-                    weight.grad = None
-        super().step()
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            dense = [weight for weight in weights if not weight.grad.is_sparse]
+            lr, eps = group["lr"], group["eps"]
+            for weight in weights:
+                self.state[weight]["step"] += 1
+                if weight.grad.is_sparse:
+                    _apply_sparse(weight, self.state[weight]["sum"], weight.grad, lr, eps)
+            if dense:
+                sums = [self.state[weight]["sum"] for weight in dense]
+                _apply_dense(dense, sums, [weight.grad for weight in dense], lr, eps)
 
 
-def _apply(weight: Tensor, total: Tensor, gradient: Tensor, lr: float, eps: float) -> None:
+def _apply_dense(
+    weights: list[Tensor], sums: list[Tensor], gradients: list[Tensor], lr: float, eps: float
+) -> None:
+    torch._foreach_addcmul_(sums, gradients, gradients, value=1.0)
+    roots = torch._foreach_sqrt(sums)
+    torch._foreach_add_(roots, eps)
+    torch._foreach_addcdiv_(weights, gradients, roots, value=-lr)
+
+
+def _apply_sparse(weight: Tensor, total: Tensor, gradient: Tensor, lr: float, eps: float) -> None:
     gradient = gradient.coalesce()
     rows, values = gradient._indices()[0], gradient._values()
     sums = total.index_select(0, rows).add_(values.pow(2))

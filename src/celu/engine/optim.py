@@ -52,7 +52,8 @@ class Optimizer:
         """Apply the gradients, and forget them."""
         for optimizer in self._optimizers:
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def state(self) -> list[dict[str, Any]]:
         """A copy of what the optimizers remember."""

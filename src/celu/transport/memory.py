@@ -46,7 +46,7 @@ class MemoryLink:
 
     async def send(self, message: Message) -> None:
         """See `Link`."""
-        if message.tensor is not None:
+        if message.tensor is not None and message.tensor.requires_grad:
             message = replace(message, tensor=message.tensor.detach())
         check_sendable(message)
         while len(self._outgoing.queue) >= CAPACITY:
