@@ -162,7 +162,7 @@ def test_bytes_of_another_size_are_refused(name: str, change: str) -> None:
         codec.decode(wrong, 6, 12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(NAMES), st.binary(max_size=200), st.integers(1, 6), st.integers(1, 20))
 def test_any_bytes_are_a_matrix_or_refused(name: str, data: bytes, rows: int, width: int) -> None:
     payload = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)

@@ -41,7 +41,7 @@ def test_mutated_frames_are_taken_or_refused_with_nothing_changed_and_memory_fla
 
 
 @given(st.data(), st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_frames_that_hypothesis_looks_for_are_taken_or_refused(
     targets: list[Target], data: st.DataObject, random: Random
 ) -> None:

@@ -164,7 +164,7 @@ cell_numbers = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     cells=st.lists(cell_numbers, min_size=8, max_size=30),
     log=st.booleans(),
@@ -188,7 +188,7 @@ def test_numbers_of_any_sort_are_what_plain_python_says(
 plain_text = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters='",'))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     cells=st.lists(st.one_of(plain_text, st.sampled_from("abc")), min_size=12, max_size=40),
     vocabulary=st.integers(1, 5),
@@ -214,7 +214,7 @@ def test_categories_of_any_sort_are_what_plain_python_says(
     }
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     parts=st.lists(st.lists(st.floats(-1e6, 1e6), max_size=40), max_size=6),
     offset=st.sampled_from([0.0, 1e6]),

@@ -25,7 +25,7 @@ from celu.transport.opening import Endpoint, open_links
 from psi.parties import TERMS, Party, Wrapped, align, assert_aligned, tags_of
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=2, max_size=4).filter(lambda s: len(s) != 3),
     shared=st.integers(1, 10),
