@@ -3,13 +3,15 @@
 Somebody else makes the line: two namespaces joined at the rate and delay of a profile. One-way
 traffic is what `celu doctor` measures with nothing coming back; ping-pong is vanilla training one
 round at a time; duplex is the same with rounds in flight. The emulated line is measured alike.
-Duplex traffic is looked at for longer: a real stream's throughput comes and goes over seconds.
+Two TCP streams against each other are not the same twice, so each case is run three times, in turns
+with the emulated line, and the middle one stands.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from celu.data.starter import write_settings
 from celu.errors import ConfigError
 
 DEPTHS = (1, 4, 8)
-_LONGER = 3  # with rounds in flight: over more than two periods of BBR
+_TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,6 @@ def compare(
     folder: Path, path: RealPath, profile: str, rounds: int, say: Say
 ) -> list[dict[str, Any]]:
     """A row for each kind of traffic: what the real line carried, and the emulated one."""
-    mbps = find_link(profile).mbps
     rows = []
 
     def add(kind: str, real: tuple[float, float], emulated: tuple[float, float]) -> None:
@@ -69,20 +70,31 @@ def compare(
     add("real path, one way", *one_way)
     for depth in DEPTHS:
         job = folder / "real.toml"
-        times = rounds if depth == 1 else _LONGER * rounds
-        write_job(job, rounds=times, codec="fp32", depth=depth)
-        used = []
-        for where in (path, None):
-            _settings(folder, where, profile)
-            out = f"run-{time.monotonic_ns()}"
-            inside = where.inside() if where else None
-            runs = run_parties(folder, list(PARTIES), job, out, timeout_s=300, inside=inside)
-            events = runs["host"].events
-            used.append(
-                (line_use(events, "sent", mbps, depth), line_use(events, "received", mbps, depth))
-            )
-        add(f"real path, {depth} in flight", *used)
+        write_job(job, rounds=rounds, codec="fp32", depth=depth)
+        turns = [
+            [_use(folder, where, profile, job, depth) for where in (path, None)]
+            for _ in range(_TURNS)
+        ]
+        real, emulated = (_middle(side) for side in zip(*turns, strict=True))
+        add(f"real path, {depth} in flight", real, emulated)
     return rows
+
+
+def _use(
+    folder: Path, path: RealPath | None, profile: str, job: Path, depth: int
+) -> tuple[float, float]:
+    """The share of the line that training used: to the guest, and from it."""
+    _settings(folder, path, profile)
+    out = f"run-{time.monotonic_ns()}"
+    inside = path.inside() if path else None
+    runs = run_parties(folder, list(PARTIES), job, out, timeout_s=300, inside=inside)
+    events, mbps = runs["host"].events, find_link(profile).mbps
+    return line_use(events, "sent", mbps, depth), line_use(events, "received", mbps, depth)
+
+
+def _middle(turns: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """That of the turn in which the emptier direction was neither the fullest nor the emptiest."""
+    return sorted(turns, key=min)[len(turns) // 2]
 
 
 def _one_way(folder: Path, path: RealPath | None, profile: str) -> tuple[float, float]:

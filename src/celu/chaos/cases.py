@@ -18,7 +18,7 @@ from celu.party import Guest, Host
 _ROWS, _TEST_ROWS, _COLUMNS, _WIDTH = 40, 8, 3, 4
 _USUAL: dict[str, Any] = {
     "hosts": 1,
-    "rounds": 8,
+    "rounds": 4,
     "batch_size": 4,
     "codec": "fp32",
     "optimizer": "sgd",
@@ -28,62 +28,60 @@ _USUAL: dict[str, Any] = {
     "R": 1,
     "W": 1,
     "choices": [],
-    "evaluation": {"every": 4, "metric": "loss"},
+    "evaluation": {"every": 3, "metric": "loss"},
     "order": {},
 }
 _BLOCKS = {"shuffle": "blocks", "block_rows": 4, "window_blocks": 3}
 _CHOICES = [
     {"round": 0, "depth": 2, "R": 1, "W": 1, "codec": "fp32"},
-    {"round": 3, "depth": 1, "R": 2, "W": 2, "codec": "int8"},
-    {"round": 6, "depth": 3, "R": 2, "W": 3, "codec": "fp32"},
+    {"round": 2, "depth": 1, "R": 2, "W": 2, "codec": "int8"},
+    {"round": 4, "depth": 3, "R": 2, "W": 3, "codec": "fp32"},
 ]
 # What differs from that; `every` is that of checkpoints.
 _TABLE: list[dict[str, Any]] = [
     {"every": 1},
     {"every": 2, "R": 2, "W": 2},
     {"every": 1, "depth": 2, "optimizer": "adagrad"},
-    {"every": 3, "depth": 2, "R": 2, "W": 3, "codec": "int8", "weighting": "none"},
-    {"every": 2, "depth": 3, "R": 2, "W": 4, "codec": "4bit", "batch_size": 8},
-    {"every": 5, "depth": 4, "W": 2, "codec": "int8", "rounds": 12, "batch_size": 8},
-    {"every": 4, "depth": 4, "R": 3, "W": 4, "weighting": "none", "dropout": 0.2},
+    {"every": 3, "depth": 2, "R": 2, "W": 3, "codec": "int8", "weighting": "none", "rounds": 5},
+    {"every": 2, "depth": 3, "R": 2, "W": 4, "codec": "4bit", "batch_size": 8, "rounds": 6},
+    {"every": 5, "depth": 4, "W": 2, "codec": "int8", "rounds": 8, "batch_size": 8},
+    {"every": 4, "depth": 4, "R": 3, "W": 4, "weighting": "none", "dropout": 0.2, "rounds": 6},
     {"every": 3, "R": {"guest": 3, "host": 1}, "W": 3, "optimizer": "adagrad"},
     {"every": 2, "hosts": 2},
     {"every": 1, "hosts": 2, "depth": 2, "R": 2, "W": 2, "weighting": "none"},
-    {"every": 4, "depth": 3, "optimizer": "adam", "rounds": 16, "dropout": 0.2},
-    {"every": 2, "depth": 2, "R": {"guest": 1, "host": 2}, "W": 4, "rounds": 9},
-    {"every": 2, "choices": _CHOICES, "rounds": 9},
+    {"every": 4, "depth": 3, "optimizer": "adam", "rounds": 11, "dropout": 0.2},
+    {"every": 2, "depth": 2, "R": {"guest": 1, "host": 2}, "W": 4, "rounds": 5},
+    {"every": 2, "choices": _CHOICES, "rounds": 6},
     {"every": 3, "depth": 2, "R": 2, "W": 3, "order": _BLOCKS, "rounds": 12},
     # Stops early: whatever it has learned by then is enough.
-    {"every": 3, "rounds": 12, "evaluation": {"every": 7, "metric": "loss", "target": 100.0}},
+    {"every": 3, "rounds": 8, "evaluation": {"every": 5, "metric": "loss", "target": 100.0}},
 ]
 NUM_CASES = len(_TABLE)
 
 
-class Bottom(nn.Module):
+class Bottom(nn.Linear):
     """Z of a few numbers; with dropout, so that a step's own randomness shows."""
 
     def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.linear = nn.Linear(_COLUMNS, _WIDTH)
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        super().__init__(_COLUMNS, _WIDTH)
+        self._dropout = dropout
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Z, [B, width]."""
-        z_BD: Tensor = torch.tanh(self.linear(self.dropout(numbers)))
-        return z_BD
+        if self._dropout and self.training:
+            numbers = nn.functional.dropout(numbers, self._dropout)
+        return torch.tanh(super().forward(numbers))
 
 
-class Top(nn.Module):
+class Top(nn.Linear):
     """One linear layer over all Z."""
 
     def __init__(self, parts: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(parts * _WIDTH, 1)
+        super().__init__(parts * _WIDTH, 1)
 
     def forward(self, *z: Tensor) -> Tensor:
         """A forecast, [B]."""
-        forecast_B: Tensor = self.linear(torch.cat(z, dim=1)).squeeze(1)
-        return forecast_B
+        return super().forward(torch.cat(z, dim=1)).squeeze(1)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ it has been checked. Nothing here executes what it reads: there is no pickle on 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -194,7 +195,7 @@ def check_finite(tensor: Tensor, what: str, round_: int) -> None:
     """
     if tensor.device.type != "cpu" or tensor.dtype == torch.uint8:
         return
-    if bool(torch.isfinite(tensor.sum())):
+    if math.isfinite(tensor.sum().item()):
         return  # a sum is finite only if every term is
     if not bool(torch.isfinite(tensor).all()):  # ... but may overflow where no term is infinite
         raise NonFiniteError(
