@@ -1,0 +1,179 @@
+"""The runs of a study: each done once, over as many processes as there are, and kept as it ends.
+
+A run is a piece of work and a seed; what comes of it is plain values. It is appended to
+`runs.jsonl` the moment it ends, and found there by all that it depends on: the version, the task
+with its sizes, the work and the seed. So a study that is killed loses what was under way alone, and
+parts that need the same run share it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import celu
+from celu.bench.pair import Pair, open_pair
+from celu.bench.paper.profiles import Profile, Task
+from celu.bench.paper.stores import Stores
+from celu.bench.report import Say
+from celu.errors import CeluError
+from celu.events import hardware, versions
+
+_MOST_S = 3600.0  # that one run may take
+
+Values = dict[str, Any]
+
+
+class Work(Protocol):
+    """A run but for its seed: a frozen dataclass of plain values and settings."""
+
+    @property
+    def task(self) -> str:
+        """The name of what is trained."""
+        ...
+
+    @property
+    def cost(self) -> float:
+        """How long it takes, against other work: the longest are begun first."""
+        ...
+
+    def perform(self, task: Task, pair: Pair, seed: int) -> Values:
+        """Do it; what comes of it, as JSON has it."""
+        ...
+
+
+Asked = tuple[Work, int]  # with a seed
+
+
+@dataclass
+class Runs:
+    """Does what is asked for, or finds it done."""
+
+    folder: Path
+    profile: Profile
+    stores: Stores
+    workers: int
+    say: Say
+    _kept: dict[str, Values] = field(default_factory=dict)  # by key: lines of the file
+    _used: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._file = self.folder / "runs.jsonl"
+        self._kept = _read(self._file)
+
+    def run(self, asked: Iterable[Asked]) -> dict[Asked, Values]:
+        """What came of each, in the order asked; raises what a run raises."""
+        wanted = list(dict.fromkeys(asked))
+        keys = {one: self._key(*one) for one in wanted}
+        missing = [one for one in wanted if keys[one] not in self._kept]
+        if len(missing) < len(wanted):
+            found = len(wanted) - len(missing)
+            self.say(f"{found} of {len(wanted)} runs are in {self._file} and are not done again")
+        missing.sort(key=lambda one: -one[0].cost)
+        for done, (one, values, took_s) in enumerate(self._performed(missing), start=1):
+            self._keep(one, keys[one], values, took_s)
+            self.say(f"{done} of {len(missing)}: {one[0]}, seed {one[1]} (took {took_s:.1f} s)")
+        self._used |= set(keys.values())
+        return {one: self._kept[keys[one]]["values"] for one in wanted}
+
+    def made_with(self) -> Values:
+        """On which machines, with which software, what was asked for since the last time was run.
+
+        It may be drawn elsewhere.
+        """
+        made: dict[str, list[Values]] = {what: [] for what in ("versions", "hardware")}
+        for key in sorted(self._used):
+            for what, found in made.items():
+                if self._kept[key][what] not in found:
+                    found.append(self._kept[key][what])
+        self._used.clear()
+        return {what: found[0] if len(found) == 1 else found for what, found in made.items()}
+
+    def _performed(self, asked: list[Asked]) -> Iterator[tuple[Asked, Values, float]]:
+        tasks = self.profile.tasks
+        places = {name: self.stores.of(tasks[name]) for name in {work.task for work, _ in asked}}
+        calls = [(work, tasks[work.task], places[work.task], seed) for work, seed in asked]
+        if self.workers == 1 or len(asked) <= 1:
+            for one, call in zip(asked, calls, strict=True):
+                yield one, *_perform(*call)
+            return
+        for name, place in places.items():  # laid out once, not by every worker
+            open_pair(place, "cpu")
+            self.say(f"{name}: {self.workers} processes open {place.name}")
+        spawn = multiprocessing.get_context("spawn")  # torch's threads do not outlive a fork
+        pool = ProcessPoolExecutor(self.workers, spawn)
+        try:
+            futures = {
+                pool.submit(_perform, *call): one for one, call in zip(asked, calls, strict=True)
+            }
+            for future in as_completed(futures, timeout=_MOST_S * len(asked)):
+                yield futures[future], *future.result()
+        except BrokenProcessPool as error:
+            raise CeluError(
+                f"a worker process ended; is there memory for {self.workers}? Start again to go on "
+                f"from {self._file}, with fewer --workers"
+            ) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _key(self, work: Work, seed: int) -> str:
+        facts = [celu.__version__, self.profile.tasks[work.task], type(work).__name__, work, seed]
+        return json.dumps(facts, default=_plain, sort_keys=True)
+
+    def _keep(self, one: Asked, key: str, values: Values, took_s: float) -> None:
+        record = {
+            "key": key,
+            "profile": self.profile.name,
+            "run": str(one[0]),
+            "seed": one[1],
+            "took_s": round(took_s, 2),
+            "versions": versions(),
+            "hardware": hardware(),
+            "values": values,
+        }
+        self._kept[key] = record
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def _read(file: Path) -> dict[str, Values]:
+    """What is kept, by its key; a line that was torn is left out."""
+    if not file.exists():
+        return {}
+    text = file.read_text(encoding="utf-8")
+    if text and not text.endswith("\n"):  # so that the next line begins a line
+        text = text[: text.rfind("\n") + 1]
+        file.write_text(text, encoding="utf-8")
+    records = [json.loads(line) for line in text.splitlines()]
+    return {record["key"]: record for record in records}
+
+
+def _plain(value: Any) -> Any:
+    """Settings and dataclasses, for JSON."""
+    if isinstance(value, celu.Method):
+        return value.model_dump(exclude_unset=True)
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+@lru_cache(maxsize=4)
+def _opened(folder: Path, device: str) -> Pair:
+    return open_pair(folder, device)
+
+
+def _perform(work: Work, task: Task, folder: Path, seed: int) -> tuple[Values, float]:
+    """In this process; with how long it took."""
+    torch.set_num_threads(1)
+    pair = _opened(folder, task.shape.device)
+    started = time.perf_counter()
+    return work.perform(task, pair, seed), time.perf_counter() - started

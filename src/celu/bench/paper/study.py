@@ -1,0 +1,116 @@
+"""What every part has to hand, and how vanilla is tuned before anything is set against it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
+
+import celu
+from celu.bench.curves import Run
+from celu.bench.pair import REGIMES
+from celu.bench.paper.profiles import Profile, Task
+from celu.bench.paper.runs import Runs
+from celu.bench.paper.training import Train, run_of
+
+# Where on vanilla's way the target lies: what is slower has as much again to get there.
+TARGET_SHARE = 0.7
+
+
+@dataclass(frozen=True)
+class Study:
+    """The profile, the seeds, and what does the runs."""
+
+    profile: Profile
+    seeds: tuple[int, ...]
+    runs: Runs
+
+    def train(self, wanted: Iterable[Train]) -> dict[Train, list[Run]]:
+        """Runs of each with every seed, in the order of the seeds."""
+        wanted = list(dict.fromkeys(wanted))
+        done = self.runs.run((train, seed) for train in wanted for seed in self.seeds)
+        return {train: [run_of(done[train, seed]) for seed in self.seeds] for train in wanted}
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Vanilla at its best in a regime, and the AUC that it reached with every seed."""
+
+    task: Task
+    vanilla: Train
+    target: float
+    grid: dict[float, float]  # by rate: the AUC with the first seed where the target lies
+    runs: list[Run]
+
+    def of(self, method: celu.Method, **more: object) -> Train:
+        """Another method with the same optimizer, until it reaches the target."""
+        return replace(self.vanilla, method=method, target=self.target, **more)  # type: ignore[arg-type]
+
+    @property
+    def words(self) -> str:
+        """How it was tuned."""
+        regime = REGIMES[self.vanilla.regime]
+        grid = ", ".join(f"{rate:g}: {auc:.4f}" for rate, auc in self.grid.items())
+        edge = self.vanilla.lr in (min(self.grid), max(self.grid))
+        return (
+            f"{regime.name.title()} regime: AdaGrad from {regime.accumulator:g}, rate "
+            f"{self.vanilla.lr:g}, tuned for vanilla by its AUC at round "
+            f"{_aim(self.task):.0f} with the first seed ({grid}"
+            f"{'; the best is at an end of the grid' if edge else ''}); target AUC "
+            f"{self.target:.4f}, which it reached by then with every seed."
+        )
+
+
+def tune(study: Study, task: str, regime: str) -> Baseline:
+    """Vanilla at the rate that takes it furthest."""
+    what = study.profile.tasks[task]
+    tries = [Train(task, regime, lr) for lr in study.profile.rates[regime]]
+    first = study.seeds[0]
+    done = study.runs.run((train, first) for train in tries)
+    grid = {train.lr: run_of(done[train, first]).best_by(_aim(what)) for train in tries}
+    vanilla = Train(task, regime, max(grid, key=lambda lr: grid[lr]))
+    runs = study.train([vanilla])[vanilla]
+    reached = min(run.best_by(_aim(what)) for run in runs)
+    return Baseline(what, vanilla, math.floor(reached * 1e4) / 1e4, grid, runs)
+
+
+def _aim(task: Task) -> float:
+    return TARGET_SHARE * task.shape.rounds
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over seeds; none where a seed has none."""
+
+    mean: float | None
+    deviation: float | None
+    by_seed: list[float | None]
+
+    @staticmethod
+    def of(values: Sequence[float | None]) -> Spread:
+        """Mean and sample deviation."""
+        known = [value for value in values if value is not None]
+        complete = bool(known) and len(known) == len(values)
+        return Spread(
+            mean(known) if complete else None,
+            stdev(known) if complete and len(known) > 1 else None,
+            list(values),
+        )
+
+
+def rounds_to(runs: Sequence[Run], target: float) -> Spread:
+    """Rounds to a target over seeds."""
+    reached = [run.reached(target) for run in runs]
+    return Spread.of([None if r is None else r[0] for r in reached])
+
+
+def seconds_to(runs: Sequence[Run], target: float) -> Spread:
+    """Virtual seconds to a target over seeds."""
+    reached = [run.reached(target) for run in runs]
+    return Spread.of([None if r is None else r[1] for r in reached])
+
+
+def ratio(a: float | None, b: float | None) -> float | None:
+    """One over the other; none where either is, or there is nothing to divide by."""
+    return None if a is None or not b else a / b
