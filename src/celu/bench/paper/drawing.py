@@ -71,7 +71,7 @@ class Dot:
     colour: str = BLUE
     open: bool = False
     marker: str = "o"
-    absent: str = "not reached"
+    below: float = 0.0  # the row's middle, in rows: for values of one row that may be alike
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ def new_figure(
     return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False, **options)]
 
 
-def draw_lines(axes: Axes, lines: Sequence[Line], *, key: str = "") -> None:
-    """Lines with the range around them; `key` names the corner that says which is which."""
+def draw_lines(axes: Axes, lines: Sequence[Line]) -> None:
+    """Lines with the range around them."""
     for line in lines:
         if line.low:
             axes.fill_between(line.xs, line.low, line.high, color=line.colour, alpha=0.15, lw=0)
@@ -119,27 +119,21 @@ def draw_lines(axes: Axes, lines: Sequence[Line], *, key: str = "") -> None:
             markersize=4.5,
             markerfacecolor="white" if line.open else line.colour,
         )
-    if key:
-        draw_key(axes, [(line.label, line.colour) for line in lines], key)
 
 
-def draw_key(axes: Axes, entries: Sequence[tuple[str, str]], corner: str) -> None:
-    """Names in the colours of what they name, in a corner that is free: "lower right"."""
-    vertical, horizontal = corner.split()
-    step = 0.095 * 2.4 / max(1.2, axes.get_figure().get_size_inches()[1] / 2)  # type: ignore[union-attr]
-    entries = [entry for entry in entries if entry[0]]
-    for index, (name, colour) in enumerate(entries):
-        below = (len(entries) - 1 - index) if vertical == "lower" else index
-        y = 0.04 + below * step if vertical == "lower" else 0.97 - below * step
-        axes.text(
-            0.98 if horizontal == "right" else 0.03,
-            y,
-            name,
-            color=colour,
-            transform=axes.transAxes,
-            ha="right" if horizontal == "right" else "left",
-            va="bottom" if vertical == "lower" else "top",
-            bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.8},
+def draw_key(axes: Axes, lines: Sequence[Line], columns: int = 2) -> None:
+    """Names in the colours of what they name, below the panel, where nothing is hidden by them."""
+    for index, line in enumerate(lines):
+        across, down = index % columns, index // columns
+        axes.annotate(
+            line.label,
+            (across / columns, 0),
+            xycoords="axes fraction",
+            xytext=(0, -36 - 11.5 * down),
+            textcoords="offset points",
+            color=line.colour,
+            va="top",
+            fontsize=8,
         )
 
 
@@ -151,7 +145,7 @@ def draw_marks(axes: Axes, marks: Sequence[tuple[str, str]]) -> None:
             text,
             (1, 1),
             xycoords="axes fraction",
-            xytext=(-right, 4),
+            xytext=(-right, 6),
             textcoords="offset points",
             color=colour,
             ha="right",
@@ -161,15 +155,16 @@ def draw_marks(axes: Axes, marks: Sequence[tuple[str, str]]) -> None:
 
 def draw_dots(axes: Axes, rows: Sequence[DotRow]) -> None:
     """Values by row, from the top."""
-    for y, row in enumerate(rows):
+    for place, row in enumerate(rows):
         for dot in row.dots:
+            y = place + dot.below
             if dot.value is None:
                 axes.text(
                     0.99,
                     y,
-                    dot.absent,
+                    "not reached",
                     color=dot.colour,
-                    fontsize=7.5,
+                    fontsize=7,
                     transform=axes.get_yaxis_transform(),
                     ha="right",
                     va="center",
@@ -187,7 +182,8 @@ def draw_dots(axes: Axes, rows: Sequence[DotRow]) -> None:
                 elinewidth=1.2,
             )
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
-    for tick, row in zip(axes.get_yticklabels(), rows, strict=True):
+    # A panel that shares its rows with another has no labels of its own.
+    for tick, row in zip(axes.get_yticklabels(), rows, strict=False):
         tick.set_fontweight("normal" if row.dots else "bold")
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)

@@ -20,6 +20,7 @@ from celu.bench.paper.drawing import (
     VERMILLION,
     Drawing,
     curve_line,
+    draw_key,
     draw_lines,
     frame_curves,
     new_figure,
@@ -96,14 +97,15 @@ def _report(result: BenchResult, task: str, baseline: Baseline, runs: ByName) ->
 
 
 def _draw(found: dict[str, tuple[Baseline, ByName]]) -> Figure:
-    figure, (row,) = new_figure(1, len(found), 10.5, 3.6)
+    figure, (row,) = new_figure(1, len(found), 10.5, 3.9)
     for axes, (task, (baseline, runs)) in zip(row, found.items(), strict=True):
         lines = []
         for name, (_, colour) in _METHODS.items():
             seconds = seconds_to(runs[name], baseline.target).mean
             told = "not reached" if seconds is None else f"{seconds:,.0f} s"
             lines.append(curve_line(runs[name], f"{name}: {told}", colour, over="seconds"))
-        draw_lines(axes, lines, key="lower right")
+        draw_lines(axes, lines)
+        draw_key(axes, lines)
         frame_curves(axes, lines, baseline.target)
         axes.set_title(_TITLES[task])
         axes.set_xlabel("seconds (virtual)")

@@ -12,7 +12,14 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from celu.bench.pair import REGIMES
-from celu.bench.paper.drawing import BLUE, VERMILLION, Drawing, new_figure
+from celu.bench.paper.drawing import (
+    VERMILLION,
+    Drawing,
+    Line,
+    draw_key,
+    draw_lines,
+    new_figure,
+)
 from celu.bench.paper.study import Study, tune
 from celu.bench.paper.training import CELU, Train
 from celu.bench.report import BenchResult
@@ -25,6 +32,13 @@ if TYPE_CHECKING:
 TASK = "criteo"
 PARTIES = {"host": "Z", "guest": "dZ"}
 _BINS = 60
+# The lower quantiles, the lower the lighter.
+_SHADES = {
+    0.0: ("least", "#9ecae1"),
+    0.1: ("10%", "#4292c6"),
+    0.25: ("25%", "#08519c"),
+    0.5: ("median", "#000000"),
+}
 _TENTH = QUANTILES.index(0.1)
 
 # By round: the quantiles, averaged over the rounds around it.
@@ -87,30 +101,30 @@ def _claim(result: BenchResult, regime: str, party: str) -> str:
 def _draw(courses: dict[tuple[str, str], Course]) -> Figure:
     figure, grid = new_figure(2, 2, 9, 5.6, sharex=True, sharey=True)
     for (regime, party), axes in zip(courses, (a for row in grid for a in row), strict=True):
-        _draw_course(axes, courses[regime, party])
+        lines = _draw_course(axes, courses[regime, party])
         axes.set_title(f"{party.capitalize()} ({PARTIES[party]}), {regime} regime")
     for row in grid:
         row[0].set_ylabel("cosine, stale to fresh")
     for axes in grid[-1]:
         axes.set_xlabel("communication rounds")
+        draw_key(axes, lines, columns=len(lines))
+    figure.suptitle(
+        "Dashed: 0.5, which 90% of the cosines exceed in the paper.",
+        fontsize=8.5,
+        x=0.01,
+        ha="left",
+    )
     return figure
 
 
-def _draw_course(axes: Axes, course: Course) -> None:
+def _draw_course(axes: Axes, course: Course) -> list[Line]:
     rounds = [at for at, _ in course]
     by_quantile = dict(zip(QUANTILES, zip(*(q for _, q in course), strict=True), strict=True))
-    for low, high, alpha in ((0.0, 1.0, 0.12), (0.1, 1.0, 0.18), (0.25, 0.75, 0.3)):
-        axes.fill_between(
-            rounds, by_quantile[low], by_quantile[high], color=BLUE, alpha=alpha, lw=0
-        )
-    axes.plot(rounds, by_quantile[0.5], color=BLUE)
-    axes.plot(rounds, by_quantile[0.1], color=BLUE, lw=0.9)
+    lines = [
+        Line(name, colour, rounds, by_quantile[quantile])
+        for quantile, (name, colour) in _SHADES.items()
+    ]
+    draw_lines(axes, lines)
     axes.axhline(0.5, color=VERMILLION, lw=0.8, ls=(0, (4, 3)))
-    axes.set_xlim(0, rounds[-1] * 1.16)
-    placed: list[float] = []
-    names = {0.0: "least", 0.1: "10%", 0.25: "25%", 0.5: "median"}
-    for quantile, name in sorted(names.items(), reverse=True):
-        y = by_quantile[quantile][-1]
-        y = min([y, *(taken - 0.085 for taken in placed)])  # one below the other
-        placed.append(y)
-        axes.text(rounds[-1] * 1.015, y, name, color=BLUE, va="center", fontsize=7.5)
+    axes.set_xlim(0, rounds[-1])
+    return lines

@@ -6,6 +6,7 @@ strongest vanilla known, which the paper does not do.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import celu
 from celu.bench.curves import Run
 from celu.bench.pair import VANILLA
 from celu.bench.paper.drawing import (
+    BLACK,
     BLUE,
     GREEN,
     ORDERED,
@@ -20,8 +22,10 @@ from celu.bench.paper.drawing import (
     Dot,
     DotRow,
     Drawing,
+    Line,
     curve_line,
     draw_dots,
+    draw_key,
     draw_lines,
     draw_marks,
     frame_curves,
@@ -215,28 +219,29 @@ def _panels() -> list[list[list[Cell]]]:
 
 
 def _curves(baseline: Baseline, runs: _Runs) -> Figure:
-    figure, grid = new_figure(2, 3, 10.5, 5.6, sharey=True)
-    vanilla = curve_line(runs[VANILLA], "vanilla", ORDERED[0], style=":")
-    for row, panels in zip(grid, _panels(), strict=True):
-        for axes, cells in zip(row, panels, strict=True):
-            lines = [] if cells[0].method == VANILLA else [vanilla]
-            first = ORDERED[0] if cells[0].method == VANILLA else GREEN
-            for cell, colour in zip(cells, (first, *ORDERED[1:]), strict=True):
-                rounds = rounds_to(runs[cell.method], baseline.target).mean
-                told = "not reached" if rounds is None else f"{rounds:,.0f}"
-                lines.append(curve_line(runs[cell.method], f"{cell.value}: {told}", colour))
-            draw_lines(axes, lines, key="lower right")
-            axes.set_title(f"{cells[0].axis.capitalize()} ({cells[0].setting})")
+    figure, grid = new_figure(2, 3, 10.5, 6.8, sharey=True)
+
+    def line(method: celu.Method, name: str, colour: str, style: str = "-") -> Line:
+        rounds = rounds_to(runs[method], baseline.target).mean
+        told = "not reached" if rounds is None else f"{rounds:,.0f} rounds"
+        return curve_line(runs[method], f"{_greek(name)}: {told}", colour, style=style)
+
     every = [curve_line(of_seeds, "", "") for of_seeds in runs.values()]
-    for row in grid:
+    for row, panels in zip(grid, _panels(), strict=True):
         row[0].set_ylabel("held-out AUC")
-        for axes in row:
+        for axes, cells in zip(row, panels, strict=True):
+            varied = [cell for cell in cells if cell.method != VANILLA]
+            colours = ORDERED[-len(varied) :] if len(varied) == 3 else (GREEN, *ORDERED[1:])
+            lines = [line(VANILLA, "vanilla (R=1)", BLACK, ":")]
+            lines += [line(c.method, c.value, x) for c, x in zip(varied, colours, strict=True)]
+            draw_lines(axes, lines)
+            draw_key(axes, lines)
             frame_curves(axes, every, baseline.target)
+            axes.set_title(_greek(f"{cells[0].axis.capitalize()} ({cells[0].setting})"))
             axes.set_xlabel("communication rounds")
     figure.suptitle(
-        f"AUC over rounds until AUC {baseline.target:.4f} (dashed), with the rounds to it; "
-        "bands are the range over seeds",
-        fontsize=9,
+        f"Dashed: AUC {baseline.target:.4f}, at which runs end. Bands: the range over seeds.",
+        fontsize=8.5,
         x=0.01,
         ha="left",
     )
@@ -244,30 +249,35 @@ def _curves(baseline: Baseline, runs: _Runs) -> Figure:
 
 
 def _ratios(paper: Baseline, runs: _Runs, strong: Baseline, strong_runs: _Runs) -> Figure:
-    figure, ((left, right),) = new_figure(1, 2, 10.5, 6.4, width_ratios=(1.4, 1))
+    figure, ((axes,),) = new_figure(1, 1, 7.5, 7.6)
     rows: list[DotRow] = []
     for axis, setting in dict.fromkeys((cell.axis, cell.setting) for cell in CELLS):
-        rows.append(DotRow(f"{axis}, {setting}"))
+        rows.append(DotRow(_greek(f"{axis}, {setting}")))
         for cell in (c for c in CELLS if (c.axis, c.setting) == (axis, setting)):
             spread = cell.deviation / _VANILLA_ROUNDS
             theirs = Dot(cell.paper_ratio, spread, VERMILLION, open=True)
-            rows.append(DotRow(cell.value, [_dot(paper, runs, cell.method), theirs]))
-    draw_dots(left, rows)
-    strong_rows = [
-        DotRow(name, [_dot(strong, strong_runs, method)]) for name, method in _STRONG.items()
-    ]
-    draw_dots(right, strong_rows)
-    left.set_title("Paper's optimizer")
-    right.set_title("Strongest vanilla's optimizer")
-    for axes in (left, right):
-        axes.set_xlabel("rounds to the same AUC, over vanilla's")
-        axes.axvline(1, color="#999999", lw=0.8)
-        axes.set_xlim(left=0)
-    draw_marks(left, [("● here", BLUE), ("○ the paper", VERMILLION)])
+            ours = _dot(paper, runs, cell.method, BLUE, "o")
+            rows.append(DotRow(_greek(cell.value), [ours, theirs]))
+    rows.append(DotRow("with the strongest vanilla's optimizer, over it"))
+    for name, method in _STRONG.items():
+        dot = _dot(strong, strong_runs, method, GREEN, "s")
+        rows.append(DotRow(_greek(name), [dot]))
+    draw_dots(axes, rows)
+    axes.set_xlabel("rounds to the same AUC, over vanilla's")
+    axes.axvline(1, color="#999999", lw=0.8)
+    axes.set_xlim(left=0)
+    here, theirs_, strongest = ("● here", BLUE), ("○ the paper", VERMILLION), ("■ strong", GREEN)
+    draw_marks(axes, [here, theirs_, strongest])
     return figure
 
 
-def _dot(baseline: Baseline, runs: _Runs, method: celu.Method) -> Dot:
+def _greek(text: str) -> str:
+    """For a figure: the paper's letter, and degrees."""
+    return re.sub(r"xi=(\d+)", r"ξ=\1°", text)
+
+
+def _dot(baseline: Baseline, runs: _Runs, method: celu.Method, colour: str, marker: str) -> Dot:
     vanilla = rounds_to(runs[VANILLA], baseline.target).mean
     spread = rounds_to(runs[method], baseline.target)
-    return Dot(ratio(spread.mean, vanilla), ratio(spread.deviation, vanilla), BLUE)
+    deviation = ratio(spread.deviation, vanilla)
+    return Dot(ratio(spread.mean, vanilla), deviation, colour, marker=marker)

@@ -17,7 +17,9 @@ from celu.bench.paper.drawing import (
     VERMILLION,
     Drawing,
     Line,
+    draw_key,
     draw_lines,
+    draw_marks,
     new_figure,
 )
 from celu.bench.paper.runs import Values
@@ -112,13 +114,15 @@ def _mean(looks: Sequence[Values], party: str, name: str) -> float:
 
 
 def _draw_variance(found: Found) -> Figure:
-    figure, (row,) = new_figure(1, 2, 8, 3.4, sharey=True)
-    bound = Line("(1 + 1/W), the bound", GREY, WS, [(1 + 1 / W) / 2 for W in WS], style=":")
+    figure, (row,) = new_figure(1, 2, 8, 3.9, sharey=True)
+    bound = Line(
+        "as 1 + 1/W, the paper's bound", GREY, WS, [(1 + 1 / W) / 2 for W in WS], style=":"
+    )
     for axes, party in zip(row, PARTIES, strict=True):
         lines = [bound]
         for name, label, style in (
-            ("step_variance", "one local step", "--"),
-            ("round_variance", f"a round's {_R - 1} local steps", "-"),
+            ("step_variance", "○ one local step", "--"),
+            ("round_variance", f"● the mean of a round's {_R - 1} local steps", "-"),
         ):
             values = [_over_first(found, party, name, W) for W in WS]
             lines.append(
@@ -135,16 +139,7 @@ def _draw_variance(found: Found) -> Figure:
                 )
             )
         draw_lines(axes, lines)
-        for line in lines:
-            axes.annotate(
-                line.label,
-                (WS[-1], line.ys[-1]),
-                xytext=(0, 7),
-                textcoords="offset points",
-                ha="right",
-                color=line.colour,
-                fontsize=7.5,
-            )
+        draw_key(axes, lines, columns=1)
         axes.set_title(f"{party.capitalize()}: variance of the update, R={_R}")
         axes.set_xlabel("W, batches in the workset")
         axes.set_xticks(WS)
@@ -185,7 +180,5 @@ def _draw_rho(found: Found) -> Figure:
         axes.set_xticks(values)
         axes.set_xlim(values[0] - 0.5, values[-1] + 1.2)
     row[0].set_ylabel("cosine, stale to true gradient")
-    row[0].text(
-        0.03, 0.04, "○ without weighting", color=GREY, transform=row[0].transAxes, fontsize=7.5
-    )
+    draw_marks(row[0], [("○ without weighting", GREY)])
     return figure
