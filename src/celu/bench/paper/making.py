@@ -57,16 +57,16 @@ def bench_paper(
     if not can_draw():
         say(f"no figures will be drawn: {_NO_MATPLOTLIB}")
     torch.set_num_threads(1)
-    runs = Runs(out, size, Stores(out / "stores", data, say), workers, say)
-    study = Study(size, tuple(seeds) or size.seeds, runs)
-    for name in parts or PARTS:
-        yield _make(name, study, out)
+    with Runs(out, size, Stores(out / "stores", data, say), workers, say) as runs:
+        for name in parts or PARTS:
+            yield _make(name, Study(size, tuple(seeds) or size.seeds, runs), out)
     if not can_draw():
         raise ConfigError(f"all was measured and nothing drawn: {_NO_MATPLOTLIB}")
 
 
 def _make(name: str, study: Study, out: Path) -> tuple[BenchResult, list[Path]]:
     result, drawings = PARTS[name](study)
+    result.notes += study.ended
     figures = [path for one in drawings if can_draw() for path in save(one, out, name)]
     written = result.write(out, name, study.runs.made_with())
     return result, [written, result.write_markdown(out, name, figures), *figures]

@@ -14,10 +14,9 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -26,7 +25,7 @@ from celu.bench.pair import Pair, open_pair
 from celu.bench.paper.profiles import Profile, Task
 from celu.bench.paper.stores import Stores
 from celu.bench.report import Say
-from celu.errors import CeluError
+from celu.errors import CeluError, ConfigError
 from celu.events import hardware, versions
 
 _MOST_S = 3600.0  # that one run may take
@@ -55,22 +54,37 @@ class Work(Protocol):
 Asked = tuple[Work, int]  # with a seed
 
 
-@dataclass
 class Runs:
-    """Does what is asked for, or finds it done."""
+    """Does what is asked for, or finds it done. Close it, or use `with`.
 
-    folder: Path
-    profile: Profile
-    stores: Stores
-    workers: int
-    say: Say
-    _kept: dict[str, Values] = field(default_factory=dict)  # by key: lines of the file
-    _used: set[str] = field(default_factory=set)
+    Raises ConfigError where `runs.jsonl` holds something else.
+    """
 
-    def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._file = self.folder / "runs.jsonl"
-        self._kept = _read(self._file)
+    def __init__(
+        self, folder: Path, profile: Profile, stores: Stores, workers: int, say: Say
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / "runs.jsonl"
+        self._profile = profile
+        self._stores = stores
+        self._workers = workers
+        self._say = say
+        self._kept = _read(self._file)  # by key: lines of the file
+        self._used: set[str] = set()
+        # Kept from one question to the next, as they hold the data.
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes, once they have done what they are at."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
 
     def run(self, asked: Iterable[Asked]) -> dict[Asked, Values]:
         """What came of each, in the order asked; raises what a run raises."""
@@ -79,11 +93,11 @@ class Runs:
         missing = [one for one in wanted if keys[one] not in self._kept]
         if len(missing) < len(wanted):
             found = len(wanted) - len(missing)
-            self.say(f"{found} of {len(wanted)} runs are in {self._file} and are not done again")
+            self._say(f"{found} of {len(wanted)} runs are in {self._file} and are not done again")
         missing.sort(key=lambda one: -one[0].cost)
         for done, (one, values, took_s) in enumerate(self._performed(missing), start=1):
             self._keep(one, keys[one], values, took_s)
-            self.say(f"{done} of {len(missing)}: {one[0]}, seed {one[1]} (took {took_s:.1f} s)")
+            self._say(f"{done} of {len(missing)}: {one[0]}, seed {one[1]} (took {took_s:.1f} s)")
         self._used |= set(keys.values())
         return {one: self._kept[keys[one]]["values"] for one in wanted}
 
@@ -101,40 +115,40 @@ class Runs:
         return {what: found[0] if len(found) == 1 else found for what, found in made.items()}
 
     def _performed(self, asked: list[Asked]) -> Iterator[tuple[Asked, Values, float]]:
-        tasks = self.profile.tasks
-        places = {name: self.stores.of(tasks[name]) for name in {work.task for work, _ in asked}}
+        tasks = self._profile.tasks
+        places = {name: self._stores.of(tasks[name]) for name in {work.task for work, _ in asked}}
         calls = [(work, tasks[work.task], places[work.task], seed) for work, seed in asked]
-        if self.workers == 1 or len(asked) <= 1:
+        if self._workers == 1:
             for one, call in zip(asked, calls, strict=True):
                 yield one, *_perform(*call)
             return
-        for name, place in places.items():  # laid out once, not by every worker
+        for place in places.values():  # laid out once, not by every worker
             open_pair(place, "cpu")
-            self.say(f"{name}: {self.workers} processes open {place.name}")
-        spawn = multiprocessing.get_context("spawn")  # torch's threads do not outlive a fork
-        pool = ProcessPoolExecutor(self.workers, spawn)
+        if self._pool is None:
+            spawn = multiprocessing.get_context("spawn")  # torch's threads do not outlive a fork
+            self._pool = ProcessPoolExecutor(self._workers, spawn)
+        pool = self._pool
+        futures = {
+            pool.submit(_perform, *call): one for one, call in zip(asked, calls, strict=True)
+        }
         try:
-            futures = {
-                pool.submit(_perform, *call): one for one, call in zip(asked, calls, strict=True)
-            }
             for future in as_completed(futures, timeout=_MOST_S * len(asked)):
                 yield futures[future], *future.result()
-        except BrokenProcessPool as error:
+        except (BrokenProcessPool, TimeoutError) as error:
+            why = "took too long" if isinstance(error, TimeoutError) else "ended"
             raise CeluError(
-                f"a worker process ended; is there memory for {self.workers}? Start again to go on "
-                f"from {self._file}, with fewer --workers"
+                f"a worker process {why}; is there memory for {self._workers}? Start again to go "
+                f"on from {self._file}, with fewer --workers"
             ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
     def _key(self, work: Work, seed: int) -> str:
-        facts = [celu.__version__, self.profile.tasks[work.task], type(work).__name__, work, seed]
+        facts = [celu.__version__, self._profile.tasks[work.task], type(work).__name__, work, seed]
         return json.dumps(facts, default=_plain, sort_keys=True)
 
     def _keep(self, one: Asked, key: str, values: Values, took_s: float) -> None:
         record = {
             "key": key,
-            "profile": self.profile.name,
+            "profile": self._profile.name,
             "run": str(one[0]),
             "seed": one[1],
             "took_s": round(took_s, 2),
@@ -155,8 +169,13 @@ def _read(file: Path) -> dict[str, Values]:
     if text and not text.endswith("\n"):  # so that the next line begins a line
         text = text[: text.rfind("\n") + 1]
         file.write_text(text, encoding="utf-8")
-    records = [json.loads(line) for line in text.splitlines()]
-    return {record["key"]: record for record in records}
+    try:
+        return {record["key"]: record for record in map(json.loads, text.splitlines())}
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{file}: expected the runs of a study, one a line, got something else; choose another "
+            "--out, or remove it"
+        ) from error
 
 
 def _plain(value: Any) -> Any:

@@ -206,8 +206,7 @@ class _Noise:
     def add(self, gradients: list[Tensor]) -> None:
         """The local steps of one round; their mean is its direction."""
         self._rounds.add(torch.stack(gradients).mean(dim=0))
-        for gradient in gradients[:1]:  # one of a round: the others may be of the same batch
-            self._steps.add(gradient)
+        self._steps.add(gradients[0])  # one of a round: the others may be of the same batch
 
     def values(self) -> Values:
         return {"round_variance": self._rounds.variance(), "step_variance": self._steps.variance()}

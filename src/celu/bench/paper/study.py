@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import mean, stdev
+from typing import Any
 
 import celu
 from celu.bench.curves import Run
@@ -18,18 +19,24 @@ from celu.bench.paper.training import Train, run_of
 TARGET_SHARE = 0.7
 
 
-@dataclass(frozen=True)
+@dataclass
 class Study:
     """The profile, the seeds, and what does the runs."""
 
     profile: Profile
     seeds: tuple[int, ...]
     runs: Runs
+    ended: list[str] = field(default_factory=list)  # runs that ended in NaN or Inf, in words
 
     def train(self, wanted: Iterable[Train]) -> dict[Train, list[Run]]:
         """Runs of each with every seed, in the order of the seeds."""
         wanted = list(dict.fromkeys(wanted))
         done = self.runs.run((train, seed) for train in wanted for seed in self.seeds)
+        self.ended += [
+            f"{train}, seed {seed}, ended early: {values['ended']}."
+            for (train, seed), values in done.items()
+            if values["ended"]
+        ]
         return {train: [run_of(done[train, seed]) for seed in self.seeds] for train in wanted}
 
 
@@ -43,9 +50,9 @@ class Baseline:
     grid: dict[float, float]  # by rate: the AUC with the first seed where the target lies
     runs: list[Run]
 
-    def of(self, method: celu.Method, **more: object) -> Train:
+    def of(self, method: celu.Method, **more: Any) -> Train:
         """Another method with the same optimizer, until it reaches the target."""
-        return replace(self.vanilla, method=method, target=self.target, **more)  # type: ignore[arg-type]
+        return replace(self.vanilla, method=method, target=self.target, **more)
 
     @property
     def words(self) -> str:
