@@ -63,8 +63,9 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
     result.notes += [
         f"{baseline.task.words}; CELU with W=5, R=5, xi=60 in the paper's regime (rate "
         f"{baseline.vanilla.lr:g}) up to rounds {', '.join(map(str, profile.checkpoints))}; from "
-        f"each, {profile.replicas} worksets of other batches, each filled by {FILL} rounds; weights "
-        "are held while the local steps of a round are looked at. Means over checkpoints and seeds. round_variance: of the mean gradient of a round's R - 1 local "
+        f"each, {profile.replicas} worksets of other batches, each filled by {FILL} rounds; "
+        "weights are held while the local steps of a round are looked at. Means over checkpoints "
+        "and seeds. round_variance: of the mean gradient of a round's R - 1 local "
         "steps, around its mean over worksets; step_variance: of its first alone. cosine: between "
         "a local step's gradient and the true one of its batch, of a party's own parameters.",
     ]
