@@ -150,7 +150,7 @@ def draw_marks(axes: Axes, marks: Sequence[tuple[str, str]]) -> None:
             color=colour,
             ha="right",
         )
-        right += 5.2 * len(text) + 8
+        right += 4.7 * len(text) + 8
 
 
 def draw_dots(axes: Axes, rows: Sequence[DotRow]) -> None:

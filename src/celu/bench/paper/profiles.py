@@ -92,7 +92,9 @@ PROFILES = {
             "gpu",
             _tasks(
                 Task("criteo", "made-up", _PAPER),
-                Task("avazu", "made-up", replace(_PAPER, model="dssm", rounds=1200)),
+                Task(
+                    "avazu", "made-up", replace(_PAPER, model="dssm", rows=6_000_000, rounds=1200)
+                ),
                 Task("flights", "flights", replace(_FLIGHTS, device="cuda")),
             ),
             seeds=(1, 2, 3),
