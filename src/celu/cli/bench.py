@@ -20,7 +20,8 @@ _Out = Annotated[Path, typer.Option(help="Where result.json is written.")]
 def register(app: typer.Typer) -> None:
     """Add the command."""
     bench = typer.Typer(
-        help="Measure. Every bench prints a table and writes DIR/result.json.", no_args_is_help=True
+        help="Measure. Every bench prints a table and writes it, as JSON, into DIR.",
+        no_args_is_help=True,
     )
     bench.command("step")(step)
     bench.command("rounds")(rounds)
@@ -176,7 +177,8 @@ def paper(
     """The paper's tables and figures, and what lies beyond them (smoke: under 8 minutes).
 
     A part NAME writes NAME.json, NAME.md, NAME-*.svg and NAME-*.png. Every run that ends is kept in
-    runs.jsonl: the same command, started again, goes on from there. Needs celu[figures].
+    runs.jsonl: the same command, started again, goes on from there. Figures need matplotlib: the
+    extra "figures".
     """
     from celu.bench.paper.making import bench_paper
 
