@@ -222,7 +222,9 @@ def test_vanilla_is_tuned_and_its_target_was_reached_with_every_seed(tmp_path: P
     study = Study(TINY, TINY.seeds, runs_in(tmp_path))
     baseline = tune(study, "criteo", "paper")
     assert set(baseline.grid) == {0.1, 0.5}
-    assert baseline.grid[baseline.vanilla.lr] == max(baseline.grid.values())
+    fewest = min(rounds for rounds in baseline.grid.values() if rounds is not None)
+    chosen = baseline.grid[baseline.vanilla.lr]
+    assert chosen is not None and chosen <= 1.1 * fewest
     assert rounds_to(baseline.runs, baseline.target).mean is not None
     other = baseline.of(CELU)
     assert (other.lr, other.target) == (baseline.vanilla.lr, baseline.target)
