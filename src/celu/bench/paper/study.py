@@ -67,8 +67,8 @@ class Baseline:
         edge = self.vanilla.lr in (min(self.grid), max(self.grid))
         return (
             f"{regime.name.title()} regime: AdaGrad from {regime.accumulator:g}, rate "
-            f"{self.vanilla.lr:g}, tuned for vanilla with the first seed: the smallest within 10% of "
-            f"the fewest rounds to AUC {self.tuned_for:.4f} ({grid}"
+            f"{self.vanilla.lr:g}, tuned for vanilla with the first seed: the smallest within 10% "
+            f"of the fewest rounds to AUC {self.tuned_for:.4f} ({grid}"
             f"{'; it is at an end of the grid' if edge else ''}). Target: AUC {self.target:.4f}, "
             f"which vanilla reached by round {_aim(self.task):.0f} with every seed."
         )
