@@ -12,6 +12,7 @@ import celu
 from celu.bench.paper.stale import (
     FILL,
     Stale,
+    _cosine,
     _Moments,
     guest_gradient,
     host_gradient,
@@ -119,3 +120,8 @@ def test_the_variance_is_that_around_the_mean() -> None:
         moments.add(torch.tensor(vector))
     # Around (2, 1): 2 + 2 + 4, over 3 - 1.
     assert moments.variance() == pytest.approx(4.0)
+
+
+def test_a_gradient_of_zero_has_no_direction() -> None:
+    assert _cosine(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 2.0])) == pytest.approx(1.0)
+    assert _cosine(torch.zeros(2), torch.ones(2)) == 0.0

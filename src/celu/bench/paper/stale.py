@@ -231,7 +231,7 @@ class _Moments:
         """The mean squared distance from the mean, unbiased."""
         assert self._sum is not None and self._num > 1
         around = self._squares - float(self._sum.square().sum()) / self._num
-        return around / (self._num - 1)
+        return max(0.0, around) / (self._num - 1)
 
 
 def _losses(guest: celu.Guest, batch: Batch, z: list[Tensor]) -> Tensor:
@@ -251,7 +251,9 @@ def _flat(gradients: Iterable[Tensor]) -> Tensor:
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
-    return float(torch.dot(a, b) / (a.norm() * b.norm()))
+    """Zero where either is zero: it has no direction."""
+    lengths = float(a.norm() * b.norm())
+    return float(torch.dot(a, b)) / lengths if lengths else 0.0
 
 
 def _not_weighed(fresh_BD: Tensor, stale_BD: Tensor) -> None:

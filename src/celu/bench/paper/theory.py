@@ -27,6 +27,7 @@ from celu.bench.paper.stale import FILL, PARTIES, Stale
 from celu.bench.paper.study import Study, tune
 from celu.bench.paper.words import trend
 from celu.bench.report import BenchResult
+from celu.errors import CeluError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +106,14 @@ def _conclude(result: BenchResult, found: Found) -> None:
 
 def _over_first(found: Found, party: str, name: str, W: int) -> list[float]:
     """A variance over that of the smallest W, by seed and checkpoint."""
-    pairs = zip(found[W, _R], found[WS[0], _R], strict=True)
+    pairs = list(zip(found[W, _R], found[WS[0], _R], strict=True))
+    for _, first in pairs:
+        if not first[party][name]:
+            raise CeluError(
+                f"theory: expected gradients at the {party} that differ after round "
+                f"{first['round']} with W={WS[0]}, got none: its units are dead. Lower the rates "
+                "of the profile"
+            )
     return [look[party][name] / first[party][name] for look, first in pairs]
 
 
