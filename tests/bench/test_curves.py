@@ -29,6 +29,14 @@ def test_the_best_so_far_is_of_rounds_so_far() -> None:
     run = Run([(10, 2.0, 0.6), (20, 4.0, 0.7), (30, 9.0, 0.65)])
     assert run.best_by(15) == 0.6
     assert run.best_by(30) == 0.7
+    assert run.best_by(5) == 0.5
+
+
+def test_the_way_to_the_best_ends_there() -> None:
+    run = Run([(10, 2.0, 0.6), (20, 4.0, 0.7), (30, 9.0, 0.65)])
+    assert run.on_the_way(0.7) == 0.6
+    assert run.on_the_way(1.0) == 0.7
+    assert Run([]).on_the_way(0.7) == 0.5
 
 
 def saturating(rounds: int, slower: float = 1.0) -> list[float]:

@@ -31,6 +31,11 @@ class Run:
             before = now
         return None
 
+    def on_the_way(self, share: float) -> float:
+        """The best AUC in this share of the rounds to the best of all; see `best_by`."""
+        last = max(self.curve, key=lambda point: point[2], default=(0, 0.0, 0.5))[0]
+        return self.best_by(share * last)
+
     def best_by(self, rounds: float) -> float:
         """The best AUC in so many rounds; a coin's where none was measured."""
         return max((auc for done, _, auc in self.curve if done <= rounds), default=0.5)
