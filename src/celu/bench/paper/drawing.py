@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, which readers of all kinds of sight tell apart.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#767676"
-ORDERED = (BLACK, SKY, BLUE, VERMILLION)  # for four values of one setting, the first without it
+BLUE, VERMILLION, GREY = "#0072B2", "#D55E00", "#767676"
+ORDERED = (GREEN, SKY, BLUE, VERMILLION)  # for the values of one setting, from the last on
 
 _STYLE: Any = {
     "font.family": "sans-serif",

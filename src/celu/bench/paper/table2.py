@@ -239,7 +239,7 @@ def _curves(baseline: Baseline, runs: _Runs) -> Figure:
         row[0].set_ylabel("held-out AUC")
         for axes, cells in zip(row, panels, strict=True):
             varied = [cell for cell in cells if cell.method != VANILLA]
-            colours = ORDERED[-len(varied) :] if len(varied) == 3 else (GREEN, *ORDERED[1:])
+            colours = ORDERED[-len(varied) :]
             lines = [line(VANILLA, "vanilla (R=1)", BLACK, ":")]
             lines += [line(c.method, c.value, x) for c, x in zip(varied, colours, strict=True)]
             draw_lines(axes, lines)
