@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -168,6 +169,15 @@ def test_a_run_that_ended_is_not_done_again(tmp_path: Path) -> None:
     assert again.run([(work, 2), (work, 3)])[work, 2] == {"seed": 2}
     assert marks.read_text().split() == ["1", "2", "3"]
     assert any("1 of 2 runs are in" in line for line in heard)
+
+
+def test_runs_that_are_kept_need_no_data(tmp_path: Path) -> None:
+    asked = [(Count(str(tmp_path / "marks")), 1)]
+    kept = runs_in(tmp_path / "there").run(asked)
+    (tmp_path / "here").mkdir()
+    shutil.copy(tmp_path / "there" / "runs.jsonl", tmp_path / "here")
+    assert runs_in(tmp_path / "here", workers=2).run(asked) == kept
+    assert not (tmp_path / "here" / "stores").exists()
 
 
 def test_a_run_that_was_killed_while_it_was_written_is_done_again(tmp_path: Path) -> None:
