@@ -274,7 +274,11 @@ def _ratios(paper: Baseline, runs: _Runs, strong: Baseline, strong_runs: _Runs) 
     axes.set_xlabel("rounds to the same AUC, over vanilla's")
     axes.axvline(1, color="#999999", lw=0.8)
     axes.set_xlim(left=0)
-    here, theirs_, strongest = ("● here", BLUE), ("○ the paper", VERMILLION), ("■ strong", GREEN)
+    here, theirs_, strongest = (
+        ("● here", BLUE),
+        ("○ the paper", VERMILLION),
+        ("■ strong regime", GREEN),
+    )
     draw_marks(axes, [here, theirs_, strongest])
     return figure
 
