@@ -168,3 +168,13 @@ def test_simulate_names_the_hosts_that_are_missing() -> None:
     fed = federation()
     with pytest.raises(ConfigError, match="host"):
         celu.simulate(fed.job, fed.guest, {})
+
+
+def test_hosts_tell_their_events_to_who_asks_for_them() -> None:
+    fed = federation(rounds=4, method=celu.Method(W=2, R=2))
+    heard: list[tuple[str, dict[str, object]]] = []
+    emit_hosts = {"host": lambda event, fields: heard.append((event, fields))}
+    celu.simulate(fed.job, fed.guest, fed.hosts, emit_hosts=emit_hosts)
+    rounds = [fields for event, fields in heard if event == "round"]
+    assert [fields["round"] for fields in rounds] == [1, 2, 3, 4]
+    assert "similarity_quantiles" in rounds[-1] and "loss" not in rounds[-1]

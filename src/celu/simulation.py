@@ -33,11 +33,13 @@ def simulate(
     speed: float = 1.0,
     timer: Callable[[], float] = time.perf_counter,
     checkpoints: Mapping[str, Checkpoints] | None = None,
+    emit_hosts: Mapping[str, Emit] | None = None,
 ) -> Result:
     """Train all parties' modules in place and return what the guest knows at the end.
 
-    `emit` gets the guest's events. A job without hosts trains the guest alone: the baseline that
-    a federation has to beat. Raises what a party raises.
+    `emit` gets the guest's events, `emit_hosts` those of the hosts that it names. A job without
+    hosts trains the guest alone: the baseline that a federation has to beat. Raises what a party
+    raises.
 
     With a `link`, the seconds in events and evaluations are virtual: what the run would take with
     each party on a machine of its own, `speed` times as fast as this one, and that line in between,
@@ -62,7 +64,7 @@ def simulate(
             host,
             job,
             pairs[name][1],
-            lambda event, fields: None,
+            (emit_hosts or {}).get(name, lambda event, fields: None),
             clocks[name].now,
             (checkpoints or {}).get(name),
         )

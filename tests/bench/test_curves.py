@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from celu.bench.codec import EVERY, LONGER, _over
-from celu.bench.e2e import _Run
+from celu.bench.curves import Run
 from celu.bench.real_path import RealPath
 from celu.errors import ConfigError
 
 
 def test_a_target_is_reached_between_two_evaluations() -> None:
-    run = _Run([(10, 2.0, 0.6), (20, 4.0, 0.7), (30, 9.0, 0.8)], [])
+    run = Run([(10, 2.0, 0.6), (20, 4.0, 0.7), (30, 9.0, 0.8)])
     assert run.reached(0.7) == (20, 4.0)
     assert run.reached(0.75) == pytest.approx((25, 6.5))
     assert run.reached(0.55) == pytest.approx((5, 1.0))
@@ -21,14 +21,22 @@ def test_a_target_is_reached_between_two_evaluations() -> None:
 
 def test_no_line_is_drawn_between_candidates_of_a_trial() -> None:
     # The second was at round 20 as well, and the target was met there: at its time, not between.
-    run = _Run([(20, 4.0, 0.7), (20, 6.0, 0.8)], [])
+    run = Run([(20, 4.0, 0.7), (20, 6.0, 0.8)])
     assert run.reached(0.75) == (20, 6.0)
 
 
 def test_the_best_so_far_is_of_rounds_so_far() -> None:
-    run = _Run([(10, 2.0, 0.6), (20, 4.0, 0.7), (30, 9.0, 0.65)], [])
+    run = Run([(10, 2.0, 0.6), (20, 4.0, 0.7), (30, 9.0, 0.65)])
     assert run.best_by(15) == 0.6
     assert run.best_by(30) == 0.7
+    assert run.best_by(5) == 0.5
+
+
+def test_the_way_to_the_best_ends_there() -> None:
+    run = Run([(10, 2.0, 0.6), (20, 4.0, 0.7), (30, 9.0, 0.65)])
+    assert run.on_the_way(0.7) == 0.6
+    assert run.on_the_way(1.0) == 0.7
+    assert Run([]).on_the_way(0.7) == 0.5
 
 
 def saturating(rounds: int, slower: float = 1.0) -> list[float]:

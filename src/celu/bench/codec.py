@@ -22,14 +22,12 @@ from numpy.typing import NDArray
 
 import celu
 from celu.bench.report import BenchResult, Say
+from celu.bench.samples import prepare_sample
 from celu.codecs.named import CODECS
-from celu.config.schema import Category, Split
+from celu.config.schema import Split
 from celu.data.clicks import write_clicks
-from celu.errors import DataError
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
-from celu.prepare.making import Target, prepare
-from celu.prepare.presets import criteo
 
 SHAPE = (4096, 256)  # the paper's
 WIDTH, LR, EVERY = 64, 0.02, 5
@@ -139,11 +137,7 @@ def _made_up(folder: Path) -> Pair:
 
 
 def _sample(folder: Path, data: Path) -> Pair:
-    file = data / "criteo_random.tsv.gz"
-    if not file.is_file():
-        raise DataError(f"{file}: expected the click data, which celu does not ship")
-    parties = criteo(Split(), Category(vocabulary=1_000_000, min_count=2))
-    prepare([file], [Target(d, folder / "criteo" / p / "store") for p, d in parties.items()])
+    prepare_sample(folder / "criteo", "criteo", data, Split())
     return _open(folder / "criteo")
 
 

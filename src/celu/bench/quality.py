@@ -18,20 +18,15 @@ import torch
 
 from celu.bench.processes import align_parties, free_port, make_keys
 from celu.bench.report import BenchResult, Say
+from celu.bench.samples import FILES, KNOWN, prepare_sample, sample_file
 from celu.config.job import Job, read_job
 from celu.config.party import read_party
-from celu.config.schema import Category, Split
+from celu.config.schema import Split
 from celu.data.starter import Starter, write_settings
-from celu.errors import DataError
 from celu.launch import load_party, read_rows
 from celu.party import Guest, Host
-from celu.prepare.making import Target, prepare
-from celu.prepare.presets import PRESETS
 from celu.simulation import simulate
 
-# Values that one training row alone holds would be memorised: they share the code for unseen ones.
-KNOWN = Category(vocabulary=1_000_000, min_count=2)
-FILES = {"criteo": "criteo_random.tsv.gz", "avazu": "avazu_all.csv.gz"}
 PARTIES = ("guest", "host")
 _WDL = Starter(
     guest="guest",
@@ -72,17 +67,16 @@ _BOTH = MODELS["criteo"]
 
 def bench_quality(say: Say, data: Path, splits: list[int]) -> BenchResult:
     """Measure on the files of `data`; raises DataError where one is absent."""
-    for file in FILES.values():
-        if not (data / file).is_file():
-            raise DataError(f"{data / file}: expected the click data, which celu does not ship")
+    for name in FILES:
+        sample_file(data, name)
     torch.set_num_threads(1)
     result = BenchResult("quality", splits)
-    for name, file in FILES.items():
+    for name in FILES:
         scores: dict[str, list[float]] = {model.name: [] for model in MODELS[name]}
         for split in splits:
             with tempfile.TemporaryDirectory() as scratch:
                 folder = Path(scratch)
-                rows = _prepare_and_align(folder, name, data / file, split)
+                rows = _prepare_and_align(folder, name, data, split)
                 for model in MODELS[name]:
                     scores[model.name].append(_train(folder, model))
             shown = {model: round(values[-1], 4) for model, values in scores.items()}
@@ -102,11 +96,9 @@ def bench_quality(say: Say, data: Path, splits: list[int]) -> BenchResult:
     return result
 
 
-def _prepare_and_align(folder: Path, name: str, file: Path, split: int) -> int:
+def _prepare_and_align(folder: Path, name: str, data: Path, split: int) -> int:
     """Stores, settings, keys and alignments of both parties; the number of training rows."""
-    declared = PRESETS[name](Split(seed=split), KNOWN)
-    targets = [Target(d, folder / party / "store") for party, d in declared.items()]
-    prepare([file], targets)
+    prepare_sample(folder, name, data, Split(seed=split))
     write_settings(folder, _WDL, port=free_port(), local=True, aligned=False)
     make_keys(folder, list(PARTIES))
     align_parties(folder, list(PARTIES), folder / "job.toml", timeout_s=1800)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from celu.errors import ConfigError
+
 if TYPE_CHECKING:
     from celu.bench.report import BenchResult, Say
 
@@ -18,7 +20,8 @@ _Out = Annotated[Path, typer.Option(help="Where result.json is written.")]
 def register(app: typer.Typer) -> None:
     """Add the command."""
     bench = typer.Typer(
-        help="Measure. Every bench prints a table and writes DIR/result.json.", no_args_is_help=True
+        help="Measure. Every bench prints a table and writes it, as JSON, into DIR.",
+        no_args_is_help=True,
     )
     bench.command("step")(step)
     bench.command("rounds")(rounds)
@@ -29,6 +32,7 @@ def register(app: typer.Typer) -> None:
     bench.command("link")(link)
     bench.command("checkpoint")(checkpoint)
     bench.command("e2e")(e2e)
+    bench.command("paper")(paper)
     app.add_typer(bench, name="bench")
 
 
@@ -151,3 +155,64 @@ def e2e(
 
     shape = PAPER if paper_shape else SMALL
     _report(lambda say: bench_e2e(say, shape, list(range(1, seeds + 1))), out)
+
+
+def paper(
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help="table2, similarity, time, theory or beyond; may be given again."),
+    ] = None,
+    profile: Annotated[
+        str,
+        typer.Option(
+            help="smoke: minutes on any machine. cpu: samples of real data, an hour or two on two "
+            "cores. gpu: the paper's sizes on a large one, minutes a part with 8 workers."
+        ),
+    ] = "smoke",
+    seeds: Annotated[
+        str | None, typer.Option(help="As in 1,2,3; by default those of the profile.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the runs.")] = 1,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--data", help="Holds criteo_random.tsv.gz and avazu_all.csv.gz, for cpu."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Where tables, figures, runs.jsonl and data go.")
+    ] = Path("bench-out/paper"),
+) -> None:
+    """The paper's tables and figures, and what lies beyond them (smoke: under 8 minutes).
+
+    A part NAME writes NAME.json, NAME.md, NAME-*.svg and NAME-*.png. Every run that ends is kept in
+    runs.jsonl: the same command, started again, goes on from there. Figures need matplotlib: the
+    extra "figures".
+    """
+    from celu.bench.paper.making import bench_paper
+
+    console = Console()
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    for result, files in bench_paper(
+        say,
+        out,
+        parts=part or (),
+        profile=profile,
+        seeds=_seeds(seeds),
+        workers=workers,
+        data=folder,
+    ):
+        result.show(console)
+        say(f"written to {', '.join(str(path) for path in files)}")
+
+
+def _seeds(text: str | None) -> list[int]:
+    """Whole numbers with commas between them; raises ConfigError."""
+    try:
+        seeds = [int(number) for number in text.split(",")] if text else []
+    except ValueError:
+        seeds = [-1]
+    if any(seed < 0 for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds: expected different whole numbers, as in 1,2,3; got {text!r}")
+    return seeds

@@ -21,7 +21,7 @@ from celu.engine.plan import Step, Times
 from celu.transport.message import TrafficBothWays
 
 Emit = Callable[[str, dict[str, Any]], None]
-_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 class Record(BaseModel):
@@ -168,7 +168,7 @@ class Observer:
             fields["loss"] = float(torch.stack(self._losses).mean())
             self._losses.clear()
         if workset.similarity_B is not None:
-            at = torch.tensor(_QUANTILES, device=workset.similarity_B.device)
+            at = torch.tensor(QUANTILES, device=workset.similarity_B.device)
             quantiles = torch.quantile(workset.similarity_B.float(), at).tolist()
             fields["similarity_quantiles"] = [round(q, 4) for q in quantiles]
         self._emit("round", fields)

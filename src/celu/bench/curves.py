@@ -1,0 +1,41 @@
+"""A run's held-out AUC over rounds and seconds, and when it reached a target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Point = tuple[int, float, float]  # rounds done, seconds, AUC
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its evaluations, with the seconds that those took left out."""
+
+    curve: list[Point]
+    choices: list[str] = field(
+        default_factory=list
+    )  # of a run that chose for itself, their reasons
+
+    def reached(self, target: float) -> tuple[float, float] | None:
+        """Rounds and seconds to a target, between two evaluations as a straight line has it."""
+        before: Point = (0, 0.0, 0.5)
+        for now in self.curve:
+            if now[2] >= target:
+                share = (target - before[2]) / (now[2] - before[2])
+                if before[0] >= now[0]:  # of another candidate in a trial: no line between them
+                    share = 1.0
+                return (
+                    before[0] + share * (now[0] - before[0]),
+                    before[1] + share * (now[1] - before[1]),
+                )
+            before = now
+        return None
+
+    def on_the_way(self, share: float) -> float:
+        """The best AUC in this share of the rounds to the best of all; see `best_by`."""
+        last = max(self.curve, key=lambda point: point[2], default=(0, 0.0, 0.5))[0]
+        return self.best_by(share * last)
+
+    def best_by(self, rounds: float) -> float:
+        """The best AUC in so many rounds; a coin's where none was measured."""
+        return max((auc for done, _, auc in self.curve if done <= rounds), default=0.5)

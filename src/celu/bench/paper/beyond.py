@@ -1,0 +1,161 @@
+"""Part `beyond`: what the paper did not try: depth, codecs, who makes local steps, auto, hosts.
+
+Rounds and virtual seconds to the same AUC, against both baselines.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import celu
+from celu.bench.curves import Run
+from celu.bench.pair import VANILLA
+from celu.bench.paper.drawing import (
+    BLUE,
+    VERMILLION,
+    Dot,
+    DotRow,
+    Drawing,
+    draw_dots,
+    draw_marks,
+    new_figure,
+)
+from celu.bench.paper.study import Baseline, Study, ratio, rounds_to, seconds_to, tune
+from celu.bench.paper.training import CELU, GUEST_ONLY
+from celu.bench.report import BenchResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TASK = "criteo"
+_MARKS = {"paper": (BLUE, "o", -0.17), "strong": (VERMILLION, "s", 0.17)}
+_HOST_ONLY = celu.Method(W=5, R={"guest": 1, "host": 5}, xi=60)
+_TOGETHER = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60, depth=4)
+
+Variant = tuple[celu.Method, dict[str, Any]]
+# By axis and name; each is vanilla but for what its name says.
+VARIANTS: dict[str, dict[str, Variant]] = {
+    "rounds in flight": {
+        f"depth {depth}": (celu.Method(R=1, depth=depth), {}) for depth in (2, 4, 8)
+    },
+    "codec": {codec: (VANILLA, {"codec": codec}) for codec in ("bf16", "int8", "4bit")},
+    "local steps by": {
+        "the guest": (GUEST_ONLY, {}),
+        "the host": (_HOST_ONLY, {}),
+        "both": (CELU, {}),
+    },
+    "all of it": {
+        "guest, depth 4, 4bit": (_TOGETHER, {"codec": "4bit"}),
+        "auto": (celu.Method(auto=True), {}),
+    },
+    "hosts": {
+        **{f"{num} hosts, vanilla": (VANILLA, {"hosts": num}) for num in (2, 3, 5)},
+        **{f"{num} hosts, local steps by both": (CELU, {"hosts": num}) for num in (2, 3, 5)},
+    },
+}
+
+Found = dict[tuple[str, str], list[Run]]  # by axis and name
+
+
+def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
+    """Every variant in both regimes, until it reaches vanilla's target."""
+    result = BenchResult("paper beyond", list(study.seeds), profile=study.profile.name)
+    baselines = {regime: tune(study, TASK, regime) for regime in ("paper", "strong")}
+    asked = {
+        (regime, axis, name): baseline.of(method, **more)
+        for regime, baseline in baselines.items()
+        for axis, variants in VARIANTS.items()
+        for name, (method, more) in variants.items()
+    }
+    done = study.train(asked.values())
+    found: dict[str, Found] = {regime: {} for regime in baselines}
+    for (regime, axis, name), train in asked.items():
+        found[regime][axis, name] = done[train]
+    for regime, baseline in baselines.items():
+        _report(result, baseline, found[regime])
+        result.notes.append(baseline.words)
+    result.notes += [
+        f"Rounds and virtual seconds to vanilla's target: {baselines['paper'].task.words}. Each "
+        "variant is vanilla but for what its name says; local steps are W=5, R=5, xi=60. With "
+        "several hosts, the host's fields are dealt out to them, each with a Z of the same width.",
+        *_findings(baselines, found),
+    ]
+    return result, [Drawing("variants", lambda: _draw(baselines, found))]
+
+
+def _report(result: BenchResult, baseline: Baseline, found: Found) -> None:
+    regime, target = baseline.vanilla.regime, baseline.target
+    rounds, seconds = rounds_to(baseline.runs, target), seconds_to(baseline.runs, target)
+    rows = {("vanilla", "one round at a time, fp32"): baseline.runs, **found}
+    for (axis, name), runs in rows.items():
+        of_rounds, of_seconds = rounds_to(runs, target), seconds_to(runs, target)
+        result.rows.append(
+            {
+                "optimizer": f"{regime}, lr {baseline.vanilla.lr:g}",
+                "axis": axis,
+                "variant": name,
+                "rounds": of_rounds.mean,
+                "deviation": of_rounds.deviation,
+                "rounds over vanilla": ratio(of_rounds.mean, rounds.mean),
+                "seconds": of_seconds.mean,
+                "speed-up": ratio(seconds.mean, of_seconds.mean),
+                "chose": runs[0].choices[-1] if runs[0].choices else "",
+            }
+        )
+    figures = {
+        "depth4_speedup": ("rounds in flight", "depth 4"),
+        "codec_4bit_speedup": ("codec", "4bit"),
+        "guest_only_speedup": ("local steps by", "the guest"),
+        "together_speedup": ("all of it", "guest, depth 4, 4bit"),
+        "auto_speedup": ("all of it", "auto"),
+    }
+    for figure, which in figures.items():
+        name = figure if regime == "paper" else f"{figure}_strongest"
+        result.figures[name] = ratio(seconds.mean, seconds_to(found[which], target).mean)
+
+
+def _findings(baselines: dict[str, Baseline], found: dict[str, Found]) -> list[str]:
+    """Who does best with local steps, in each regime, by the numbers."""
+    lines = []
+    for regime, baseline in baselines.items():
+        rounds = {"nobody": rounds_to(baseline.runs, baseline.target).mean} | {
+            name: rounds_to(found[regime]["local steps by", name], baseline.target).mean
+            for name in VARIANTS["local steps by"]
+        }
+        there = {name: count for name, count in rounds.items() if count is not None}
+        order = ", ".join(f"{n} {c:.0f}" for n, c in sorted(there.items(), key=lambda p: p[1]))
+        never = [name for name, count in rounds.items() if count is None]
+        told = f"; never by {', '.join(never)}" if never else ""
+        lines.append(f"Local steps in the {regime} regime, fewest rounds first: {order}{told}.")
+    return lines
+
+
+def _draw(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
+    figure, ((left, right),) = new_figure(1, 2, 10.5, 6.6, sharey=True)
+    for axes, measure_, inverse in ((left, rounds_to, False), (right, seconds_to, True)):
+        rows = []
+        for axis, variants in VARIANTS.items():
+            rows.append(DotRow(axis))
+            for name in variants:
+                dots = []
+                for regime, baseline in baselines.items():
+                    colour, marker, below = _MARKS[regime]
+                    vanilla = measure_(baseline.runs, baseline.target).mean
+                    spread = measure_(found[regime][axis, name], baseline.target)
+                    value = ratio(spread.mean, vanilla)
+                    if inverse:
+                        value = ratio(vanilla, spread.mean)
+                    dots.append(Dot(value, None, colour, marker=marker, below=below))
+                rows.append(DotRow(name, dots))
+        draw_dots(axes, rows)
+        axes.axvline(1, color="#999999", lw=0.8)
+    left.set_xlim(left=0)
+    left.set_xlabel("rounds to the same AUC, over vanilla's (fewer is better)")
+    right.set_xscale("log", base=2)
+    right.xaxis.set_major_formatter("{x:g}x")
+    right.set_xlabel("speed-up in virtual seconds to the same AUC (more is better)")
+    right.set_title("On a line of 300 Mbps, 40 ms there and back")
+    draw_marks(
+        left, [("● paper's optimizer", BLUE), ("■ strongest vanilla's optimizer", VERMILLION)]
+    )
+    return figure

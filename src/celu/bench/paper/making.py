@@ -1,0 +1,72 @@
+"""The whole study: parts by name, each measured, drawn and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from celu.bench.paper import beyond, over_time, similarity, table2, theory
+from celu.bench.paper.drawing import Drawing, can_draw, save
+from celu.bench.paper.profiles import PROFILES
+from celu.bench.paper.runs import Runs
+from celu.bench.paper.stores import Stores
+from celu.bench.paper.study import Study
+from celu.bench.report import BenchResult, Say
+from celu.errors import ConfigError
+
+Part = Callable[[Study], tuple[BenchResult, list[Drawing]]]
+PARTS: dict[str, Part] = {
+    "table2": table2.measure,
+    "similarity": similarity.measure,
+    "time": over_time.measure,
+    "theory": theory.measure,
+    "beyond": beyond.measure,
+}
+_NO_MATPLOTLIB = (
+    'expected matplotlib, found none; install it (pip install "celu[figures]") and start again '
+    "with the same --out, here or where runs.jsonl was copied to: no run is done twice"
+)
+
+
+def bench_paper(
+    say: Say,
+    out: Path,
+    *,
+    parts: Sequence[str] = (),
+    profile: str = "smoke",
+    seeds: Sequence[int] = (),
+    workers: int = 1,
+    data: Path | None = None,
+) -> Iterator[tuple[BenchResult, list[Path]]]:
+    """Each part in turn with the files that it wrote; all of them where none is named.
+
+    Raises ConfigError for what is not there, before anything is measured.
+    """
+    for kind, given, known in (("part", parts, PARTS), ("profile", [profile], PROFILES)):
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"--{kind}: expected one of {', '.join(known)}; got {name!r}")
+    size = PROFILES[profile]
+    if size.needs_samples and data is None:
+        raise ConfigError(
+            f"--profile {profile} trains on samples of real click data, which celu does not ship: "
+            "expected --data DIR with them, got none; name it, or choose --profile smoke"
+        )
+    if not can_draw():
+        say(f"no figures will be drawn: {_NO_MATPLOTLIB}")
+    torch.set_num_threads(1)
+    with Runs(out, size, Stores(out / "stores", data, say), workers, say) as runs:
+        for name in parts or PARTS:
+            yield _make(name, Study(size, tuple(seeds) or size.seeds, runs), out)
+    if not can_draw():
+        raise ConfigError(f"all was measured and nothing drawn: {_NO_MATPLOTLIB}")
+
+
+def _make(name: str, study: Study, out: Path) -> tuple[BenchResult, list[Path]]:
+    result, drawings = PARTS[name](study)
+    result.notes += study.ended
+    figures = [path for one in drawings if can_draw() for path in save(one, out, name)]
+    written = result.write(out, name, study.runs.made_with())
+    return result, [written, result.write_markdown(out, name, figures), *figures]

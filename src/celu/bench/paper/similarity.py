@@ -1,0 +1,130 @@
+"""Part `similarity`: the paper's figure 5 (d), how like the stale statistics are to fresh ones.
+
+Quantiles of the cosines over the instances of a batch, in the course of training, at both parties:
+of Z at the host and of dZ at the guest. With the paper's linear top every instance's dZ is a
+multiple of one vector, so that at the guest all cosines of a batch are alike; the regime of the
+strongest vanilla has a top with a hidden layer.
+"""
+
+from __future__ import annotations
+
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from celu.bench.pair import REGIMES
+from celu.bench.paper.drawing import (
+    VERMILLION,
+    Drawing,
+    Line,
+    draw_key,
+    draw_lines,
+    new_figure,
+)
+from celu.bench.paper.study import Study, tune
+from celu.bench.paper.training import CELU, Train
+from celu.bench.report import BenchResult
+from celu.engine.observe import QUANTILES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TASK = "criteo"
+PARTIES = {"host": "Z", "guest": "dZ"}
+_BINS = 60
+# The lower quantiles, the lower the lighter.
+_SHADES = {
+    0.0: ("least", "#9ecae1"),
+    0.1: ("10%", "#4292c6"),
+    0.25: ("25%", "#08519c"),
+    0.5: ("median", "#000000"),
+}
+_TENTH = QUANTILES.index(0.1)
+
+# By round: the quantiles, averaged over the rounds around it.
+Course = list[tuple[float, list[float]]]
+
+
+def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
+    """CELU with the paper's settings, all rounds, the first seed; in both regimes."""
+    seed = study.seeds[0]
+    result = BenchResult("paper similarity", [seed], profile=study.profile.name)
+    courses: dict[tuple[str, str], Course] = {}
+    for regime in REGIMES:
+        baseline = tune(study, TASK, regime)
+        train = Train(TASK, regime, baseline.vanilla.lr, CELU, similarities=True)
+        quantiles = study.runs.run([(train, seed)])[train, seed]["quantiles"]
+        for party in PARTIES:
+            courses[regime, party] = binned(quantiles[party])
+            _add_rows(result, regime, party, courses[regime, party])
+        result.notes.append(baseline.words)
+    task = study.profile.tasks[TASK]
+    result.notes += [
+        f"W=5, R=5, xi=60, the first seed: {task.words}. Quantiles over the instances of one "
+        f"local update a round, averaged over a {_BINS}th of the rounds.",
+        *(_claim(result, *which) for which in courses),
+    ]
+    return result, [Drawing("quantiles", lambda: _draw(courses))]
+
+
+def binned(rows: list[list[float]]) -> Course:
+    """Rounds and quantiles, averaged over neighbours."""
+    size = max(1, len(rows) // _BINS)
+    course: Course = []
+    for start in range(0, len(rows), size):
+        rounds, *quantiles = (
+            mean(column) for column in zip(*rows[start : start + size], strict=True)
+        )
+        course.append((rounds, quantiles))
+    return course
+
+
+def _add_rows(result: BenchResult, regime: str, party: str, course: Course) -> None:
+    for share in (0.0, 0.1, 0.25, 0.5, 1.0):
+        rounds, quantiles = course[min(int(share * len(course)), len(course) - 1)]
+        named = {f"{q:.0%}": value for q, value in zip(QUANTILES, quantiles, strict=True)}
+        result.rows.append({"regime": regime, "party": party, "round": round(rounds), **named})
+    least = min(quantiles[_TENTH] for _, quantiles in course)
+    result.figures[f"{party}_q10_least_{regime}"] = least
+
+
+def _claim(result: BenchResult, regime: str, party: str) -> str:
+    least = result.figures[f"{party}_q10_least_{regime}"]
+    assert least is not None
+    holds = "holds" if least > 0.5 else "does not hold"
+    return (
+        f"That over 90% of the cosines exceed 0.5 at any time {holds} at the {party} in the "
+        f"{regime} regime: the lowest 10% quantile is {least:.2f}."
+    )
+
+
+def _draw(courses: dict[tuple[str, str], Course]) -> Figure:
+    figure, grid = new_figure(2, 2, 9, 5.6, sharex=True, sharey=True)
+    for (regime, party), axes in zip(courses, (a for row in grid for a in row), strict=True):
+        lines = _draw_course(axes, courses[regime, party])
+        axes.set_title(f"{party.capitalize()} ({PARTIES[party]}), {regime} regime")
+    for row in grid:
+        row[0].set_ylabel("cosine, stale to fresh")
+    for axes in grid[-1]:
+        axes.set_xlabel("communication rounds")
+        draw_key(axes, lines, columns=len(lines))
+    figure.suptitle(
+        "Dashed: 0.5, which 90% of the cosines exceed in the paper.",
+        fontsize=8.5,
+        x=0.01,
+        ha="left",
+    )
+    return figure
+
+
+def _draw_course(axes: Axes, course: Course) -> list[Line]:
+    rounds = [at for at, _ in course]
+    by_quantile = dict(zip(QUANTILES, zip(*(q for _, q in course), strict=True), strict=True))
+    lines = [
+        Line(name, colour, rounds, by_quantile[quantile])
+        for quantile, (name, colour) in _SHADES.items()
+    ]
+    draw_lines(axes, lines)
+    axes.axhline(0.5, color=VERMILLION, lw=0.8, ls=(0, (4, 3)))
+    axes.set_xlim(0, rounds[-1])
+    return lines

@@ -1,0 +1,127 @@
+"""Gradients looked at beside a training: they are the engine's, and nothing is disturbed."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import celu
+from celu.bench.paper.stale import (
+    FILL,
+    Stale,
+    _cosine,
+    _Moments,
+    guest_gradient,
+    host_gradient,
+    joint_gradients,
+    lockstep,
+)
+from celu.workset.table import Entry
+from federation import Federation, federation, train_in_memory
+
+METHOD = celu.Method(W=3, R=4, xi=60)
+SGD = celu.Optimizer(name="sgd", lr=0.5)
+
+
+def small(**job: object) -> Federation:
+    return federation(method=METHOD, **job)
+
+
+def flat(parameters: list[nn.Parameter]) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in parameters])
+
+
+def test_rounds_in_lockstep_are_those_of_the_engine() -> None:
+    fed = small(rounds=9)
+    expected = train_in_memory(fed)
+    with lockstep(fed.guest, fed.hosts["host"], fed.job) as both:
+        for round_ in range(9):
+            both.round(round_)
+    weights = fed.weights()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_stale_gradient_is_what_a_local_step_applies() -> None:
+    fed = small(optimizer=SGD)
+    guest, host = fed.guest, fed.hosts["host"]
+    assert guest.bottom is not None
+    with lockstep(guest, host, fed.job) as both:
+        for round_ in range(6):
+            both.round(round_)
+        own = {
+            "guest": [*guest.bottom.parameters(), *guest.top.parameters()],
+            "host": list(host.bottom.parameters()),
+        }
+        for party, trainer in (("guest", both.guest), ("host", both.host)):
+            table, before = trainer.workset.table.state(), flat(own[party])
+            entry = trainer.workset.draw()
+            assert entry is not None
+            weigh = trainer.workset.weigh
+            expected = (
+                guest_gradient(guest, entry, weigh)
+                if party == "guest"
+                else host_gradient(host.bottom, entry, weigh)
+            )
+            trainer.workset.table.restore(table)
+            trainer.local_step()
+            assert expected.norm() > 0
+            torch.testing.assert_close((before - flat(own[party])) / SGD.lr, expected)
+
+
+def test_nothing_is_stale_about_a_batch_just_exchanged_at_the_guest() -> None:
+    # Before its update is applied, the host's weights are those that made Z: all is as it was.
+    fed = small()
+    guest, host = fed.guest, fed.hosts["host"]
+    with lockstep(guest, host, fed.job) as both:
+        both.round(0)
+        _, (dz,) = both.guest.answer(1, [both.host.activate(1)])
+        (entry,) = [e for e in both.guest.workset.table if e.round == 1]
+        batches = {"guest": entry, "host": Entry(1, both.host.feed.batch(1), (), ())}
+        true = joint_gradients(guest, host, batches)
+        stale = guest_gradient(guest, entry, lambda fresh, stale: None)
+        torch.testing.assert_close(stale, true["guest"])
+        assert dz.tensor is not None
+        entry_at_host = Entry(1, both.host.feed.batch(1), entry.z, (dz.tensor,))
+        stale = host_gradient(host.bottom, entry_at_host, both.host.workset.weigh)
+        torch.testing.assert_close(stale, true["host"])
+
+
+def test_looking_changes_nothing_of_the_training() -> None:
+    fed = small()
+    undisturbed = copy.deepcopy(fed)
+    for federation_, looks in ((fed, True), (undisturbed, False)):
+        with lockstep(federation_.guest, federation_.hosts["host"], federation_.job) as both:
+            for round_ in range(8):
+                if looks and round_ == 5:
+                    both.look(5, Stale("criteo", 0.1, W=2, R=3, checkpoints=(5,), replicas=2))
+                both.round(round_)
+    weights = fed.weights()
+    assert all(torch.equal(weights[n], tensor) for n, tensor in undisturbed.weights().items())
+
+
+def test_a_look_tells_variances_and_cosines_of_both_parties() -> None:
+    fed = small()
+    with lockstep(fed.guest, fed.hosts["host"], fed.job) as both:
+        both.round(0)
+        found = both.look(1, Stale("criteo", 0.1, W=1, R=4, checkpoints=(1,), replicas=3))
+    for party in ("guest", "host"):
+        # With W=1 a round's local steps are all of one batch, so their mean is any one of them.
+        assert found[party]["round_variance"] == pytest.approx(found[party]["step_variance"])
+        assert -1 <= found[party]["least_cosine"] <= found[party]["cosine"] <= 1
+    assert FILL >= 8  # the largest W that is tried
+
+
+def test_the_variance_is_that_around_the_mean() -> None:
+    moments = _Moments()
+    for vector in ([1.0, 0.0], [3.0, 0.0], [2.0, 3.0]):
+        moments.add(torch.tensor(vector))
+    # Around (2, 1): 2 + 2 + 4, over 3 - 1.
+    assert moments.variance() == pytest.approx(4.0)
+
+
+def test_a_gradient_of_zero_has_no_direction() -> None:
+    assert _cosine(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 2.0])) == pytest.approx(1.0)
+    assert _cosine(torch.zeros(2), torch.ones(2)) == 0.0
