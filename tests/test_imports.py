@@ -17,9 +17,9 @@ SOURCE = Path(celu.__file__).parent
 # line know nothing of each other.
 LAYERS = [
     ["errors", "version"],
-    ["config"],
+    ["config", "page"],
     ["codecs", "data", "models", "transport"],
-    ["workset", "party", "certs", "events", "handshake", "prepare", "checkpoint"],
+    ["workset", "party", "certs", "events", "record", "handshake", "prepare", "checkpoint"],
     ["engine", "psi"],
     ["session", "doctor"],
     ["simulation", "launch"],
@@ -130,6 +130,8 @@ LOW = {
     "checkpoint/tensors.py": {"disk"},
     "checkpoint/agreement.py": {"identity"},
     "models/losses.py": set(),
+    "record/happened.py": set(),
+    "record/following.py": {"happened"},
     "doctor/measured.py": set(),
     "doctor/machine.py": set(),
     "doctor/trains.py": {"measured"},
