@@ -22,7 +22,7 @@ LAYERS = [
     ["workset", "party", "certs", "events", "record", "handshake", "prepare", "checkpoint"],
     ["engine", "psi"],
     ["session", "doctor"],
-    ["simulation", "launch"],
+    ["simulation", "launch", "report"],
     ["chaos"],
     ["__init__"],  # the public names
     ["bench"],

@@ -40,8 +40,9 @@ def simulate(
 ) -> Result:
     """Train all parties' modules in place and return what the guest knows at the end.
 
-    `emit` gets the guest's events, and those of `emit_hosts` their hosts'. A job without hosts trains the guest alone: the baseline that
-    a federation has to beat. Raises what a party raises.
+    `emit` gets the guest's events, `emit_hosts` those of each host that it names. A job without
+    hosts trains the guest alone: the baseline that a federation has to beat. Raises what a party
+    raises.
 
     With a `link`, the seconds in events and evaluations are virtual: what the run would take with
     each party on a machine of its own, `speed` times as fast as this one, and that line in between,

@@ -71,6 +71,12 @@ class RunRecord:
         return "host" if self.name in self.job.get("hosts", {}) else "guest"
 
     @property
+    def run_id(self) -> str | None:
+        """What the folders of all parties of a run have in common; None where it never began."""
+        kept = self._read("run.json") or self.settings.get("simulated", {})
+        return str(kept["run"]) if "run" in kept else None
+
+    @property
     def metric(self) -> str:
         """The contract's metric, or the loss where the guest's loss gives no such metric."""
         metric = str(self.job.get("evaluation", {}).get("metric", "loss"))
