@@ -8,17 +8,17 @@ const Charts = (() => {
   const { el, colour, lineColour, dash, number, table, figure, some, whenItChanges } = Page;
   const HEIGHT = 240;
   const ROWS = 200; // of a data table
+  const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((n) => [1, 2, 5].map((m) => m * 10 ** n)); // steps of an axis
 
   function withAlpha(hex, alpha) {
     const part = (at) => parseInt(hex.slice(at, at + 2), 16);
     return `rgba(${part(1)}, ${part(3)}, ${part(5)}, ${alpha})`;
   }
 
-  /** A chart of lines. `spec`: {title, y, formatY, range}. Append `root`, then `set` and `show`. */
+  /** A chart of lines: {title, y: what y is, formatY, range: as uPlot's}. Append `root`, then `set`. */
   function lines(spec) {
     const formatY = spec.formatY || number;
-    let shown = { x: "x", formatX: number, lines: [] };
-    let hidden = new Set();
+    let shown = { x: "x", formatX: number, lines: [], hidden: new Set() };
     let plot = null;
     let drawn = ""; // which series the plot has
     const fig = figure(spec.title, numbers);
@@ -40,7 +40,7 @@ const Charts = (() => {
       const bands = [];
       for (const line of shown.lines) {
         const stroke = lineColour(line.run);
-        const show = !hidden.has(line.run);
+        const show = !shown.hidden.has(line.run);
         found.push({
           label: line.name, show, spanGaps: true, width: line.thin ? 1 : 2,
           stroke: () => colour(stroke), dash: dash(line.run),
@@ -104,31 +104,27 @@ const Charts = (() => {
         legend: { show: false }, padding: [8, 12, 0, 0],
         cursor: { y: false, drag: { x: true, y: false } },
         scales: { x: { time: false }, y: spec.range ? { range: spec.range } : {} },
-        axes: [{ ...axis(shown.formatX, 34), space: 70 }, axis(formatY, 58)],
+        axes: [{ ...axis(shown.formatX, 34), space: 70, ...(shown.whole && { incrs: WHOLE }) }, axis(formatY, 58)],
         hooks: { setCursor: [read] },
       }, joined(), fig.plot);
     }
 
     /** What the plot was made for; if that is the same, new points will do. */
     function shape() {
-      return JSON.stringify([shown.x, shown.lines.map((line) =>
+      return JSON.stringify([shown.x, [...shown.hidden], shown.lines.map((line) =>
         [line.name, line.run, (line.bands || []).length, line.x.length > 1])]);
     }
 
     whenItChanges(fig.plot, draw);
     return {
       root: fig.root,
-      /** Show lines over an x axis: {x: its name, formatX, lines, words}. */
+      /** Show lines over an x axis: {x: its name, formatX, whole: whether it has whole numbers only,
+          lines, hidden: a Set of runs not to show, words}. */
       set(next) {
-        shown = { formatX: number, ...next };
+        shown = { formatX: number, hidden: new Set(), ...next };
         if (plot && shape() === drawn) plot.setData(joined());
         else draw();
         fig.say(next.words || "");
-      },
-      /** Hide these runs, a Set of their numbers. */
-      hide(runs) {
-        hidden = runs;
-        draw();
       },
     };
   }

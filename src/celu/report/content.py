@@ -32,8 +32,8 @@ def content(records: Sequence[RunRecord]) -> dict[str, Any]:
     return {
         "runs": [_run(record, label) for record, label in zip(records, labels, strict=True)],
         "windows": _windows(records),
-        "settings": _side_by_side([_flat(record.settings) for record in records]),
-        "versions": _side_by_side([_flat(record.versions) for record in records]),
+        "settings": _side_by_side(records, [_flat(_settings(record)) for record in records]),
+        "versions": _side_by_side(records, [_flat(record.versions) for record in records]),
     }
 
 
@@ -67,21 +67,16 @@ def _metric(name: str) -> Any:
 
 
 def _labels(records: Sequence[RunRecord]) -> list[str]:
-    """Each run by its party and, where there are several, as much of its path as tells it apart."""
+    """Each run by as much of its path as tells it apart, and by its party."""
     paths = [record.path.resolve().parts for record in records]
-    longest = max(map(len, paths), default=0)
-    tails = next(
-        (tails for n in range(1, longest + 1) if len(set(tails := _tails(paths, n))) == len(paths)),
-        _tails(paths, longest),
-    )
-    return [
-        tail if tail == record.name else f"{tail} · {record.name}"
-        for tail, record in zip(tails, records, strict=True)
-    ]
-
-
-def _tails(paths: Sequence[tuple[str, ...]], length: int) -> list[str]:
-    return ["/".join(parts[-length:]) for parts in paths]
+    labels = []
+    for record, own in zip(records, paths, strict=True):
+        length = 1
+        while length < len(own) and sum(p[-length:] == own[-length:] for p in paths) > 1:
+            length += 1
+        tail = own[-length:]
+        labels.append("/".join(tail) + ("" if record.name in tail else f" · {record.name}"))
+    return labels
 
 
 def _windows(records: Sequence[RunRecord]) -> dict[str, list[dict[str, Any]]]:
@@ -118,7 +113,26 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _side_by_side(columns: Sequence[Mapping[str, str]]) -> list[list[str | None]]:
-    """A row for each name: the name, then what each run has there."""
-    names = dict.fromkeys(name for column in columns for name in column)
-    return [[name, *(column.get(name) for column in columns)] for name in names]
+def _settings(record: RunRecord) -> dict[str, Any]:
+    """All but the name that a simulation gave itself, which no two have in common."""
+    simulated = {k: v for k, v in record.settings.get("simulated", {}).items() if k != "run"}
+    return {**record.settings, **({"simulated": simulated} if simulated else {})}
+
+
+def _side_by_side(
+    records: Sequence[RunRecord], columns: Sequence[Mapping[str, str]]
+) -> list[dict[str, Any]]:
+    """For each name what each run has there, and whether that tells runs apart.
+
+    Parties have settings of their own, so those are compared among runs of one party.
+    """
+    rows = []
+    for name in dict.fromkeys(name for column in columns for name in column):
+        values = [column.get(name) for column in columns]
+        private = name.startswith("party.")
+        found: dict[str, set[str | None]] = {}
+        for record, value in zip(records, values, strict=True):
+            found.setdefault(record.name if private else "", set()).add(value)
+        differs = any(len(different) > 1 for different in found.values())
+        rows.append({"name": name, "values": values, "differs": differs})
+    return rows

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from celu.models.losses import HIGHER_IS_BETTER
-from celu.record.happened import Begun, Evaluated, Happened
+from celu.record.happened import Evaluated, Happened
 from celu.record.run import RunRecord
 
 
@@ -13,7 +14,7 @@ def figures(record: RunRecord) -> dict[str, Any]:
     """The end of a run, or how far it is; None where there is nothing to tell."""
     last = record.rounds[-1] if record.rounds else None
     scored = record.evaluations[-1] if record.evaluations else None
-    latest = max((e for e in (last, scored) if e is not None), key=lambda e: e.t, default=None)
+    latest = max((e for e in (scored, last) if e is not None), key=lambda e: e.t, default=None)
     best = _best(record)
     of = "" if record.num_rounds is None else f" of {record.num_rounds:,}"
     return {
@@ -49,21 +50,22 @@ def _best(record: RunRecord) -> Evaluated | None:
 def in_words(event: Happened) -> tuple[str, str] | None:
     """What an event is called and says, if it belongs into a report's list of happenings."""
     told = event.fields
-    match event.event:
-        case "attempt" if told.get("number", 1) > 1:
-            return "started again", f"attempt {told['number']}"
-        case "resumed" if isinstance(event, Begun):
-            return "goes on", f"from round {event.round:,} of {event.num_rounds:,}"
-        case "link_down":
-            return "link down", f"to {told.get('peer')}: {told.get('reason')}"
-        case "link_up":
-            return "link up", f"to {told.get('peer')}, after {told.get('seconds')} s"
-        case "restart":
-            return "begins again", str(told.get("message"))
-        case "damaged":
-            return "damaged", f"the checkpoint of round {told.get('round')}: {told.get('why')}"
-        case "warning":
-            return "warning", str(told.get("message"))
-    if isinstance(event, Evaluated) and event.target_reached:
-        return "target", f"reached at round {event.round:,}"
-    return None
+    if event.event == "attempt" and told.get("number", 1) > 1:
+        return "started again", f"attempt {told['number']}"
+    if isinstance(event, Evaluated):
+        return ("target", f"reached at round {event.round:,}") if event.target_reached else None
+    found = _WORDS.get(event.event)
+    return None if found is None else (found[0], found[1](told))
+
+
+_WORDS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "resumed": ("goes on", lambda told: f"from round {told['round']:,} of {told['num_rounds']:,}"),
+    "link_down": ("link down", lambda told: f"to {told.get('peer')}: {told.get('reason')}"),
+    "link_up": ("link up", lambda told: f"to {told.get('peer')}, after {told.get('seconds')} s"),
+    "restart": ("begins again", lambda told: str(told.get("message"))),
+    "damaged": (
+        "damaged",
+        lambda told: f"the checkpoint of round {told.get('round')}: {told.get('why')}",
+    ),
+    "warning": ("warning", lambda told: str(told.get("message"))),
+}

@@ -4,16 +4,15 @@
   const { el, swatch, number, bytes, seconds, share, table, data } = Page;
   const { runs } = data;
   const AXES = {
-    round: { name: "rounds", x: "round", format: number },
-    bytes: { name: "bytes", x: "bytes", format: bytes },
-    seconds: { name: "time", x: "time", format: seconds },
+    round: { name: "rounds", x: "round", format: number, at: (n) => `round ${number(n)}`, whole: true },
+    bytes: { name: "bytes", x: "bytes", format: bytes, at: bytes },
+    seconds: { name: "time", x: "time", format: seconds, at: seconds },
   };
   const by = (id) => document.getElementById(id);
   const hidden = new Set();
   let axis = "round";
   let place = "middle";
-  const redraws = []; // of figures whose axis can be chosen
-  const hides = []; // of all figures
+  const redraws = []; // of all figures
 
   /** Those points whose x ascends: where a run went back, what came later holds. */
   function ascending(x, ...columns) {
@@ -30,28 +29,45 @@
     return { name: run.label, run: i, x, y };
   }
 
+  const onAxis = (over) => ({
+    x: AXES[over].x, formatX: AXES[over].format, whole: AXES[over].whole, hidden: new Set(hidden),
+  });
+
   function visible(lines) {
     return lines.filter((line) => line.x.length && !hidden.has(line.run));
   }
 
-  /** A figure of one line a run: `pick` finds its points. */
-  function lineFigure(section, spec, pick, { words, fixed = null }) {
+  /** Where to end a y axis whose few highest points would flatten all others; null: nowhere. */
+  function ceiling(lines) {
+    const sorted = lines.flatMap((line) => line.y).sort((a, b) => a - b);
+    const usual = sorted[Math.floor(0.98 * (sorted.length - 1))];
+    return usual > 0 && last(sorted) > 5 * usual ? 1.2 * usual : null;
+  }
+
+  /** A figure of one line a run: `pick` finds its points. With `clips`, rare heights are cut off. */
+  function lineFigure(section, spec, pick, { words, fixed = null, clips = false }) {
     const having = runs.filter((run) => (pick(run)?.y || []).length);
     if (!having.length) return;
-    const chart = Charts.lines(spec);
+    let top = null;
+    const range = (_, low, high) => {
+      const [from, to] = uPlot.rangeNum(low, top ?? high, 0.1, true);
+      return [from, top ?? to];
+    };
+    const chart = Charts.lines({ ...spec, range });
     section.append(chart.root);
     const draw = () => {
       const over = fixed || axis;
       const lines = runs.map((run, i) => lineOf(run, i, pick(run) || {}, over));
-      const said = visible(lines).map((line) => `${line.name}: ${words(line, AXES[over].format)}`);
+      const said = visible(lines).map((line) => `${line.name}: ${words(line, AXES[over].at)}`);
+      top = clips ? ceiling(visible(lines)) : null;
+      if (top !== null) said.push("the highest points are beyond the figure");
       chart.set({
-        x: AXES[over].x, formatX: AXES[over].format, lines: lines.filter((line) => line.x.length),
+        ...onAxis(over), lines: lines.filter((line) => line.x.length),
         words: said.join("; ") + (said.length ? "." : ""),
       });
     };
     draw();
-    if (!fixed) redraws.push(draw);
-    hides.push(() => { chart.hide(new Set(hidden)); draw(); });
+    redraws.push(draw);
   }
 
   const last = (list) => list[list.length - 1];
@@ -73,14 +89,15 @@
     for (const name of names) {
       const shown = name === "auc" ? "AUC" : name;
       lineFigure(section, { title: `Held-out ${shown}`, y: shown }, (run) => run.held_out[name], {
-        words: (line, format) => {
+        clips: LOWER.has(name),
+        words: (line, where) => {
           const at = best(line, LOWER.has(name));
-          return `best ${number(line.y[at])} at ${format(line.x[at])}, last ${number(last(line.y))}`;
+          return `best ${number(line.y[at])} at ${where(line.x[at])}, last ${number(last(line.y))}`;
         },
       });
     }
     lineFigure(section, { title: "Training loss", y: "loss" }, (run) => run.loss, {
-      words: (line) => `from ${number(line.y[0])} to ${number(last(line.y))}`,
+      clips: true, words: (line) => `from ${number(line.y[0])} to ${number(last(line.y))}`,
     });
     if (!section.children.length) {
       by("learning").append(el("p", { class: "faint" },
@@ -107,11 +124,10 @@
       }).filter((line) => line.x.length);
       const said = visible(lines).map((line) => `${line.name}: median ${number(line.y[0])} at first, ` +
         `${number(last(line.y))} at last, a tenth below ${number(last(line.bands[1].low))}`);
-      chart.set({ x: AXES[axis].x, formatX: AXES[axis].format, lines, words: `${said.join("; ")}.` });
+      chart.set({ ...onAxis(axis), lines, words: `${said.join("; ")}.` });
     };
     draw();
     redraws.push(draw);
-    hides.push(() => { chart.hide(new Set(hidden)); draw(); });
   }
 
   function cache() {
@@ -144,7 +160,7 @@
       }));
       const words = shown.map((window) => {
         const waited = window.spans.filter(([what]) => what === "wait")
-          .reduce((sum, [, a, b]) => sum + Math.min(b, window.seconds) - Math.max(a, 0), 0);
+          .reduce((sum, [, from, to]) => sum + to - from, 0);
         const count = window.last - window.first + 1;
         return `${runs[window.run].label}: ${seconds(window.seconds / count)} a round, ` +
           `${share(waited / window.seconds)} of it waiting`;
@@ -154,7 +170,7 @@
     radios(by("places"), "place", Object.fromEntries(Object.keys(data.windows).map((n) => [n, n])), place,
       (chosen) => { place = chosen; draw(); });
     draw();
-    hides.push(draw);
+    redraws.push(draw);
   }
 
   function radios(parent, name, choices, chosen, choose) {
@@ -172,7 +188,7 @@
         onchange: () => {
           if (box.checked) hidden.delete(i);
           else hidden.add(i);
-          hides.forEach((draw) => draw());
+          redraws.forEach((draw) => draw());
         },
       });
       by("legend").append(el("label", {}, box, swatch(i), el("span", {}, run.label)));
@@ -208,14 +224,15 @@
   /** What each run has of a setting: those that differ first and marked, the rest on demand. */
   function sideBySide(id, rows, what) {
     const head = [what, ...runs.map((run) => run.label)];
-    const differ = rows.filter((row) => row.slice(1).some((value) => value !== row[1]));
+    const cells = (row) => [row.name, ...row.values];
+    const differ = rows.filter((row) => row.differs);
     if (runs.length > 1) {
       by(id).append(differ.length
-        ? table(head, differ, { marked: () => true, whole: true, caption: "Where the runs differ" })
+        ? table(head, differ.map(cells), { marked: () => true, whole: true, caption: "Where the runs differ" })
         : el("p", { class: "faint" }, "The same in all runs."));
     }
     by(id).append(el("details", { open: false }, el("summary", {}, `All ${rows.length}`),
-      table(head, rows, { marked: (row) => differ.includes(row), whole: true })));
+      table(head, rows.map(cells), { marked: (_, i) => runs.length > 1 && rows[i].differs, whole: true })));
   }
 
   const roles = (pair) => Object.entries(pair || {}).map(([name, value]) => `${name} ${value}`).join(", ");

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 MOST = 2000
 
@@ -18,7 +19,7 @@ def thinned(values: Sequence[float | None], most: int = MOST) -> list[int]:
     stretches = max(1, most // 4)
     edges = [round(i * len(values) / stretches) for i in range(stretches + 1)]
     kept: set[int] = set()
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         finite = [i for i in range(start, stop) if _is_number(values[i])]
         kept |= {start, stop - 1}
         if finite:

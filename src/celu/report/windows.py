@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from celu.record.happened import RoundDone
@@ -74,12 +75,13 @@ def _ending_at(rounds: Sequence[RoundDone], index: int) -> tuple[int, Window] | 
 
 
 def spans_in(rounds: Sequence[RoundDone], window: Window, offset: float) -> list[Span]:
-    """What a party did in a window, in seconds from its start, its clock brought on by `offset`."""
+    """What a party did in a window, in seconds from its start; `offset` is added to its clock."""
     found = []
     for event in rounds:
         for what, a, b in event.spans:
-            start, stop = a + offset - window.start, b + offset - window.start
-            if stop > 0 and start < window.stop - window.start:
+            start = max(0.0, a + offset - window.start)
+            stop = min(window.stop - window.start, b + offset - window.start)
+            if stop > start:
                 found.append((what, round(start, 6), round(stop, 6)))
     return found
 
@@ -109,5 +111,5 @@ def _delays(sent: Sequence[float], received: Sequence[float]) -> list[float]:
 
 def _is_complete(rounds: Sequence[RoundDone]) -> bool:
     """Whether no span is missing from the first round on, so that the n-th is the n-th message."""
-    gaps = [b.round - a.round for a, b in zip(rounds, rounds[1:], strict=False)]
+    gaps = [b.round - a.round for a, b in pairwise(rounds)]
     return bool(rounds) and rounds[0].round <= 8 and all(0 < gap <= 8 for gap in gaps)
