@@ -11,11 +11,10 @@ import pytest
 
 from celu.errors import ConfigError
 from celu.record.happened import RoundDone
-from celu.record.run import RunRecord
 from celu.report.content import content, read_runs
 from celu.report.lines import use
 from celu.report.thinning import MOST, thinned
-from celu.report.windows import offset, spans_in, window_at
+from celu.report.windows import spans_in, window_at
 from celu.report.writing import write
 from record.folders import evaluation_event, events, round_event, write_run
 
@@ -159,30 +158,6 @@ def test_spans_are_cut_to_their_window() -> None:
     assert {what for what, _, _ in found} == {
         *("local", "wait", "receive", "compute", "encode", "send")
     }
-
-
-def test_parties_of_a_run_are_brought_onto_one_clock_by_their_messages(tmp_path: Path) -> None:
-    """The host's clock is 7 s behind the guest's; messages take 0.1 s each way."""
-
-    def guest(n: int) -> dict[str, Any]:
-        return round_event(n, spans=[["receive", n - 0.5, n - 0.4], ["send", n - 0.3, n - 0.2]])
-
-    def host(n: int) -> dict[str, Any]:
-        at = n - 7.0
-        spans = [["send", at - 0.6, at - 0.5], ["receive", at - 0.2, at - 0.1]]
-        return round_event(n, spans=spans, seconds=at + 3.0)  # what it did then does not matter
-
-    here = RunRecord(write_run(tmp_path / "a", [guest(n) for n in range(1, 9)]))
-    there = RunRecord(write_run(tmp_path / "b", [host(n) for n in range(1, 9)], party="weather"))
-    assert offset(here, here) == 0.0
-    assert offset(here, there) == pytest.approx(7.0)
-
-
-def test_where_messages_are_missing_rounds_set_the_clock(tmp_path: Path) -> None:
-    a = [round_event(n, spans=[], seconds=float(n)) for n in range(1, 9)]
-    b = [round_event(n, spans=[], seconds=n - 2.0) for n in range(1, 9)]
-    here, there = (RunRecord(write_run(tmp_path / n, e)) for n, e in (("a", a), ("b", b)))
-    assert offset(here, there) == pytest.approx(2.0)
 
 
 def test_a_report_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path: Path) -> None:

@@ -31,9 +31,8 @@ class Workset:
     local_steps: int = 0
     bubbles: int = 0
     similarity_B: Tensor | None = None  # of the latest weighted update
-    ages: list[int] = field(
-        default_factory=list
-    )  # of batches used since the last report, in rounds
+    # How many rounds old the batches were that were used since the last report.
+    ages: list[int] = field(default_factory=list)
 
     @staticmethod
     def of(job: Job, role: Role) -> Workset:

@@ -18,12 +18,11 @@ from torch import Tensor
 from celu.config.job import Tuning
 from celu.engine.local import Workset, view
 from celu.engine.plan import Step, Times
-from celu.engine.spans import MOST, Spans
+from celu.engine.spans import MOST, MOST_ROUNDS, Spans
 from celu.transport.message import TrafficBothWays
 
 Emit = Callable[[str, dict[str, Any]], None]
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
-_SPAN_ROUNDS = 8  # of which a report tells the spans, the latest
 _LARGEST_TABLE = 64  # entries that a report lists
 
 
@@ -60,7 +59,7 @@ class Observer:
         self._spans = spans
         self._clock = spans.clock
         self._began = spans.clock()
-        self._round_ends: deque[float] = deque(maxlen=_SPAN_ROUNDS + 1)
+        self._round_ends: deque[float] = deque(maxlen=MOST_ROUNDS + 1)
         self._emit = emit
         self._traffic = traffic
         self._num_rounds = num_rounds
@@ -198,7 +197,7 @@ class Observer:
         for traffic in self._traffic:
             spans += [("send", *span) for span in traffic.sent.take_spans()]
             spans += [("receive", *span) for span in traffic.received.take_spans()]
-        since = self._round_ends[0] if len(self._round_ends) > _SPAN_ROUNDS else self._began
+        since = self._round_ends[0] if len(self._round_ends) > MOST_ROUNDS else self._began
         spans = sorted((s for s in spans if s[2] > since), key=lambda s: s[1])[-MOST:]
         began = self._began
         return [(what, round(a - began, 5), round(b - began, 5)) for what, a, b in spans]

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 What = Literal["compute", "local", "encode", "wait", "evaluate"]
-MOST = 200  # spans that are kept
+MOST = 200  # spans that are kept, and that a report tells
+MOST_ROUNDS = 8  # of which it tells them, the latest
 
 
 class Spent:

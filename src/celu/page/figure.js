@@ -70,7 +70,8 @@ const Page = (() => {
     const cell = (tag, value, more = {}) => {
       const isNumber = typeof value === "number";
       const shown = value instanceof Node ? value : isNumber ? number(value) : (value ?? "–");
-      return el(tag, { ...more, class: isNumber ? "number" : null }, shown);
+      const isLong = typeof value === "string" && value.length > 40;
+      return el(tag, { ...more, class: isNumber ? "number" : isLong ? "words" : null }, shown);
     };
     const body = rows.map((row, i) =>
       el("tr", { class: marked(row, i) ? "differs" : null },

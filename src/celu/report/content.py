@@ -10,9 +10,10 @@ from typing import Any
 from celu.errors import ConfigError
 from celu.record.happened import Evaluated
 from celu.record.run import RunRecord
+from celu.report.clocks import apart_s
 from celu.report.figures import figures, in_words
 from celu.report.lines import line, similarity, use
-from celu.report.windows import PLACES, groups, offset, spans_in, window_at
+from celu.report.windows import PLACES, groups, spans_in, window_at
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
@@ -84,7 +85,6 @@ def _windows(records: Sequence[RunRecord]) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {place: [] for place in PLACES}
     for group in groups(records):
         leader = records[group[0]]
-        offsets = {i: offset(leader, records[i]) for i in group}
         for place, share in PLACES.items():
             window = window_at(leader.rounds, share)
             if window is None:
@@ -95,7 +95,9 @@ def _windows(records: Sequence[RunRecord]) -> dict[str, list[dict[str, Any]]]:
                     "first": window.first,
                     "last": window.last,
                     "seconds": window.stop - window.start,
-                    "spans": spans_in(records[i].rounds, window, offsets[i]),
+                    "spans": spans_in(
+                        records[i].rounds, window, apart_s(leader, records[i], window.stop)
+                    ),
                 }
                 for i in group
             ]

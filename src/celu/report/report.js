@@ -241,8 +241,8 @@
     if (!having.length) return by("choices").remove();
     for (const run of having) {
       const rows = run.choices.map((c) =>
-        [c.round, roles(c.W), roles(c.R), c.depth, [...new Set(Object.values(c.codec))].join(", "), c.reason]);
-      by("choices").append(table(["from round", "W", "R", "in flight", "codec", "because"], rows,
+        [c.round, c.reason, roles(c.W), roles(c.R), c.depth, [...new Set(Object.values(c.codec))].join(", ")]);
+      by("choices").append(table(["from round", "because", "W", "R", "in flight", "codec"], rows,
         { caption: run.label, whole: true }));
     }
   }

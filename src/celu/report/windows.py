@@ -1,15 +1,9 @@
-"""Some rounds of each run to look at closely: what each party did when, on one clock.
-
-A party counts its seconds from when its own training began. Those of one run are brought onto the
-guest's clock by their messages: as many seconds pass one way as the other.
-"""
+"""Some rounds of each run to look at closely: what its parties did when, on one clock."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
 
 from celu.record.happened import RoundDone
 from celu.record.run import RunRecord
@@ -74,42 +68,13 @@ def _ending_at(rounds: Sequence[RoundDone], index: int) -> tuple[int, Window] | 
     return index, Window(rounds[first].round + 1, event.round, rounds[first].seconds, event.seconds)
 
 
-def spans_in(rounds: Sequence[RoundDone], window: Window, offset: float) -> list[Span]:
-    """What a party did in a window, in seconds from its start; `offset` is added to its clock."""
+def spans_in(rounds: Sequence[RoundDone], window: Window, apart_s: float) -> list[Span]:
+    """What a party did in a window, in seconds from its start; `apart_s` is added to its."""
     found = []
     for event in rounds:
         for what, a, b in event.spans:
-            start = max(0.0, a + offset - window.start)
-            stop = min(window.stop - window.start, b + offset - window.start)
+            start = max(0.0, a + apart_s - window.start)
+            stop = min(window.stop - window.start, b + apart_s - window.start)
             if stop > start:
                 found.append((what, round(start, 6), round(stop, 6)))
     return found
-
-
-def offset(leader: RunRecord, other: RunRecord) -> float:
-    """What to add to another party's seconds to have those of its leader."""
-    if leader is other:
-        return 0.0
-    theirs, ours = other.rounds, leader.rounds
-    there = _delays(_all(theirs, "send"), _all(ours, "receive"))
-    back = _delays(_all(ours, "send"), _all(theirs, "receive"))
-    two = len(leader.job.get("hosts", {})) <= 1
-    if two and there and back and _is_complete(ours) and _is_complete(theirs):
-        return (median(there) - median(back)) / 2
-    seconds = {event.round: event.seconds for event in theirs}
-    apart = [e.seconds - seconds[e.round] for e in ours if e.round in seconds]
-    return median(apart) if apart else 0.0
-
-
-def _all(rounds: Sequence[RoundDone], kind: str) -> list[float]:
-    return [b for event in rounds for what, _, b in event.spans if what == kind]
-
-
-def _delays(sent: Sequence[float], received: Sequence[float]) -> list[float]:
-    return [b - a for a, b in zip(sent, received, strict=False)]
-
-
-def _is_complete(rounds: Sequence[RoundDone]) -> bool:
-    """Whether no span is missing from the first round on, so that the n-th is the n-th message."""
-    gaps = [b.round - a.round for a, b in pairwise(rounds)]
-    return bool(rounds) and rounds[0].round <= 8 and all(0 < gap <= 8 for gap in gaps)

@@ -43,7 +43,7 @@ TRAINING = frozenset({Kind.ACTIVATION, Kind.DERIVATIVE})
 ALIGNING = frozenset({Kind.BLINDED, Kind.REBLINDED, Kind.KEPT})
 TENSORS = TRAINING | ALIGNING | {Kind.TEST_ACTIVATION, Kind.PROBE}
 CHECK_BYTES = 16
-_SPANS = 64  # of the latest messages, of one direction
+MOST_SPANS = 64  # of the latest messages, of one direction
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Traffic:
     # When the latest tensors were on the wire, each from its first byte to its last, by the link's
     # clock. The link's threads append, and one reader takes.
     spans: deque[tuple[float, float]] = field(
-        default_factory=lambda: deque(maxlen=_SPANS), compare=False, repr=False
+        default_factory=lambda: deque(maxlen=MOST_SPANS), compare=False, repr=False
     )
 
     def count(self, kind: Kind, num_bytes: int, seconds: float = 0.0) -> None:

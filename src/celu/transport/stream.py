@@ -362,11 +362,10 @@ class StreamLeg:
                     line.carry(len(piece), max(self.core.given_at, began))
                     starts = line.free_at - line.transfer_s
                 yield piece if seal is None else seal.seal(piece)
-                first = first or starts
+                first = starts if first is None else first
                 if self.core.tensor_left == 0:
-                    link.traffic.sent.spans.append(
-                        (first, line.free_at if line else time.monotonic())
-                    )
+                    ended = time.monotonic() if line is None else line.free_at
+                    link.traffic.sent.spans.append((first, ended))
                 if not self.core.tensor_left:
                     first = None
         except PeerLost:  # what arrived was tampered with; the receiving side says so
