@@ -25,7 +25,7 @@ def follow(folder: Path, position: int = 0) -> tuple[list[Happened], int]:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(position)
-            new = file.read()
+            new = file.read(max(0, size - position))
     except OSError as error:
         raise ConfigError(
             f"{folder}: expected a run folder with {EVENTS}, got none that can be read "
