@@ -121,6 +121,17 @@ def test_lines_can_be_seen_over_rounds_bytes_and_time(tab: Tab, report: Path) ->
     silent(tab, report)
 
 
+def test_pointing_at_a_chart_reads_its_values(tab: Tab, report: Path) -> None:
+    tab.evaluate("""(() => { const over = document.querySelector(".u-over");
+      const box = over.getBoundingClientRect();
+      over.dispatchEvent(new MouseEvent("mousemove",
+        {clientX: box.right - 2, clientY: box.top + 9, bubbles: true})); })()""")
+    tab.wait_for("document.querySelector('.readout').textContent.startsWith('round 40: ')")
+    read = tab.evaluate("document.querySelector('.readout').textContent")
+    assert "vanilla · airline 0.7" in read and "celu · airline 0.7" in read
+    silent(tab, report)
+
+
 @pytest.mark.parametrize("width", [400, 1280, 2200])
 def test_no_page_scrolls_sideways(tab: Tab, report: Path, width: int) -> None:
     tab.look(width)

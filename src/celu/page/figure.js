@@ -27,7 +27,7 @@ const Page = (() => {
   /** Run i's colour by name, the same in all figures. */
   const lineColour = (run) => `line-${run % LINES}`;
   /** Few lines also differ by their dashes, for whoever cannot tell the colours apart. */
-  const dash = (run) => DASHES[run % DASHES.length];
+  const dash = (run) => DASHES[(run + Math.floor(run / LINES)) % DASHES.length];
 
   /** A stroke as it is drawn in the charts, for legends. */
   function swatch(run) {

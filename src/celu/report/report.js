@@ -200,7 +200,7 @@
   function summary() {
     const ways = [
       ["party", (f) => f.party],
-      ["ended", (f) => f.status],
+      ["ended", (f) => (f.status === "running" ? "not yet, or without a word" : f.status)],
       ["rounds", (f) => f.rounds],
       ["time", (f) => f.seconds == null ? null : seconds(f.seconds) + (f.virtual ? " (virtual)" : "")],
       ["a round, on average", (f) => f.round_s == null ? null : seconds(f.round_s)],
