@@ -52,6 +52,8 @@ CALLS: dict[str, set[str]] = {
         "checkpoint/generations.py",
         "checkpoint/identity.py",
         "events.py",
+        "record/following.py",
+        "record/run.py",
     },
     "json.load": set(),
     # Modules by name: the user's own settings (models, policies), and celu's own.

@@ -54,6 +54,8 @@ class RunFolder:
             self._started = time.monotonic() - latest
             self._listeners: list[Listener] = []
             self._emitting = threading.Lock()  # links speak from threads of their own
+            with _written(path / "summary.json"):  # of an earlier attempt, which was not the end
+                (path / "summary.json").unlink(missing_ok=True)
             self._write_json("settings.json", {**settings, "versions": versions()})
             attempts = sum(event["event"] == "attempt" for event in earlier)
             self.emit("attempt", {"number": attempts + 1})

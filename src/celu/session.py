@@ -24,6 +24,7 @@ from celu.engine.keeping import Keeper, Place
 from celu.engine.observe import Emit, Observer
 from celu.engine.plan import HostPlan, Plan, WrittenPlan
 from celu.engine.schedule import Schedule
+from celu.engine.spans import Spans
 from celu.errors import CheckpointError, ConfigError, DataError
 from celu.handshake import compare, differences, hello, say_goodbye, tell
 from celu.party import Guest, Host
@@ -53,10 +54,10 @@ async def host_session(
     job: Job,
     link: Link,
     emit: Emit,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = time.monotonic,
     checkpoints: Checkpoints | None = None,
 ) -> Result:
-    """A host's part in a run; `clock` gives the seconds in its reports.
+    """A host's part in a run; `clock`, which is its link's, gives the seconds in its reports.
 
     With `checkpoints` it keeps what it needs to go on, and goes on from what was kept.
     """
@@ -68,8 +69,9 @@ async def host_session(
         agreement = Agreement.from_body(
             link.peer, expect(await link.receive(), Kind.READY).body, own
         )
-        trainer = HostTrainer(name, host, job)
-        see = Observer(emit, [link.traffic], schedule.num_rounds, _report_every(schedule), clock)
+        spans = Spans(clock)
+        trainer = HostTrainer(name, host, job, spans)
+        see = Observer(emit, [link.traffic], schedule.num_rounds, _report_every(schedule), spans)
         plan = HostPlan(job, schedule)
         keeper = Keeper(job, checkpoints, trainer, plan, see)
         with closing(trainer.feed), _settling(checkpoints):
@@ -93,7 +95,7 @@ async def guest_session(
     job: Job,
     links: Mapping[str, Link],
     emit: Emit,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = time.monotonic,
     checkpoints: Checkpoints | None = None,
 ) -> Result:
     """The guest's part in a run; `links` hold one for each host. See also `host_session`."""
@@ -113,9 +115,10 @@ async def guest_session(
         contract = _contract(job, guest.train, guest.test)
         own, theirs = await _greet(name, contract, links, checkpoints, emit)
         agreement = agree(name, {name: own, **theirs})
-        trainer = GuestTrainer(name, guest, job)
+        spans = Spans(clock)
+        trainer = GuestTrainer(name, guest, job, spans)
         traffic = [link.traffic for link in links.values()]
-        see = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule), clock)
+        see = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule), spans)
         plan: Plan = AutoPlan(job, schedule) if job.auto else WrittenPlan(job, schedule)
         keeper = Keeper(job, checkpoints, trainer, plan, see)
         with closing(trainer.feed), _settling(checkpoints):

@@ -23,11 +23,15 @@ from celu.transport.memory import MemoryLink, memory_links
 from celu.transport.virtual import Clock
 
 
+def _say_nothing(event: str, fields: dict[str, Any]) -> None:
+    """Let an event pass."""
+
+
 def simulate(
     job: Job,
     guest: Guest,
     hosts: Mapping[str, Host],
-    emit: Emit = lambda event, fields: None,
+    emit: Emit = _say_nothing,
     *,
     link: LinkSettings | None = None,
     speed: float = 1.0,
@@ -37,7 +41,7 @@ def simulate(
 ) -> Result:
     """Train all parties' modules in place and return what the guest knows at the end.
 
-    `emit` gets the guest's events, `emit_hosts` those of the hosts that it names. A job without
+    `emit` gets the guest's events, `emit_hosts` those of each host that it names. A job without
     hosts trains the guest alone: the baseline that a federation has to beat. Raises what a party
     raises.
 
@@ -64,14 +68,14 @@ def simulate(
             host,
             job,
             pairs[name][1],
-            (emit_hosts or {}).get(name, lambda event, fields: None),
-            clocks[name].now,
+            (emit_hosts or {}).get(name, _say_nothing),
+            time.monotonic if link is None else clocks[name].now,
             (checkpoints or {}).get(name),
         )
         for name, host in hosts.items()
     }
     to_hosts = {name: pair[0] for name, pair in pairs.items()}
-    timer = time.perf_counter if link is None else clocks[job.guest].now
+    timer = time.monotonic if link is None else clocks[job.guest].now
     programs[job.guest] = guest_session(
         job.guest, guest, job, to_hosts, emit, timer, (checkpoints or {}).get(job.guest)
     )

@@ -16,7 +16,7 @@ from stores import write_store
 
 COMMANDS = (
     *("demo", "certs", "data", "prepare", "split", "inspect", "align", "doctor", "run"),
-    *("simulate", "chaos", "bench", "version"),
+    *("simulate", "report", "chaos", "bench", "version"),
 )
 
 

@@ -85,7 +85,7 @@ class Forgetful(Line):
     def arrival(self, num_bytes: int, given_at: float) -> float:
         if num_bytes > 10_000:
             if given_at - self._used_at > 1.0:
-                self._free_at = given_at + self.slow_s
+                self.free_at = given_at + self.slow_s
             self._used_at = given_at
         return super().arrival(num_bytes, given_at)
 

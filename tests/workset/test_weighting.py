@@ -37,9 +37,9 @@ def test_no_gradient_flows_through_the_weights() -> None:
     assert not CosineWeighting(60).weigh(fresh, STALE).weights_B.requires_grad
 
 
-def test_tiny_derivatives_keep_their_direction() -> None:
-    tiny = 1e-12
-    weights = CosineWeighting(60).weigh(FRESH * tiny, STALE * tiny)
+@pytest.mark.parametrize("scale", [1e-12, 1e-25, 1e-36, 1e25])
+def test_derivatives_of_any_size_keep_their_direction(scale: float) -> None:
+    weights = CosineWeighting(60).weigh(FRESH * scale, STALE * scale)
     assert weights.similarity_B.tolist() == pytest.approx(COSINES, abs=1e-6)
 
 

@@ -36,6 +36,7 @@ for _name in (
     "doctor",
     "run",
     "simulate",
+    "report",
     "chaos",
     "bench",
 ):

@@ -81,7 +81,8 @@ def run(
             lambda port: console.print(invitation(settings, port, "run"), soft_wrap=True),
         )
     console.print(summary_table(settings.name, result, time.monotonic() - started))
-    console.print(f"recorded in {settings.run_dir}", soft_wrap=True)
+    where = settings.run_dir
+    console.print(f"recorded in {where}; to look at it:\n  celu report {where}", soft_wrap=True)
 
 
 def with_options(

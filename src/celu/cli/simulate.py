@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from pathlib import Path
 from typing import Annotated
@@ -39,6 +40,7 @@ def simulate(
 
     Reads the files that [bold]celu run[/bold] reads; keys and addresses are not used. With --link
     the seconds in its events are virtual: each party on a machine of its own, that line between.
+    The run folder is the guest's; those of the hosts are in it, under hosts/.
     """
     line = None if link is None else find_link(link)
     contract = read_job(job)
@@ -52,8 +54,23 @@ def simulate(
         raise ConfigError(
             f"expected the party.toml of every party in {job}, got none for {sorted(missing)}"
         )
-    record = {name: p.model_dump(mode="json") for name, (p, _) in settings.items()}
-    folder = RunFolder(out, {"job": contract.model_dump(mode="json"), "parties": record})
+    simulated = {
+        "run": secrets.token_hex(16),  # whose folders belong together
+        "link": None if line is None else line.model_dump(mode="json"),
+        "speed": speed,
+    }
+    folders = {
+        name: RunFolder(
+            out if name == contract.guest else out / "hosts" / name,
+            {
+                "job": contract.model_dump(mode="json"),
+                "party": party.model_dump(mode="json"),
+                "simulated": simulated,
+            },
+        )
+        for name, (party, _) in settings.items()
+    }
+    folder = folders[contract.guest]
     import torch
 
     from celu.launch import load_party, read_rows
@@ -78,14 +95,20 @@ def simulate(
         for name, read in rows.items():
             for warning in read.warnings:
                 folder.emit("warning", {"message": f"{name}: {warning}"})
-        result = run_all(contract, guest, hosts, folder.emit, link=line, speed=speed)
+        emit_hosts = {name: folders[name].emit for name in hosts}
+        result = run_all(
+            contract, guest, hosts, folder.emit, link=line, speed=speed, emit_hosts=emit_hosts
+        )
     modules = {"guest.bottom": guest.bottom, "guest.top": guest.top}
     folder.save_weights(modules | {f"{name}.bottom": host.bottom for name, host in hosts.items()})
     if result.choices:
         folder.write("replay.toml", replay_toml(contract, result.choices))
     folder.finish({"status": "done", "rounds": result.rounds, "traffic": result.traffic})
+    for name in hosts:
+        folders[name].finish({"status": "done", "rounds": result.rounds})
     console.print(summary_table("simulation", result, time.monotonic() - started))
     if link is not None and result.evaluations:
         seconds = result.evaluations[-1]["seconds"]
         console.print(f"over {link} it would have taken {seconds:,.1f} s to its last evaluation")
-    console.print(f"recorded in {out}", soft_wrap=True)
+    recorded = " ".join(str(folders[name].path) for name in (contract.guest, *hosts))
+    console.print(f"recorded in {out}; to look at it:\n  celu report {recorded}", soft_wrap=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from celu.codecs.named import find_codec
 from celu.config.job import Codecs, Job
+from celu.engine.spans import Spans
 from celu.errors import ProtocolError
 from celu.transport.message import Kind, Message, TensorSpec, rows_of
 from celu.transport.wire import check_finite
@@ -23,7 +24,10 @@ from celu.transport.wire import check_finite
 class Coding:
     """The tensors that travel between the guest and one host."""
 
-    def __init__(self, job: Job, host: str, codecs: Codecs | None = None) -> None:
+    def __init__(
+        self, job: Job, host: str, codecs: Codecs | None = None, spans: Spans | None = None
+    ) -> None:
+        self._spans = spans or Spans()
         self._seed = job.seed
         self._host = host
         self._batch_size = job.batch_size
@@ -62,12 +66,13 @@ class Coding:
         x_BD = x_BD.detach().contiguous()
         if message.kind in self._exact:
             return replace(message, tensor=x_BD), x_BD
-        check_finite(x_BD, message.kind.name, message.round)
-        codec = self._codecs[message.kind]
-        payload = codec.encode(x_BD, self._noise(message, x_BD.device))
-        total = None if x_BD.device.type == "cpu" else x_BD.sum()
-        packed = replace(message, tensor=payload.reshape(-1, 1), total=total)
-        return packed, codec.decode(payload, *x_BD.shape).to(x_BD.device)
+        with self._spans.doing("encode"):
+            check_finite(x_BD, message.kind.name, message.round)
+            codec = self._codecs[message.kind]
+            payload = codec.encode(x_BD, self._noise(message, x_BD.device))
+            total = None if x_BD.device.type == "cpu" else x_BD.sum()
+            packed = replace(message, tensor=payload.reshape(-1, 1), total=total)
+            return packed, codec.decode(payload, *x_BD.shape).to(x_BD.device)
 
     def unpack(self, message: Message, rows: int) -> Tensor:
         """The tensor of a message, of so many rows.
@@ -80,13 +85,14 @@ class Coding:
         where = f"{message.kind.name} of round {message.round}"
         if message.tensor is None:
             raise ProtocolError(f"{where}: expected a tensor, got none")
-        try:
-            codec = self._codecs[message.kind]
-            x_BD = codec.decode(message.tensor.reshape(-1), rows, self._width)
-        except ProtocolError as error:
-            raise type(error)(f"{where}: {error}") from error
-        check_finite(x_BD, f"{message.kind.name} from a peer", message.round)
-        return x_BD
+        with self._spans.doing("encode"):
+            try:
+                codec = self._codecs[message.kind]
+                x_BD = codec.decode(message.tensor.reshape(-1), rows, self._width)
+            except ProtocolError as error:
+                raise type(error)(f"{where}: {error}") from error
+            check_finite(x_BD, f"{message.kind.name} from a peer", message.round)
+            return x_BD
 
     def _noise(self, message: Message, device: torch.device) -> torch.Generator:
         """For rounding, from (seed, host, kind, round, part)."""

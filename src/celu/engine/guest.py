@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from celu.engine.observe import Observer
 from celu.engine.optim import Optimizer
 from celu.engine.plan import Outcome, Plan, Times
 from celu.engine.schedule import Schedule, Segment
+from celu.engine.spans import Spans
 from celu.engine.state import TrainerState, follow
 from celu.errors import ModelError
 from celu.models.losses import HIGHER_IS_BETTER
@@ -38,7 +38,7 @@ from celu.transport.wire import check_finite
 class GuestTrainer:
     """The guest's models and cache."""
 
-    def __init__(self, name: str, guest: Guest, job: Job) -> None:
+    def __init__(self, name: str, guest: Guest, job: Job, spans: Spans | None = None) -> None:
         self._name = name
         self._guest = guest
         self._modules = {"top": guest.top}
@@ -46,7 +46,7 @@ class GuestTrainer:
             self._modules = {"bottom": guest.bottom, "top": guest.top}
         self._job = job
         self._seed = job.seed
-        self._codings = {host: Coding(job, host) for host in job.hosts}
+        self._codings = {host: Coding(job, host, spans=spans) for host in job.hosts}
         self._batch_size = job.batch_size
         self._evaluation = job.evaluation
         self._device = device_of(guest.top)
@@ -140,7 +140,9 @@ class GuestTrainer:
         losses_B = self._losses(entry.batch, self._output(entry.batch, leaves))
         if leaves and self.workset.weighting is not None:
             fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
-            weights_B = self.workset.weigh(torch.cat(fresh, dim=1), torch.cat(entry.dz, dim=1))
+            weights_B = self.workset.weigh(
+                torch.cat(fresh, dim=1), torch.cat(entry.dz, dim=1), entry
+            )
             losses_B = losses_B if weights_B is None else weights_B * losses_B
         losses_B.mean().backward(inputs=self._optimizer.parameters)
         self._optimizer.step()
@@ -242,7 +244,7 @@ async def train_guest(
         metrics: dict[str, float] = {}
         if segment.scored:
             # What a plan scores for its own ends is part of the training.
-            with see.evaluating() if schedule.is_evaluation(segment.stop) else nullcontext():
+            with see.evaluating(counted=schedule.is_evaluation(segment.stop)):
                 metrics = await _evaluate(trainer, links, schedule, last, see)
         done = trainer.reached_target(metrics)
         if metrics:
@@ -282,10 +284,11 @@ async def _exchange(
             trainer.local_step()
     with see.waiting():
         arrived = [expect(await link.receive(), Kind.ACTIVATION, round_) for link in links.values()]
-    loss, answers = trainer.answer(round_, arrived)
-    for link, answer in zip(links.values(), answers, strict=True):
-        await link.send(answer)
-    trainer.apply()  # only now: the hosts wait for dZ, not for our update
+    with see.computing():
+        loss, answers = trainer.answer(round_, arrived)
+        for link, answer in zip(links.values(), answers, strict=True):
+            await link.send(answer)
+        trainer.apply()  # only now: the hosts wait for dZ, not for our update
     see.round_done(round_, trainer.workset, loss)
 
 

@@ -26,12 +26,14 @@ from celu.engine.observe import Observer
 from celu.engine.optim import Optimizer
 from celu.engine.plan import HostPlan
 from celu.engine.schedule import Schedule, Segment
+from celu.engine.spans import Spans
 from celu.engine.state import TrainerState, follow
 from celu.errors import CheckpointError, ModelError, ProtocolError
 from celu.party import Host
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, TensorSpec, expect
 from celu.transport.wire import num_bytes
+from celu.workset.table import Entry
 
 
 @dataclass
@@ -46,7 +48,7 @@ class _InFlight:
 class HostTrainer:
     """One host's model, its cache and its rounds in flight."""
 
-    def __init__(self, name: str, host: Host, job: Job) -> None:
+    def __init__(self, name: str, host: Host, job: Job, spans: Spans | None = None) -> None:
         self._name = name
         self._host = host
         self._bottom = host.bottom
@@ -58,7 +60,7 @@ class HostTrainer:
         order = BatchOrder(job.seed, host.train.num_rows, job.batch_size, job.order)
         self.feed = Feed(host.train, order, self._device)
         self._optimizer = Optimizer([host.bottom], job.optimizer)
-        self._coding = Coding(job, name)
+        self._coding = Coding(job, name, spans=spans)
         self._in_flight: dict[int, _InFlight] = {}
         self._updates = 0
         self.workset = Workset.of(job, "host")
@@ -141,7 +143,8 @@ class HostTrainer:
         """An update from a cached batch, if one is due; nothing is sent."""
         entry = self.workset.draw()
         if entry is not None:
-            self._apply_stale(entry.batch, entry.z[0], entry.dz[0], entry.round, entry.uses)
+            batch, (z_BD,), (dz_BD,) = entry.batch, entry.z, entry.dz
+            self._apply_stale(batch, z_BD, dz_BD, entry.round, entry.uses, entry)
 
     def activate_test(self, round_: int, part: int, start: int, stop: int) -> Message:
         """Z of held-out rows, to be sent."""
@@ -154,11 +157,17 @@ class HostTrainer:
         return self._coding.pack(message)[0]
 
     def _apply_stale(
-        self, batch: Batch, stale_BD: Tensor, dz_BD: Tensor, round_: int, use: int
+        self,
+        batch: Batch,
+        stale_BD: Tensor,
+        dz_BD: Tensor,
+        round_: int,
+        use: int,
+        entry: Entry | None = None,
     ) -> None:
         seed_step(self._seed, self._name, round_, use)
         z_BD = self._forward(batch)
-        weights_B = self.workset.weigh(z_BD.detach(), stale_BD)
+        weights_B = self.workset.weigh(z_BD.detach(), stale_BD, entry)
         self._apply(z_BD, dz_BD if weights_B is None else weights_B[:, None] * dz_BD)
 
     def _apply(self, z_BD: Tensor, dz_BD: Tensor) -> None:
@@ -201,8 +210,10 @@ async def train_host(
                 keeper.after(round_ + 1, marks)
         last = step.segment.stop - 1
         times = see.times(len(step.segment.measured), trainer.workset)
-        for part, start, stop in schedule.test_parts() if step.segment.scored else ():
-            await link.send(trainer.activate_test(last, part, start, stop))
+        if step.segment.scored:
+            with see.evaluating(counted=schedule.is_evaluation(step.segment.stop)):
+                for part, start, stop in schedule.test_parts():
+                    await link.send(trainer.activate_test(last, part, start, stop))
         if plan.is_told:
             await link.send(Message(Kind.REPORT, last, body=times.to_body()))
         with see.waiting():
@@ -224,12 +235,14 @@ async def _exchange(
     _, R = segment.tuning.for_role("host")
     if round_ == segment.measured.start:
         see.measures_from_here(trainer.workset)
-    for ahead in segment.sends_in(round_):
-        await link.send(trainer.activate(ahead))
+    with see.computing():
+        for ahead in segment.sends_in(round_):
+            await link.send(trainer.activate(ahead))
     with see.local_steps():  # while Z travels, is answered, the answer returns
         for _ in range(R - 1):
             trainer.local_step()
     with see.waiting():
         answer = expect(await link.receive(), Kind.DERIVATIVE, round_)
-    trainer.update(round_, answer)
+    with see.computing():
+        trainer.update(round_, answer)
     see.round_done(round_, trainer.workset, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ class Workset:
     local_steps: int = 0
     bubbles: int = 0
     similarity_B: Tensor | None = None  # of the latest weighted update
+    # How many rounds old the batches were that were used since the last report.
+    ages: list[int] = field(default_factory=list)
 
     @staticmethod
     def of(job: Job, role: Role) -> Workset:
@@ -45,7 +47,10 @@ class Workset:
 
     def draw(self) -> Entry | None:
         """The entry of the next local step; None, and a bubble counted, where there is none."""
+        newest = max((cached.round for cached in self.table), default=0)
         entry = self.table.sample(self.sampling)
+        if entry is not None:
+            self.ages.append(newest - entry.round)
         self.local_steps += entry is not None
         self.bubbles += entry is None
         return entry
@@ -56,13 +61,31 @@ class Workset:
         """Cache what was just exchanged; that update was its first use."""
         self.table.insert(Entry(round_, batch, z, dz))
 
-    def weigh(self, fresh_BD: Tensor, stale_BD: Tensor) -> Tensor | None:
-        """Instance weights, [B]; None where every instance counts fully."""
+    def weigh(
+        self, fresh_BD: Tensor, stale_BD: Tensor, entry: Entry | None = None
+    ) -> Tensor | None:
+        """Instance weights, [B]; None where every instance counts fully.
+
+        `entry` is the cached batch that they are for, where it is one.
+        """
         if self.weighting is None:
             return None
         weights: Weights = self.weighting.weigh(fresh_BD, stale_BD)
         self.similarity_B = weights.similarity_B
+        if entry is not None:
+            entry.similarity_B = weights.similarity_B
         return weights.weights_B
+
+
+def view(table: WorksetTable) -> list[tuple[int, int, float | None]]:
+    """Each cached batch: its round, its uses, the median similarity of its last local step."""
+    used = [entry for entry in table if entry.similarity_B is not None]
+    if used:
+        similarity_EB = torch.stack([e.similarity_B for e in used if e.similarity_B is not None])
+        medians = similarity_EB.median(dim=1).values.tolist()  # one wait for an accelerator
+        for entry, median in zip(used, medians, strict=True):
+            entry.similarity, entry.similarity_B = round(median, 4), None
+    return [(entry.round + 1, entry.uses, entry.similarity) for entry in table]
 
 
 def same_rows(message: Message, batch: Batch) -> None:

@@ -6,7 +6,7 @@ by whoever made it.
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,12 +16,14 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from celu.config.job import Tuning
-from celu.engine.local import Workset
+from celu.engine.local import Workset, view
 from celu.engine.plan import Step, Times
+from celu.engine.spans import MOST, MOST_ROUNDS, Spans
 from celu.transport.message import TrafficBothWays
 
 Emit = Callable[[str, dict[str, Any]], None]
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
+_LARGEST_TABLE = 64  # entries that a report lists
 
 
 class Record(BaseModel):
@@ -43,7 +45,7 @@ class Observer:
     """Turns the engine's calls into events: `emit(event, fields)`.
 
     A round is reported every `report_every` rounds, so that reading values back from an
-    accelerator does not stall every step.
+    accelerator does not stall every step. Its time is that of the clock of `spans`.
     """
 
     def __init__(
@@ -52,10 +54,12 @@ class Observer:
         traffic: list[TrafficBothWays],
         num_rounds: int,
         report_every: int,
-        clock: Callable[[], float] = time.perf_counter,
+        spans: Spans,
     ) -> None:
-        self._clock = clock
-        self._began = clock()
+        self._spans = spans
+        self._clock = spans.clock
+        self._began = spans.clock()
+        self._round_ends: deque[float] = deque(maxlen=MOST_ROUNDS + 1)
         self._emit = emit
         self._traffic = traffic
         self._num_rounds = num_rounds
@@ -100,23 +104,30 @@ class Observer:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Time spent in here is time that this party waited for another."""
-        started = self._clock()
-        yield
-        self._waited_s += self._clock() - started
+        with self._spans.doing("wait") as spent:
+            yield
+        self._waited_s += spent.seconds
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Time spent in here is that of an evaluation which the contract asks for."""
-        started = self._clock()
-        yield
-        self._evaluating_s += self._clock() - started
+    def evaluating(self, *, counted: bool) -> Iterator[None]:
+        """Time spent in here is that of an evaluation, `counted` if the contract asks for it."""
+        with self._spans.doing("evaluate") as spent:
+            yield
+        if counted:
+            self._evaluating_s += spent.seconds
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Time spent in here is that of an exchange: forward, backward, update."""
+        with self._spans.doing("compute"):
+            yield
 
     @contextmanager
     def local_steps(self) -> Iterator[None]:
         """Time spent in here is that of local steps."""
-        started = self._clock()
-        yield
-        self._local_s += self._clock() - started
+        with self._spans.doing("local") as spent:
+            yield
+        self._local_s += spent.seconds
 
     def measures_from_here(self, workset: Workset) -> None:
         """The rounds of a segment by which time is measured come now."""
@@ -154,6 +165,7 @@ class Observer:
         """A round's exchanged update is made; `loss` is the guest's."""
         if loss is not None:
             self._losses.append(loss)
+        self._round_ends.append(self._spans.last_turn)
         if (round_ + 1) % self._report_every and round_ + 1 != self._num_rounds:
             return
         fields: dict[str, Any] = {
@@ -171,7 +183,24 @@ class Observer:
             at = torch.tensor(QUANTILES, device=workset.similarity_B.device)
             quantiles = torch.quantile(workset.similarity_B.float(), at).tolist()
             fields["similarity_quantiles"] = [round(q, 4) for q in quantiles]
+        if workset.ages:
+            fields["staleness"] = round(sum(workset.ages) / len(workset.ages), 4)
+            workset.ages.clear()
+        if workset.table.R > 1 and workset.table.W <= _LARGEST_TABLE:
+            fields["table"] = view(workset.table)
+        fields["spans"] = self._latest_spans()
         self._emit("round", fields)
+
+    def _latest_spans(self) -> list[tuple[str, float, float]]:
+        """Where the time went since the last report, in its latest rounds, by what began first."""
+        spans = self._spans.take()
+        for traffic in self._traffic:
+            spans += [("send", *span) for span in traffic.sent.take_spans()]
+            spans += [("receive", *span) for span in traffic.received.take_spans()]
+        since = self._round_ends[0] if len(self._round_ends) > MOST_ROUNDS else self._began
+        spans = sorted((s for s in spans if s[2] > since), key=lambda s: s[1])[-MOST:]
+        began = self._began
+        return [(what, round(a - began, 5), round(b - began, 5)) for what, a, b in spans]
 
     def evaluated(self, round_: int, metrics: dict[str, float], target_reached: bool) -> None:
         """Held-out rows were scored after this round."""

@@ -97,6 +97,7 @@ class Leg:
         self.greeted = False  # the peer's greeting was accepted
         self.is_over = False  # what arrives is of no use, and after `outgoing` nothing is sent
         self.given_at = 0.0  # when the message of the latest piece was given
+        self.tensor_left: int | None = None  # bytes of its tensor to come; None: it has no tensor
         self._delivery = delivery
         self._calls = calls
         self._must_greet = calls
@@ -118,6 +119,8 @@ class Leg:
         """The next piece to send; None where there is none for now."""
         piece = next(self._pieces, None)
         if piece is not None:
+            if self.tensor_left is not None:
+                self.tensor_left -= len(piece)
             return piece
         delivery = self._delivery
         if self._must_greet:
@@ -129,11 +132,13 @@ class Leg:
             self._next += 1
         else:
             return None
+        self.tensor_left = None if message.tensor is None else message.tensor.nbytes
         self._pieces = encode(message, number, delivery.received, self.piece_bytes)
         return next(self._pieces)
 
     def pulse(self) -> bytes:
         """A sign of life, for where `outgoing` gives nothing; it says what we have received."""
+        self.tensor_left = None
         return next(encode(Message(Kind.PULSE), self._next, self._delivery.received))
 
     def take(self, piece: bytes) -> Message | None:

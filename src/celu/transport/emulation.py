@@ -35,8 +35,8 @@ class Line:
     sleep: Callable[[float], None] = time.sleep
     _random: random.Random = field(init=False, repr=False)
     _began: float | None = None
-    _free_at: float = 0.0
     _arrived: float = 0.0
+    free_at: float = 0.0  # when the last byte of the latest piece has left
     transfer_s: float = 0.0  # how long the latest piece took, first byte to last
 
     def __post_init__(self) -> None:
@@ -66,11 +66,11 @@ class Line:
             self._began = given_at
         # Occupancy starts when the piece was given or the one before it has left, not when this
         # is called: the delay of one piece must not hold up the next.
-        starts = max(given_at, self._free_at)
-        self._free_at = self._sent_by(starts, num_bytes * 8 / (self.mbps * 1e6))
-        self.transfer_s = self._free_at - starts
+        starts = max(given_at, self.free_at)
+        self.free_at = self._sent_by(starts, num_bytes * 8 / (self.mbps * 1e6))
+        self.transfer_s = self.free_at - starts
         late = self._random.uniform(0.0, self.jitter_s) if self.jitter_s else 0.0
-        self._arrived = max(self._arrived, self._free_at + self.delay_s + late)
+        self._arrived = max(self._arrived, self.free_at + self.delay_s + late)
         return self._arrived
 
     def _sent_by(self, starts: float, seconds: float) -> float:

@@ -56,7 +56,9 @@ class MemoryLink:
         size, arrival, took = num_bytes(message), 0.0, 0.0
         if self._clock is not None and self._outgoing.line is not None:
             arrival = self._outgoing.line.arrival(size, self._clock.now())
-            took = self._outgoing.line.transfer_s
+            took, left_at = self._outgoing.line.transfer_s, self._outgoing.line.free_at
+            if message.tensor is not None:
+                self.traffic.sent.spans.append((left_at - took, left_at))
         self._outgoing.queue.append((message, arrival, took))
         self.traffic.sent.count(message.kind, size)
 
@@ -69,6 +71,8 @@ class MemoryLink:
         message, arrival, took = self._incoming.queue.popleft()
         if self._clock is not None:
             self._clock.wait_until(arrival)
+            if message.tensor is not None:
+                self.traffic.received.spans.append((arrival - took, arrival))
         self.traffic.received.count(message.kind, num_bytes(message), took)
         if message.kind is Kind.FAILURE:
             raise failure_of(self.peer, message)

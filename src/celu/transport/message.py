@@ -7,6 +7,7 @@ of carriers; `wire` turns a message into bytes.
 from __future__ import annotations
 
 import enum
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,7 @@ TRAINING = frozenset({Kind.ACTIVATION, Kind.DERIVATIVE})
 ALIGNING = frozenset({Kind.BLINDED, Kind.REBLINDED, Kind.KEPT})
 TENSORS = TRAINING | ALIGNING | {Kind.TEST_ACTIVATION, Kind.PROBE}
 CHECK_BYTES = 16
+MOST_SPANS = 64  # of the latest messages, of one direction
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,11 @@ class Traffic:
     messages: int = 0
     # Of what was received: from the first byte to the last of each message. Not a count.
     training_s: float = field(default=0.0, compare=False)
+    # When the latest tensors were on the wire, each from its first byte to its last, by the link's
+    # clock. The link's threads append, and one reader takes.
+    spans: deque[tuple[float, float]] = field(
+        default_factory=lambda: deque(maxlen=MOST_SPANS), compare=False, repr=False
+    )
 
     def count(self, kind: Kind, num_bytes: int, seconds: float = 0.0) -> None:
         """Add one message."""
@@ -108,6 +115,10 @@ class Traffic:
             self.alignment_bytes += num_bytes
         else:
             self.control_bytes += num_bytes
+
+    def take_spans(self) -> list[tuple[float, float]]:
+        """The spans that were added since this was last asked."""
+        return [self.spans.popleft() for _ in range(len(self.spans))]
 
     @property
     def total_bytes(self) -> int:

@@ -208,6 +208,8 @@ class StreamLink:
             urgent = message.kind in (Kind.GOODBYE, Kind.FAILURE)
             leg.confirm_at = min(leg.confirm_at, now if urgent else now + CONFIRM_S)
             self.traffic.received.count(message.kind, num_bytes(message), now - leg.began)
+            if message.tensor is not None:
+                self.traffic.received.spans.append((leg.began, now))
             if message.kind is Kind.FAILURE:
                 self._finish(failure_of(self.peer, message))
                 return
@@ -350,13 +352,22 @@ class StreamLeg:
     def outgoing(self) -> Generator[bytes, None, None]:
         """What to send, for the carrier's sending thread; ends where nothing more is to be said."""
         link, seal, line, began = self._link, self.seal, self._link.line, time.monotonic()
+        first: float | None = None  # when the first byte of a tensor's message was sent
         try:
             if seal is not None and not (yield from seal.flights()):
                 return
             while (piece := link.next_piece(self)) is not None:
+                starts = time.monotonic()
                 if line is not None:
                     line.carry(len(piece), max(self.core.given_at, began))
+                    starts = line.free_at - line.transfer_s
                 yield piece if seal is None else seal.seal(piece)
+                first = starts if first is None else first
+                if self.core.tensor_left == 0:
+                    ended = time.monotonic() if line is None else line.free_at
+                    link.traffic.sent.spans.append((first, ended))
+                if not self.core.tensor_left:
+                    first = None
         except PeerLost:  # what arrived was tampered with; the receiving side says so
             return
         finally:  # also where the carrier drops us half-way: closing must not wait for more

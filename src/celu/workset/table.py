@@ -28,6 +28,10 @@ class Entry:
     dz: tuple[Tensor, ...]
     uses: int = 1  # second clock: updates made from it; the exchanged update is the first
     used_at: int = -1  # the local step that last used it; insertion falls just before a step
+    # For the record: how like its last local step's statistics were to these, and the median of
+    # that, which is only worked out when it is reported.
+    similarity_B: Tensor | None = None
+    similarity: float | None = None
 
 
 class WorksetTable:

@@ -1,0 +1,1 @@
+"""One HTML file about any number of runs, made from their folders."""

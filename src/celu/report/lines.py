@@ -1,0 +1,54 @@
+"""Lines of a run, each point with its round, seconds and bytes, so that any of them can be x."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from celu.record.happened import Evaluated, RoundDone
+from celu.report.thinning import thinned
+
+_BINS = 120  # of a line's use over time
+_E = TypeVar("_E", RoundDone, Evaluated)
+
+
+def line(events: Sequence[_E], value: Callable[[_E], float | None]) -> dict[str, Any]:
+    """What a value was at each event that has one; thinned where there are very many."""
+    having = [event for event in events if value(event) is not None]
+    shown = [having[i] for i in thinned([value(event) for event in having])]
+    return {**_axes(shown), "y": [value(event) for event in shown]}
+
+
+def similarity(rounds: Sequence[RoundDone]) -> dict[str, Any]:
+    """The quantiles of the similarity at each round that weighted something, lowest first."""
+    having = [event for event in rounds if event.similarity_quantiles]
+    # By the lower quartile: of all quantiles it says most of how far the cache is off.
+    shown = [having[i] for i in thinned([(e.similarity_quantiles or [])[2] for e in having])]
+    rows = [event.similarity_quantiles or [] for event in shown]
+    return {**_axes(shown), "quantiles": [list(column) for column in zip(*rows, strict=True)]}
+
+
+def use(rounds: Sequence[RoundDone], carried: Callable[[RoundDone], int]) -> dict[str, Any]:
+    """Megabits a second over time, from a count of bytes, in stretches of equal length."""
+    times = np.array([0.0, *(event.seconds for event in rounds)])
+    counts = np.array([0.0, *(float(carried(event)) for event in rounds)])
+    if len(rounds) < 2 or times[-1] <= 0:
+        return {"seconds": [], "y": []}
+    edges = np.linspace(0.0, times[-1], min(_BINS, len(rounds)) + 1)
+    mbps = np.diff(np.interp(edges, times, counts)) * 8e-6 / np.diff(edges)
+    middles = (edges[1:] + edges[:-1]) / 2
+    return {"seconds": _rounded(middles), "y": _rounded(mbps)}
+
+
+def _axes(events: Sequence[RoundDone] | Sequence[Evaluated]) -> dict[str, Any]:
+    return {
+        "round": [event.round for event in events],
+        "seconds": [event.seconds for event in events],
+        "bytes": [event.bytes for event in events],
+    }
+
+
+def _rounded(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
+    return [round(float(value), 4) for value in values]

@@ -1,0 +1,157 @@
+"""A real browser for tests of pages: headless Chromium, driven by its DevTools protocol.
+
+Every wait has a deadline. What the page says to the console and asks from a network is kept, so
+that a test can say that there was nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+DEADLINE_S = 30.0
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+class Tab:
+    """One page. `errors` are what it said or threw, `requests` the addresses that it asked for."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._last = 0
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self._call(f"{domain}.enable")
+
+    def open(self, url: str) -> None:
+        """Go to an address, and wait until all of it is loaded."""
+        self._call("Page.navigate", url=url)
+        self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def evaluate(self, script: str) -> Any:
+        """The value of a JavaScript expression; raises AssertionError where it throws."""
+        answer = self._call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def wait_for(self, script: str) -> None:
+        """Until an expression is true; raises AssertionError at the deadline."""
+        until = time.monotonic() + DEADLINE_S
+        while not self.evaluate(script):
+            assert time.monotonic() < until, f"not within {DEADLINE_S:g} s: {script}; {self.errors}"
+            time.sleep(0.02)
+
+    def look(self, width: int, scheme: str = "light", height: int = 900) -> None:
+        """Set the size of the window, and whether its user prefers `light` or `dark`."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=1, mobile=False,
+        )  # fmt: skip
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self._call("Emulation.setEmulatedMedia", features=[feature])
+        two_frames = "requestAnimationFrame(() => requestAnimationFrame(() => done(true)))"
+        self.evaluate(f"new Promise((done) => {two_frames})")
+
+    def screenshot(self, path: Path | None = None) -> bytes:
+        """The whole page as PNG, also into a file."""
+        answer = self._call("Page.captureScreenshot", captureBeyondViewport=True)
+        picture = base64.b64decode(answer["data"])
+        if path is not None:
+            path.write_bytes(picture)
+        return picture
+
+    def _call(self, method: str, **params: Any) -> dict[str, Any]:
+        self._last += 1
+        number = self._last
+        self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
+        until = time.monotonic() + DEADLINE_S
+        while True:
+            message = json.loads(self._socket.recv(timeout=max(0.0, until - time.monotonic())))
+            if message.get("id") == number:
+                assert "error" not in message, (method, message["error"])
+                result: dict[str, Any] = message["result"]
+                return result
+            self._note(message.get("method", ""), message.get("params", {}))
+
+    def _note(self, event: str, params: dict[str, Any]) -> None:
+        if event == "Runtime.exceptionThrown":
+            details = params["exceptionDetails"]
+            self.errors.append(details.get("exception", {}).get("description") or details["text"])
+        elif event == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning"):
+            self.errors.append(" ".join(str(arg.get("value")) for arg in params["args"]))
+        elif event == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.errors.append(params["entry"]["text"])
+        elif event == "Network.requestWillBeSent":
+            self.requests.append(params["request"]["url"])
+
+
+@contextmanager
+def browser() -> Iterator[Callable[[], Tab]]:
+    """Opens tabs; the test is skipped where there is no Chromium."""
+    path = next(filter(None, map(shutil.which, _NAMES)), None)
+    if path is None:
+        pytest.skip(f"expected a browser to look at pages with: none of {', '.join(_NAMES)}")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        log = Path(profile) / "log"
+        command = [path, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+        command += ["--disable-dev-shm-usage", "--hide-scrollbars", "--disable-component-update"]
+        command += ["--disable-background-networking", "--remote-debugging-port=0"]
+        command += [f"--user-data-dir={profile}", "about:blank"]
+        with log.open("wb") as told:
+            process = subprocess.Popen(command, stdout=told, stderr=told)
+        sockets: list[ClientConnection] = []
+
+        def tab() -> Tab:
+            address = _address(log, process)
+            root = connect(address, max_size=None, open_timeout=DEADLINE_S)
+            sockets.append(root)
+            root.send(
+                json.dumps(
+                    {"id": 1, "method": "Target.createTarget", "params": {"url": "about:blank"}}
+                )
+            )
+            answer = json.loads(root.recv(timeout=DEADLINE_S))
+            target = answer["result"]["targetId"]
+            where = re.sub(r"/devtools/.*", f"/devtools/page/{target}", address)
+            socket = connect(where, max_size=None, open_timeout=DEADLINE_S)
+            sockets.append(socket)
+            return Tab(socket)
+
+        try:
+            yield tab
+        finally:
+            for socket in sockets:
+                socket.close()
+            process.terminate()
+            try:
+                process.wait(DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(DEADLINE_S)
+
+
+def _address(log: Path, process: subprocess.Popen[bytes]) -> str:
+    """Where the browser listens, once it says so."""
+    until = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until:
+        found = re.search(r"DevTools listening on (ws://\S+)", log.read_text(errors="replace"))
+        if found:
+            return found[1]
+        assert process.poll() is None, log.read_text(errors="replace")
+        time.sleep(0.02)
+    raise AssertionError(f"no browser within {DEADLINE_S:g} s: {log.read_text(errors='replace')}")

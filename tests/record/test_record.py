@@ -1,0 +1,149 @@
+"""Run folders as their readers see them: whole, growing, gone on with, broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from celu.errors import ConfigError
+from celu.events import RunFolder
+from celu.record.following import follow
+from celu.record.run import RunRecord
+from record.folders import evaluation_event, events, round_event, write_run
+
+
+def test_a_run_that_is_done_is_read_whole(tmp_path: Path) -> None:
+    run = RunRecord(write_run(tmp_path / "run", summary={"status": "done", "rounds": 40}))
+    assert (run.name, run.role, run.status, run.metric) == ("airline", "guest", "done", "auc")
+    assert run.num_rounds == 40 and run.attempts == 1
+    assert [r.round for r in run.rounds] == list(range(1, 41))
+    assert run.rounds[1].loss == 0.5 and run.rounds[0].spans[0] == ("local", 0.0, 0.1)
+    assert run.evaluations[-1].metrics == {"auc": pytest.approx(0.7), "loss": pytest.approx(0.3)}
+    assert run.evaluations[-1].bytes == 100_010
+    assert run.versions["celu"] == "0.1.0" and "versions" not in run.settings
+
+
+def test_a_host_is_known_by_its_settings_and_has_no_metric_but_the_contracts(
+    tmp_path: Path,
+) -> None:
+    run = RunRecord(write_run(tmp_path / "run", [], party="weather"))
+    assert (run.name, run.role, run.metric) == ("weather", "host", "auc")
+
+
+def test_a_metric_that_the_guests_loss_does_not_give_becomes_the_loss(tmp_path: Path) -> None:
+    job = {"evaluation": {"every": 10, "metric": "rmse"}}
+    assert RunRecord(write_run(tmp_path / "run", job=job)).metric == "loss"
+
+
+def test_a_run_is_followed_line_by_line_and_a_torn_line_waits(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", events(1))
+    run = RunRecord(folder)
+    assert run.summary is None and run.status == "running"
+    assert run.refresh() == []
+    line = json.dumps(round_event(2)) + "\n"
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(line[:30])
+        file.flush()
+        assert run.refresh() == []
+        file.write(line[30:] + '{"t": 3')
+        file.flush()
+        assert [event.event for event in run.refresh()] == ["round"]
+    assert [r.round for r in run.rounds] == [1, 2]
+    (folder / "summary.json").write_text('{"status": "done"}')
+    run.refresh()
+    assert run.status == "done"
+
+
+def test_a_position_says_where_to_read_on(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    first, position = follow(folder)
+    assert len(first) == len(events()) and follow(folder, position) == ([], position)
+    with pytest.raises(ConfigError, match="another run took"):
+        follow(folder, position + 1)
+
+
+def test_a_folder_that_another_run_took_is_read_from_its_beginning(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    run = RunRecord(folder)
+    (folder / "events.jsonl").write_text(json.dumps(events()[0]) + "\n")
+    assert [event.event for event in run.refresh()] == ["attempt"]
+    assert run.rounds == []
+
+
+def test_what_an_interruption_undid_is_left_out(tmp_path: Path) -> None:
+    happened = [
+        *events(25),
+        {"t": 99.0, "event": "attempt", "number": 2},
+        {"t": 99.0, "event": "resumed", "round": 20, "num_rounds": 40},
+        *(round_event(n, loss=7.0) for n in range(21, 31)),
+        evaluation_event(30, 0.9),
+    ]
+    run = RunRecord(write_run(tmp_path / "run", happened))
+    assert [r.round for r in run.rounds] == list(range(1, 31))
+    assert [r.loss == 7.0 for r in run.rounds] == [False] * 20 + [True] * 10
+    assert [e.round for e in run.evaluations] == [10, 20, 30]
+    assert run.attempts == 2 and run.num_rounds == 40
+
+
+def test_a_choice_that_is_told_again_after_an_interruption_counts_once(tmp_path: Path) -> None:
+    choice = {"t": 2.0, "event": "choice", "round": 20, "until": 30, "seconds": 9.0}
+    resumed = {"t": 3.0, "event": "resumed", "round": 20, "num_rounds": 40}
+    happened = [*events(20), {**choice, "reason": "a"}, resumed, {**choice, "reason": "b"}]
+    run = RunRecord(write_run(tmp_path / "run", happened))
+    assert [c.reason for c in run.choices] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("line", "got"),
+    [
+        ("nonsense", "no JSON"),
+        ("[1]", "without a time and a name"),
+        ('{"t": 1.0}', "without a time and a name"),
+        ('{"event": "x"}', "t: Field required"),
+        ('{"t": 1, "event": "round", "seconds": 1}', "round: Field required"),
+        ('{"t": 1, "event": ["x"]}', "without a time and a name"),
+    ],
+)
+def test_a_line_that_is_no_event_is_named(tmp_path: Path, line: str, got: str) -> None:
+    folder = write_run(tmp_path / "run", events(1))
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ConfigError, match=rf"events.jsonl, line 5: .*{got}"):
+        RunRecord(folder)
+
+
+def test_a_folder_without_a_run_is_refused_by_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"with events.jsonl"):
+        RunRecord(tmp_path / "nowhere")
+    folder = write_run(tmp_path / "run")
+    (folder / "settings.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"settings.json: expected a JSON object, got list"):
+        RunRecord(folder)
+    (folder / "settings.json").unlink()
+    with pytest.raises(ConfigError, match=r"with settings.json"):
+        RunRecord(folder)
+
+
+def test_an_earlier_attempts_end_is_not_that_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path, {})
+    first.emit("started", {"num_rounds": 9})
+    (tmp_path / "run.json").write_text("{}")
+    first.finish({"status": "PeerLost"})
+    record = RunRecord(tmp_path)
+    assert record.status == "PeerLost"
+    again = RunFolder(tmp_path, {}, goes_on=True)
+    record.refresh()
+    assert record.status == "running"
+    again.finish({"status": "done"})
+    record.refresh()
+    assert record.status == "done"
+
+
+def test_checkpoints_are_those_that_the_folder_holds(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    assert RunRecord(folder).checkpoints == []
+    for name in ("round-20", "round-10", "round-30.partial"):
+        (folder / "checkpoints" / name).mkdir(parents=True)
+    assert RunRecord(folder).checkpoints == [10, 20]

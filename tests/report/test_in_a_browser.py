@@ -1,0 +1,153 @@
+"""Reports as a browser shows them: drawn, legible at any width, and silent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from browser import Tab, browser
+from celu.record.run import RunRecord
+from celu.report.writing import render
+from record.folders import evaluation_event, events, round_event, write_run
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+# How many pixels of each canvas are not those of its corner.
+INK = """[...document.querySelectorAll("canvas")].map((canvas) => {
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  let inked = 0;
+  for (let i = 0; i < pixels.length; i += 4) inked += pixels[i + 3] > 0;
+  return inked;
+})"""
+
+
+@pytest.fixture(scope="module")
+def tabs() -> Iterator[Callable[[], Tab]]:
+    with browser() as tab:
+        yield tab
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    other = [{**e, "loss": 2 * e["loss"]} if "loss" in e else e for e in events()]
+    failed = [
+        *events(25),
+        {"t": 20.0, "event": "link_down", "peer": "weather", "reason": HOSTILE},
+        {"t": 21.0, "event": "attempt", "number": 2},
+        {"t": 22.0, "event": "resumed", "round": 20, "num_rounds": 40},
+        round_event(21),
+        {"t": 23.0, "event": "choice", "round": 21, "until": 30, "seconds": 9.0, "reason": HOSTILE},
+        evaluation_event(30, 0.8),
+    ]
+    paths = [
+        write_run(folder / "vanilla", summary={"status": "done"}),
+        write_run(folder / "celu", other, job={"seed": 2}, summary={"status": "done"}),
+        write_run(folder / "<b>odd & <img src=x>", failed, summary={"status": HOSTILE}),
+        write_run(folder / "weather", party="weather"),
+    ]
+    out = folder / "report.html"
+    out.write_text(render([RunRecord(path) for path in paths]), encoding="utf-8")
+    return out
+
+
+@pytest.fixture
+def tab(tabs: Callable[[], Tab], report: Path) -> Tab:
+    tab = tabs()
+    tab.look(1280)
+    tab.open(report.as_uri())
+    return tab
+
+
+def silent(tab: Tab, report: Path) -> None:
+    assert tab.errors == []
+    assert set(tab.requests) == {report.as_uri()}
+
+
+def test_a_report_is_drawn_without_a_word_or_a_request(tab: Tab, report: Path) -> None:
+    inked = tab.evaluate(INK)
+    assert len(inked) == 6 and all(count > 500 for count in inked)
+    assert tab.evaluate("document.querySelectorAll('#time rect[y]').length") > 20
+    silent(tab, report)
+
+
+def test_every_figure_has_a_title_words_and_numbers(tab: Tab, report: Path) -> None:
+    figures = tab.evaluate("""[...document.querySelectorAll("figure")].map((figure) => {
+      const details = figure.querySelector("details");
+      details.open = true;
+      details.dispatchEvent(new Event("toggle"));
+      return [figure.querySelector("h3").textContent,
+        figure.querySelector("[role=img]").getAttribute("aria-label"),
+        figure.querySelector("figcaption").textContent,
+        figure.querySelectorAll("details td").length];
+    })""")
+    assert len(figures) == 7
+    for title, said, caption, cells in figures:
+        assert title and said == f"{title}: {caption}" and len(caption) > 20 and cells > 3, title
+    silent(tab, report)
+
+
+def test_names_and_reasons_are_shown_and_not_run(tab: Tab, report: Path) -> None:
+    assert tab.evaluate("document.querySelectorAll('img, b').length") == 0
+    text = tab.evaluate("document.body.innerText")
+    assert "<b>odd & <img src=x>" in text and HOSTILE in text
+    assert tab.evaluate("document.title").startswith("Report of vanilla")
+    silent(tab, report)
+
+
+def test_the_legend_shows_and_hides_a_run_in_all_figures(tab: Tab, report: Path) -> None:
+    captions = "[...document.querySelectorAll('figcaption')].map((c) => c.textContent)"
+    before, lanes = tab.evaluate(captions), "document.querySelectorAll('#time rect[y]').length"
+    spans, inked = tab.evaluate(lanes), tab.evaluate(INK)
+    assert sum("celu" in caption for caption in before) == 7
+    tab.evaluate("document.querySelector('#legend input[value=\"1\"]').click()")
+    assert not any("celu" in caption for caption in tab.evaluate(captions))
+    assert tab.evaluate(lanes) < spans
+    tab.wait_for(f"({INK})[2] !== {inked[2]}")
+    tab.evaluate("document.querySelector('#legend input[value=\"1\"]').click()")
+    assert tab.evaluate(captions) == before
+    silent(tab, report)
+
+
+def test_lines_can_be_seen_over_rounds_bytes_and_time(tab: Tab, report: Path) -> None:
+    caption = "document.querySelector('#learning figcaption').textContent"
+    assert "at round 40" in tab.evaluate(caption)
+    tab.evaluate("document.querySelector('#over input[value=bytes]').click()")
+    assert "at 100 kB" in tab.evaluate(caption)
+    tab.evaluate("document.querySelector('#over input[value=seconds]').click()")
+    assert "at 20 s" in tab.evaluate(caption)
+    tab.evaluate("document.querySelector('#places input[value=beginning]').click()")
+    silent(tab, report)
+
+
+def test_pointing_at_a_chart_reads_its_values(tab: Tab, report: Path) -> None:
+    tab.evaluate("""(() => { const over = document.querySelector(".u-over");
+      const box = over.getBoundingClientRect();
+      over.dispatchEvent(new MouseEvent("mousemove",
+        {clientX: box.right - 2, clientY: box.top + 9, bubbles: true})); })()""")
+    tab.wait_for("document.querySelector('.readout').textContent.startsWith('round 40: ')")
+    read = tab.evaluate("document.querySelector('.readout').textContent")
+    assert "vanilla · airline 0.7" in read and "celu · airline 0.7" in read
+    silent(tab, report)
+
+
+@pytest.mark.parametrize("width", [400, 1280, 2200])
+def test_no_page_scrolls_sideways(tab: Tab, report: Path, width: int) -> None:
+    tab.look(width)
+    tab.wait_for("document.querySelector('canvas').clientWidth <= innerWidth")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert all(count > 500 for count in tab.evaluate(INK))
+    silent(tab, report)
+
+
+def test_dark_and_light_differ_and_change_while_the_page_is_open(tab: Tab, report: Path) -> None:
+    pixels = """(() => { const c = document.querySelector("canvas");
+      return c.toDataURL() + getComputedStyle(document.body).backgroundColor; })()"""
+    light = tab.evaluate(pixels)
+    tab.look(1280, "dark")
+    tab.wait_for(f"({pixels}) !== {light!r}")
+    assert "rgb(20, 23, 28)" in tab.evaluate(pixels)
+    tab.look(1280, "light")
+    tab.wait_for(f"({pixels}) === {light!r}")
+    silent(tab, report)
