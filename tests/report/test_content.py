@@ -11,10 +11,11 @@ import pytest
 
 from celu.errors import ConfigError
 from celu.record.happened import RoundDone
-from celu.report.content import content, read_runs
-from celu.report.lines import use
-from celu.report.thinning import MOST, thinned
-from celu.report.windows import spans_in, window_at
+from celu.record.lines import use
+from celu.record.several import read_runs
+from celu.record.thinning import MOST, thinned
+from celu.record.windows import spans_in, window_at
+from celu.report.content import content
 from celu.report.writing import write
 from record.folders import evaluation_event, events, round_event, write_run
 

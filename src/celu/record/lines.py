@@ -8,10 +8,29 @@ from typing import Any, TypeVar
 import numpy as np
 
 from celu.record.happened import Evaluated, RoundDone
-from celu.report.thinning import thinned
+from celu.record.thinning import thinned
 
 _BINS = 120  # of a line's use over time
 _E = TypeVar("_E", RoundDone, Evaluated)
+
+
+def lines_of(rounds: Sequence[RoundDone], evaluations: Sequence[Evaluated]) -> dict[str, Any]:
+    """All lines of some events that are points: a run's, or what came since."""
+    metrics = {name: None for event in evaluations for name in event.metrics}
+    return {
+        "held_out": {name: line(evaluations, _metric(name)) for name in metrics},
+        "loss": line(rounds, lambda event: event.loss),
+        "staleness": line(rounds, lambda event: event.staleness),
+        "similarity": similarity(rounds),
+    }
+
+
+def use_of(rounds: Sequence[RoundDone]) -> dict[str, Any]:
+    """What the links carried each way over the time of a whole run."""
+    return {
+        "sent": use(rounds, lambda event: event.bytes_sent),
+        "received": use(rounds, lambda event: event.bytes_received),
+    }
 
 
 def line(events: Sequence[_E], value: Callable[[_E], float | None]) -> dict[str, Any]:
@@ -40,6 +59,10 @@ def use(rounds: Sequence[RoundDone], carried: Callable[[RoundDone], int]) -> dic
     mbps = np.diff(np.interp(edges, times, counts)) * 8e-6 / np.diff(edges)
     middles = (edges[1:] + edges[:-1]) / 2
     return {"seconds": _rounded(middles), "y": _rounded(mbps)}
+
+
+def _metric(name: str) -> Callable[[Evaluated], float | None]:
+    return lambda event: event.metrics.get(name)
 
 
 def _axes(events: Sequence[RoundDone] | Sequence[Evaluated]) -> dict[str, Any]:
