@@ -17,7 +17,7 @@ from celu.version import __version__
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 _STYLES = ("vendor/uplot.css", "style.css")
-_SCRIPTS = ("vendor/uplot.js", "figure.js", "charts.js", "gantt.js")
+_SCRIPTS = ("vendor/uplot.js", "figure.js", "charts.js", "gantt.js", "runs.js")
 
 
 def page(title: str, body: str, data: Any, script: str, *, connects: bool = False) -> str:
