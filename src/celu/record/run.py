@@ -54,6 +54,15 @@ class RunRecord:
         self.summary = summary
         return new
 
+    def forget_spans(self, keep: int) -> None:
+        """Let go of spans and tables of all but the last reports: what takes most memory.
+
+        For a reader that stays with a run, and shows these of the latest rounds alone.
+        """
+        having = [i for i, event in enumerate(self.events) if _is_large(event)]
+        for i in having[: max(0, len(having) - keep)]:
+            self.events[i] = self.events[i].model_copy(update={"spans": [], "table": None})
+
     @property
     def job(self) -> Mapping[str, Any]:
         """The contract, as it was when the run began."""
@@ -153,3 +162,7 @@ class RunRecord:
         if not isinstance(content, dict):
             raise ConfigError(f"{path}: expected a JSON object, got {type(content).__name__}")
         return content
+
+
+def _is_large(event: Happened) -> bool:
+    return isinstance(event, RoundDone) and bool(event.spans or event.table)
