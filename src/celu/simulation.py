@@ -68,7 +68,7 @@ def simulate(
             job,
             pairs[name][1],
             (emit_hosts or {}).get(name, _say_nothing),
-            clocks[name].now,
+            time.monotonic if link is None else clocks[name].now,
             (checkpoints or {}).get(name),
         )
         for name, host in hosts.items()
