@@ -22,7 +22,7 @@ LAYERS = [
     ["workset", "party", "certs", "events", "record", "handshake", "prepare", "checkpoint"],
     ["engine", "psi"],
     ["session", "doctor"],
-    ["simulation", "launch", "report", "dashboard"],
+    ["simulation", "launch", "report", "dashboard", "tracking"],
     ["chaos"],
     ["__init__"],  # the public names
     ["bench"],

@@ -87,8 +87,8 @@
       if (!by("batches").children[i]) by("batches").append(el("div"));
       const newest = Math.max(...run.table.map(([round]) => round));
       const rows = run.table.map(([round, uses, similar]) =>
-        [`round ${number(round)}`, newest - round, uses, similarity(similar)]);
-      put(by("batches").children[i], table(["batch of", "rounds ago", "uses", "similarity (median)"], rows,
+        [number(round), newest - round, uses, similarity(similar)]);
+      put(by("batches").children[i], table(["batch of round", "rounds ago", "uses", "similarity (median)"], rows,
         { caption: run.label, whole: true }));
     });
     while (by("batches").children.length > having.length) by("batches").lastChild.remove();
@@ -99,7 +99,8 @@
     view.add(subtitle);
     view.add(concerns);
     view.bar(by("legend"), by("over"));
-    view.summary(by("figures"));
+    // Those of the whole run, where there are some of late.
+    view.summary(by("figures"), ["a round, on average", "waiting for messages", "evaluating", "for evaluation"]);
     view.learning(by("learning"));
     view.time(by("time"), () => runs.flatMap((run, i) => (run.window ? [{ run: i, ...run.window }] : [])));
     view.link(by("link"));

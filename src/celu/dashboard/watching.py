@@ -119,6 +119,8 @@ class Watched:
             "late_waited": latest.waited,
             "sending": latest.sending,
             "receiving": latest.receiving,
+            "late_steps": latest.local_steps / latest.rounds,
+            "late_bubbles": latest.bubbles / latest.rounds,
             "left_s": left * latest.round_s if is_going_on else None,
             "left_bytes": left * latest.round_bytes if is_going_on else None,
         }

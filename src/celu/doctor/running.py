@@ -20,6 +20,7 @@ _SETTLED = 10  # rounds before which shares say little
 _MUCH = 0.5  # of the time, spent waiting
 _FULL = 0.7  # of the time, a link in use
 _IDLE = 0.3
+_LITTLE = 0.2  # of the time, spent waiting
 _PATIENCE_S = 30.0  # of a reader who sees nothing happen
 _REPORTS = 10  # so many times as long as between two of them is a silence
 
@@ -185,14 +186,22 @@ def waiting(run: Underway) -> Iterator[Finding]:
 
 
 def idle_link(run: Underway) -> Iterator[Finding]:
-    """A link that idles."""
+    """A link that idles, where that is for one reason."""
     late = run.settled
     if late is None or late.sending is None or late.receiving is None:
         return
     if max(late.sending, late.receiving) >= _IDLE:
         return
     words = f"in use {late.sending:.0%} of the time to send, {late.receiving:.0%} to receive"
-    if late.waited < _MUCH:
+    if late.waited >= _MUCH:
+        change = (
+            f"Keep more rounds in flight: depth = {2 * int(run.method.get('depth', 1))} under "
+            "[method] in job.toml, at all parties. celu doctor tells how many fill this line."
+        )
+        if run.auto:
+            change = "Look at the peer's page: it may be what both wait for."
+        yield Finding("link", "warn", f"{words}, while this party waits", change)
+    elif late.waited < _LITTLE:
         yield Finding(
             "link",
             "warn",
@@ -200,15 +209,6 @@ def idle_link(run: Underway) -> Iterator[Finding]:
             "The line is not the limit: a more exact codec costs nothing here. Fewer local steps "
             "(R), or a faster device, make rounds shorter.",
         )
-        return
-    depth = int(run.method.get("depth", 1))
-    change = (
-        "Look at the peer's page: it may be what both wait for."
-        if run.auto
-        else f"Keep more rounds in flight: depth = {2 * depth} under [method] in job.toml, at all "
-        "parties. celu doctor tells how many fill this line."
-    )
-    yield Finding("link", "warn", f"{words}, while this party waits", change)
 
 
 def similarity(run: Underway) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ const Runs = (() => {
   const LOWER = new Set(["loss", "rmse"]); // is better
   const last = (list) => list[list.length - 1];
   const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
+  const tenth = (value) => number(Number(value.toFixed(1)));
   const sentence = (parts) => parts.join("; ") + (parts.length ? "." : "");
 
   /** Those points whose x ascends: where a run went back, what came later holds. */
@@ -77,7 +78,9 @@ const Runs = (() => {
     ["received in training", (f) => f.bytes_received == null ? null : bytes(f.bytes_received)],
     ["for evaluation", (f) => f.evaluation_bytes == null ? null : bytes(f.evaluation_bytes)],
     ["local steps", (f) => f.local_steps == null ? null : number(f.local_steps)],
+    ["local steps a round, of late", (f) => f.late_steps == null ? null : tenth(f.late_steps)],
     ["bubbles", (f) => f.bubbles == null ? null : number(f.bubbles)],
+    ["bubbles a round, of late", (f) => f.late_bubbles == null ? null : tenth(f.late_bubbles)],
     ["times started", (f) => number(f.attempts)],
   ];
 
@@ -237,9 +240,11 @@ const Runs = (() => {
       });
     }
 
-    function summary(holder) {
+    /** The figures of each run, but for those that are named. */
+    function summary(holder, without = []) {
+      const shown = FIGURES.filter(([name]) => !without.includes(name));
       add(() => {
-        const rows = FIGURES.map(([name, of]) => [name, ...runs.map((run) => of(run.figures))])
+        const rows = shown.map(([name, of]) => [name, ...runs.map((run) => of(run.figures))])
           .filter((row) => row.slice(1).some((value) => value != null));
         put(holder, table(["", ...runs.map((run) => run.label)], rows, { whole: true }));
       });

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from celu.record.happened import RoundDone
+from celu.record.happened import SIMILARITY_AT, RoundDone
 
 REPORTS = 40  # that are late: enough to be steady, few enough to follow a change
+
+_MEDIAN = SIMILARITY_AT.index(0.5)
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,9 @@ class Latest:
     waited: float  # for messages
     sending: float | None  # something was on its way to a peer; None where spans are not told
     receiving: float | None
+    local_steps: int
+    bubbles: int
     similarity: float | None  # the median of cached rows
-    quartile: float | None  # and what a quarter of them is below
 
     @property
     def round_s(self) -> float:
@@ -51,8 +54,9 @@ def latest_of(rounds: Sequence[RoundDone]) -> Latest | None:
         waited=min(1.0, max(0.0, (last.waited_s - first.waited_s) / seconds)),
         sending=in_use(late, "send"),
         receiving=in_use(late, "receive"),
-        similarity=_mean([quantiles[3] for quantiles in weighted]),
-        quartile=_mean([quantiles[2] for quantiles in weighted]),
+        local_steps=last.local_steps - first.local_steps,
+        bubbles=last.bubbles - first.bubbles,
+        similarity=sum(q[_MEDIAN] for q in weighted) / len(weighted) if weighted else None,
     )
 
 
@@ -80,7 +84,3 @@ def _covered(spans: list[tuple[float, float]], start: float, event: RoundDone) -
         covered += max(0.0, stop - max(begin, start))
         start = max(start, stop)
     return covered
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
