@@ -1,4 +1,4 @@
-"""Warnings about runs, from records written by hand: each is given where it should, and only there."""
+"""Warnings about runs, from records written by hand: each where it is due, and only there."""
 
 from __future__ import annotations
 
