@@ -106,7 +106,10 @@ def test_folders_of_several_runs_are_shown_until_it_is_interrupted(tmp_path: Pat
         assert tab.errors == []
 
 
-def test_a_dashboard_that_cannot_be_had_ends_no_run(pair: Pair) -> None:
+def test_a_dashboard_that_cannot_be_had_ends_no_run_and_a_tracker_stands_beside_it(
+    pair: Pair,
+) -> None:
+    pair.edit("airline/party.toml", "connect_s = 20", 'connect_s = 20\ntracking = ["tensorboard"]')
     with dashboard(write_run(pair.folder / "other")) as (_, url):
         port = url.rsplit(":", 1)[1].strip("/")
         guest = pair.start("airline", "--dashboard", "--dashboard-port", port)
@@ -114,6 +117,8 @@ def test_a_dashboard_that_cannot_be_had_ends_no_run(pair: Pair) -> None:
         done = ended(guest)
         assert done.code == 0 and ended(host).code == 0, done.err
         assert "there is no dashboard: --host, --port: expected" in " ".join(done.out.split())
+        run = pair.folder / "airline" / "run"
+        assert len(list((run / "tensorboard").glob("events.out.tfevents.*"))) == 1
 
 
 def test_what_cannot_be_served_is_refused_with_code_3(tmp_path: Path) -> None:

@@ -54,6 +54,13 @@ def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
     assert len(run["similarity"]["quantiles"]) == 6
 
 
+def test_a_run_is_judged_by_what_it_did_and_not_by_how_long_ago(tmp_path: Path) -> None:
+    ended = {"status": "PeerLost", "message": "weather: gone"}
+    failed = shown(write_run(tmp_path / "failed", events(5), summary=ended))["runs"][0]
+    assert [what for what, _, _ in failed["warnings"]] == ["end"]
+    assert shown(write_run(tmp_path / "running"))["runs"][0]["warnings"] == []
+
+
 def test_the_best_loss_is_the_lowest(tmp_path: Path) -> None:
     job = {"evaluation": {"metric": "loss"}}
     happened = [*events(1), evaluation_event(1, 0.7), evaluation_event(2, 0.6)]

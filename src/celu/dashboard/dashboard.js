@@ -57,17 +57,11 @@
     document.title = `${first.rounds ?? "no"} rounds · ${runs.map((run) => run.label).join(", ")} · celu`;
   }
 
-  /** The list shows what is amiss as it is; a screen reader is told what is new only. */
+  /** The list shows what is amiss as it is now; a screen reader is told what is new, and no more. */
   let known = new Set();
-  function concerns() {
-    const found = runs.flatMap((run) => run.warnings.map((warning) => [run, ...warning]));
-    put(by("concerns"), found.length
-      ? el("ul", { class: "concerns" }, ...found.map(([run, what, words, change]) =>
-        el("li", {},
-          el("p", {}, el("strong", {}, `${run.label}, ${what}: `), words),
-          change && el("p", { class: "faint" }, change))))
-      : el("p", { class: "good" }, "Nothing is amiss."));
-    const now = new Map(found.map(([run, what, words]) => [`${run.label}, ${what}`, words]));
+  function announce() {
+    const now = new Map(runs.flatMap((run) =>
+      run.warnings.map(([what, words]) => [`${run.label}, ${what}`, words])));
     const fresh = [...now].filter(([key]) => !known.has(key)).map(([key, words]) => `${key}: ${words}`);
     const over = [...known].filter((key) => !now.has(key)).map((key) => `${key}: no longer`);
     if (fresh.length || over.length) by("announced").textContent = [...fresh, ...over].join(". ");
@@ -97,7 +91,8 @@
   function begin() {
     view = Runs.view(runs);
     view.add(subtitle);
-    view.add(concerns);
+    view.add(announce);
+    view.warnings(by("amiss"));
     view.bar(by("legend"), by("over"));
     // Those of the whole run, where there are some of late.
     view.summary(by("figures"), ["a round, on average", "waiting for messages", "evaluating", "for evaluation"]);

@@ -70,10 +70,9 @@ class Dashboard:
                 timeout_graceful_shutdown=round(_STOP_S),
             )
         )
+        self._ended = threading.Event()
         # A daemon: however a run ends, nobody waits for a browser.
-        self._thread = threading.Thread(
-            target=self._server.run, args=([self._socket],), name="dashboard", daemon=True
-        )
+        self._thread = threading.Thread(target=self._serve, name="dashboard", daemon=True)
 
     def __enter__(self) -> Dashboard:
         self._thread.start()
@@ -86,13 +85,20 @@ class Dashboard:
         trace: TracebackType | None,
     ) -> None:
         self._server.should_exit = True
-        self._thread.join(_STOP_S + 1.0)
+        if self._ended.wait(_STOP_S + 1.0):
+            self._thread.join(1.0)
         self._socket.close()
 
     def wait(self, seconds: float) -> bool:
         """Whether it has ended, within so many seconds."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        # Not by joining the thread: Python 3.11 takes a join that Ctrl-C interrupts for its end.
+        return self._ended.wait(seconds)
+
+    def _serve(self) -> None:
+        try:
+            self._server.run([self._socket])
+        finally:
+            self._ended.set()
 
 
 def _names(host: str, expose: bool) -> Names:

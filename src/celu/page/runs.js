@@ -250,6 +250,19 @@ const Runs = (() => {
       });
     }
 
+    /** What is amiss in each run, and what to do about it. */
+    function warnings(holder) {
+      add(() => {
+        const found = runs.flatMap((run) => run.warnings.map((warning) => [run.label, ...warning]));
+        put(holder, found.length
+          ? el("ul", { class: "warnings" }, ...found.map(([label, what, words, change]) =>
+            el("li", {},
+              el("p", {}, el("strong", {}, `${label}, ${what}: `), words),
+              change && el("p", { class: "faint" }, change))))
+          : el("p", { class: "good" }, "Nothing is amiss."));
+      });
+    }
+
     function happened(holder) {
       add(() => {
         const rows = runs.flatMap((run) =>
@@ -260,7 +273,7 @@ const Runs = (() => {
       });
     }
 
-    return { hidden, add, redraw, bar, learning, cache, link, time, summary, happened };
+    return { hidden, add, redraw, bar, learning, cache, link, time, summary, warnings, happened };
   }
 
   return { view, radios };

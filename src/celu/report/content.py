@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from celu.doctor.running import Underway, warnings
 from celu.record.figures import figures, in_words
 from celu.record.lines import lines_of, use_of
 from celu.record.run import RunRecord
@@ -30,6 +31,7 @@ def _run(record: RunRecord, label: str) -> dict[str, Any]:
         "figures": figures(record),
         **lines_of(record.rounds, record.evaluations),
         **use_of(record.rounds),
+        "warnings": [[f.what, f.words, f.change] for f in warnings(Underway.of(record))],
         "choices": [
             {"round": c.round, "W": c.W, "R": c.R, "depth": c.depth, "codec": c.codec}
             | {"reason": c.reason}

@@ -37,6 +37,7 @@
   by("subtitle").textContent = `${runs.length} run${runs.length > 1 ? "s" : ""}, ${done} done`;
   view.bar(by("legend"), by("over"));
   view.summary(by("figures"));
+  view.warnings(by("amiss"));
   view.learning(by("learning"));
   Runs.radios(by("places"), "place", Object.fromEntries(Object.keys(data.windows).map((n) => [n, n])), place,
     (chosen) => { place = chosen; view.redraw(); });
