@@ -12,7 +12,6 @@ import pytest
 from celu.dashboard.watching import Watched, watch
 from celu.errors import ConfigError
 from celu.record.latest import REPORTS
-from celu.record.thinning import MOST
 from record.folders import evaluation_event, events, round_event, write_run
 
 
@@ -31,15 +30,15 @@ def test_only_what_came_since_is_added(tmp_path: Path) -> None:
     place, story = run.place, run.story
     assert run.lines()["loss"]["round"] == list(range(1, 11))
     run.refresh()
-    assert run.place == place and run.added(place) is None
+    assert run.place == place and run.added(place, place) is None
     append(folder, round_event(11), evaluation_event(11, 0.7))
     run.refresh()
-    added = run.added(place)
+    added = run.added(place, place)
     assert added is not None and run.story == story
     assert added["loss"] == {"round": [11], "seconds": [5.5], "bytes": [22_010], "y": [1 / 11]}
     assert added["held_out"]["auc"]["y"] == [0.7]
     assert [len(column) for column in added["similarity"]["quantiles"]] == [1] * 6
-    assert run.added(run.place) is None
+    assert run.added(place, run.place) is None
 
 
 def test_where_a_run_goes_back_its_reader_begins_anew(tmp_path: Path) -> None:
@@ -59,13 +58,25 @@ def test_where_another_run_takes_the_folder_its_reader_begins_anew(tmp_path: Pat
 
 
 def test_a_long_run_is_told_thinned_and_keeps_few_spans(tmp_path: Path) -> None:
-    run = follow(write_run(tmp_path / "run", events(MOST + 500)))
+    folder = write_run(tmp_path / "run", events(2500))
+    run = follow(folder)
     loss = run.lines()["loss"]
-    assert len(loss["y"]) <= MOST and loss["y"][0] == 1.0 and loss["round"][-1] == MOST + 500
+    assert len(loss["y"]) <= 600 and loss["y"][0] == 1.0 and loss["round"][-1] == 2500
     assert sum(bool(event.spans) for event in run.record.rounds) == REPORTS
-    assert run.state()["window"]["last"] == MOST + 500
-    with pytest.raises(ValueError, match="at most"):
-        run.added(0)
+    assert run.state()["window"]["last"] == 2500
+
+
+def test_a_reader_that_was_told_much_begins_anew(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", events(10))
+    run = follow(folder)
+    since = run.place
+    append(folder, *(round_event(n) for n in range(11, 611)))
+    run.refresh()
+    assert run.added(since, run.place - 1) is not None
+    append(folder, round_event(611))
+    run.refresh()
+    with pytest.raises(ValueError, match="at most 600 new events, got 601"):
+        run.added(since, run.place - 1)
 
 
 def test_the_state_says_what_is_left_at_the_latest_pace(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -24,7 +25,9 @@ from celu.dashboard.metrics import TYPE, metrics_text
 from celu.dashboard.watching import Watched
 from celu.page.assembling import ICON, SCRIPTS, STYLES, asset, embedded, linked_page
 
-_TICK_S = 0.5  # between two looks at a run
+_TICK_S = 0.5  # between two looks at a run, at least
+_REST = 20  # times as long as a look took: a browser costs the run beside us a twentieth of a core
+_LONGEST_S = 3.0
 _PING_S = 10.0  # a silent stream says so: else nobody would notice that a browser is gone
 _ASSETS = "/assets"
 _OWN = ("dashboard.css", "dashboard.js")
@@ -125,6 +128,7 @@ class _Reader:
     def __init__(self, run: Watched) -> None:
         self._run = run
         self._story = -1
+        self._since = 0  # where it was told all
         self._place = 0
         self._told = ""
 
@@ -135,7 +139,7 @@ class _Reader:
         added = None
         if not whole:
             try:
-                added = run.added(self._place)
+                added = run.added(self._since, self._place)
             except ValueError:
                 whole = True
         state = run.state()
@@ -144,6 +148,7 @@ class _Reader:
             return None
         self._story, self._place, self._told = run.story, run.place, text
         if whole:
+            self._since = run.place
             return {"label": run.label, "lines": run.lines(), "state": state}
         return {"added": added, "state": state}
 
@@ -151,22 +156,21 @@ class _Reader:
 async def _stream(runs: Sequence[Watched], is_closing: Callable[[], bool]) -> AsyncIterator[str]:
     """Server-sent events: each run by its number, at first whole, then what is new."""
     readers = [_Reader(run) for run in runs]
-    silent_s = 0.0
+    told = time.monotonic()
     while True:
         closing = is_closing()  # before the last look, so that nothing is missed
+        began = time.monotonic()
         for run in runs:
             run.refresh()
-        news = {i: told for i, reader in enumerate(readers) if (told := reader.news())}
-        silent_s = 0.0 if news else silent_s + _TICK_S
-        if news:
-            yield f"event: news\ndata: {embedded(news)}\n\n"
-        elif silent_s >= _PING_S:
-            silent_s = 0.0
-            yield ": still here\n\n"
+        news = {i: new for i, reader in enumerate(readers) if (new := reader.news())}
+        if news or began - told > _PING_S:
+            told = began
+            yield f"event: news\ndata: {embedded(news)}\n\n" if news else ": still here\n\n"
         if closing:
             yield "event: end\ndata: {}\n\n"
             return
-        await asyncio.sleep(_TICK_S)
+        rest_s = min(_LONGEST_S, _REST * (time.monotonic() - began))
+        await asyncio.sleep(max(_TICK_S, rest_s))
 
 
 def _is_address(name: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from celu.record.latest import REPORTS, Latest
 from celu.record.lines import lines_of, use_of
 from celu.record.run import RunRecord
 from celu.record.several import labels, read_runs
-from celu.record.thinning import MOST
 from celu.record.windows import spans_in, window_at
 
+_POINTS = 600  # of a line, at first; as many may be added before a reader begins anew
 _HAPPENINGS = 30  # that a page lists, the latest
 
 
@@ -42,7 +43,7 @@ class Watched:
         self.story = 0
         self._clock = clock
         self._trouble: str | None = None
-        self._told: tuple[object, dict[str, Any]] | None = None
+        self._told: tuple[object, Underway, dict[str, Any]] | None = None  # for which version
         self.record.forget_spans(REPORTS)
 
     @property
@@ -66,47 +67,46 @@ class Watched:
 
     def lines(self) -> dict[str, Any]:
         """All of the run as lines, thinned."""
-        return lines_of(self.record.rounds, self.record.evaluations)
+        return lines_of(self.record.rounds, self.record.evaluations, _POINTS)
 
-    def added(self, place: int) -> dict[str, Any] | None:
+    def added(self, since: int, place: int) -> dict[str, Any] | None:
         """The points of these lines after a place; None where there is none.
 
-        Raises ValueError where they are so many that `lines` is shorter.
+        `since` is the place at which the reader had `lines`. Raises ValueError where so much was
+        added since that it is better told as lines again.
         """
+        if self.place - since > _POINTS:
+            raise ValueError(f"expected at most {_POINTS} new events, got {self.place - since}")
         new = self.record.events[place:]
         rounds = [event for event in new if isinstance(event, RoundDone)]
         evaluations = [event for event in new if isinstance(event, Evaluated)]
-        if len(new) > MOST:
-            raise ValueError(f"expected at most {MOST} new events, got {len(new)}")
         return lines_of(rounds, evaluations) if rounds or evaluations else None
 
     def state(self) -> dict[str, Any]:
         """How the run is now: what is not a line."""
-        underway = Underway.of(self.record, self._quiet_s())
-        found = warnings(underway)
+        version = (self.story, self.place, self.record.status)
+        if self._told is None or self._told[0] != version:
+            underway = Underway.of(self.record)
+            self._told = (version, underway, self._recorded(underway.latest))
+        _, underway, recorded = self._told
+        found = warnings(replace(underway, quiet_s=self._quiet_s()))
         if self._trouble is not None:
             found.insert(0, Finding("record", "warn", self._trouble))
-        return {
-            **self._recorded(underway.latest),
-            "warnings": [[f.what, f.words, f.change] for f in found],
-        }
+        return {**recorded, "warnings": [[f.what, f.words, f.change] for f in found]}
 
     def _recorded(self, latest: Latest | None) -> dict[str, Any]:
-        """What changes with the record alone, made once for each change."""
+        """What changes with the record alone."""
         record = self.record
-        version = (self.story, self.place, record.status)
-        if self._told is None or self._told[0] != version:
-            rounds = record.rounds
-            happened = [[e.t, *words] for e in record.events if (words := in_words(e))]
-            state = {
-                "figures": {**figures(record), **self._pace(rounds, latest)},
-                **use_of(rounds),
-                "window": _window(rounds),
-                "table": rounds[-1].table if rounds else None,
-                "happened": happened[-_HAPPENINGS:],
-            }
-            self._told = (version, state)
-        return self._told[1]
+        rounds = record.rounds
+        others = (event for event in record.events if not isinstance(event, RoundDone))
+        happened = [[event.t, *words] for event in others if (words := in_words(event))]
+        return {
+            "figures": {**figures(record), **self._pace(rounds, latest)},
+            **use_of(rounds),
+            "window": _window(rounds[-REPORTS - 1 :]),
+            "table": rounds[-1].table if rounds else None,
+            "happened": happened[-_HAPPENINGS:],
+        }
 
     def _pace(self, rounds: Sequence[RoundDone], latest: Latest | None) -> dict[str, Any]:
         if latest is None:

@@ -32,6 +32,7 @@ class RunRecord:
         self.summary: Mapping[str, Any] | None = None  # None while the run is going on
         self.events: list[Happened] = []
         self._position = 0
+        self._holding: dict[type[OfRound], list[Any]] = {}  # by kind, until there are new events
         self.refresh()
 
     def refresh(self) -> list[Happened]:
@@ -52,6 +53,8 @@ class RunRecord:
             self.settings = settings
         self.events += new
         self.summary = summary
+        if new:
+            self._holding.clear()
         return new
 
     def forget_spans(self, keep: int) -> None:
@@ -62,6 +65,7 @@ class RunRecord:
         having = [i for i, event in enumerate(self.events) if _is_large(event)]
         for i in having[: max(0, len(having) - keep)]:
             self.events[i] = self.events[i].model_copy(update={"spans": [], "table": None})
+        self._holding.clear()
 
     @property
     def job(self) -> Mapping[str, Any]:
@@ -140,13 +144,15 @@ class RunRecord:
 
     def _kept(self, kind: type[_E]) -> list[_E]:
         """Those that hold: a run that goes on after round r does the later ones again."""
-        kept: list[_E] = []
-        for event in self.events:
-            if isinstance(event, Begun):
-                kept = [earlier for earlier in kept if not earlier.is_undone_by(event.round)]
-            elif isinstance(event, kind):
-                kept.append(event)
-        return kept
+        if kind not in self._holding:
+            kept: list[_E] = []
+            for event in self.events:
+                if isinstance(event, Begun):
+                    kept = [earlier for earlier in kept if not earlier.is_undone_by(event.round)]
+                elif isinstance(event, kind):
+                    kept.append(event)
+            self._holding[kind] = kept
+        return list(self._holding[kind])
 
     def _read(self, name: str) -> dict[str, Any] | None:
         """A JSON object of the folder; None where there is none."""
