@@ -4,7 +4,7 @@
    and the state as it is. */
 "use strict";
 (() => {
-  const { el, number, seconds, table, put } = Page;
+  const { el, number, bytes, seconds, table, put } = Page;
   const by = (id) => document.getElementById(id);
   const runs = [];
   let view = null; // once all runs are known
@@ -48,13 +48,20 @@
     });
   }
 
-  function subtitle() {
-    const going = runs.filter((run) => run.figures.status === "running");
-    const left = going.map((run) => run.figures.left_s).filter((value) => value != null);
-    const first = runs[0].figures;
-    by("subtitle").textContent = `${runs.length} run${runs.length > 1 ? "s" : ""}, ` +
-      `${going.length} going on` + (left.length ? `, about ${seconds(Math.max(...left))} left` : "");
-    document.title = `${first.rounds ?? "no"} rounds · ${runs.map((run) => run.label).join(", ")} · celu`;
+  /** How far each run is, in a line. */
+  function standing() {
+    const lines = runs.map(({ label, figures }) => {
+      const parts = [figures.rounds == null ? "no round yet" : `round ${figures.rounds}`];
+      if (figures.final != null) parts.push(`${figures.metric} ${number(figures.final)}`);
+      if (figures.status !== "running") parts.push(figures.status);
+      if (figures.left_s != null) {
+        parts.push(`about ${seconds(figures.left_s)} and ${bytes(figures.left_bytes)} left`);
+      }
+      return [label, parts.join(", ")];
+    });
+    by("standing").replaceChildren(...lines.map(([label, words]) =>
+      el("li", {}, el("strong", {}, `${label}: `), words)));
+    document.title = `${lines[0][1]} · ${runs.map((run) => run.label).join(", ")} · celu`;
   }
 
   /** The list shows what is amiss as it is now; a screen reader is told what is new, and no more. */
@@ -90,7 +97,7 @@
 
   function begin() {
     view = Runs.view(runs);
-    view.add(subtitle);
+    view.add(standing);
     view.add(announce);
     view.warnings(by("amiss"));
     view.bar(by("legend"), by("over"));
