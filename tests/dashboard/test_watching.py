@@ -49,12 +49,19 @@ def test_where_a_run_goes_back_its_reader_begins_anew(tmp_path: Path) -> None:
     assert run.story == 1 and run.lines()["loss"]["round"] == list(range(1, 11))
 
 
-def test_where_another_run_takes_the_folder_its_reader_begins_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [0, 1, 30], ids=["empty", "shorter", "longer"])
+def test_where_another_run_takes_the_folder_its_reader_begins_anew(
+    tmp_path: Path, rounds: int
+) -> None:
     folder = write_run(tmp_path / "run", events(20))
     run = follow(folder)
-    (folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events(2)[:4]))
+    assert run.lines()["loss"]["round"][-1] == 20
+    other = [{**event, "of": "another run"} for event in events(rounds)] if rounds else []
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in other))
     run.refresh()
-    assert run.story == 1 and run.lines()["loss"]["round"] == [1]
+    assert run.story == 1 and run.lines()["loss"]["round"] == list(range(1, rounds + 1))
+    run.refresh()
+    assert run.story == 1 and run.state()["warnings"] == []
 
 
 def test_a_long_run_is_told_thinned_and_keeps_few_spans(tmp_path: Path) -> None:

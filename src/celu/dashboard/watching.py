@@ -53,17 +53,23 @@ class Watched:
 
     def refresh(self) -> None:
         """Read what is new. A folder that cannot be read is a warning, not an error."""
-        record, before = self.record, self.place
+        before = self.place
         try:
-            new = record.refresh()
-        except ConfigError as error:
-            self._trouble = str(error)
-            return
+            new = self.record.refresh()
+            begins_anew = len(new) != self.place - before
+        except ConfigError:
+            # The folder may be another run's by now: its beginning tells.
+            try:
+                self.record = RunRecord(self.record.path)
+            except ConfigError as error:
+                self._trouble = str(error)
+                return
+            new, begins_anew = self.record.events, True
         self._trouble = None
-        if len(new) != self.place - before or any(isinstance(event, Begun) for event in new):
+        if begins_anew or any(isinstance(event, Begun) for event in new):
             self.story += 1
         if new:
-            record.forget_spans(REPORTS)
+            self.record.forget_spans(REPORTS)
 
     def lines(self) -> dict[str, Any]:
         """All of the run as lines, thinned."""

@@ -39,6 +39,7 @@ class RunRecord:
         """Read on; the events that are new. Where another run took the folder, all are."""
         if (self.path / EVENTS).exists() and (self.path / EVENTS).stat().st_size < self._position:
             self.events, self._position = [], 0
+            self._holding.clear()
         # The summary first: one that is there has no event after it, unless the run goes on.
         summary = self._read("summary.json")
         new, self._position = follow(self.path, self._position)
