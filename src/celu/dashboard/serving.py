@@ -27,7 +27,7 @@ from celu.page.assembling import ICON, SCRIPTS, STYLES, asset, embedded, linked_
 
 _TICK_S = 0.5  # between two looks at a run, at least
 _REST = 20  # times as long as a look took: a browser costs the run beside us a twentieth of a core
-_LONGEST_S = 3.0
+_LONGEST_S = 3.0  # of such a rest: a first look at a long run takes a while
 _PING_S = 10.0  # a silent stream says so: else nobody would notice that a browser is gone
 _ASSETS = "/assets"
 _OWN = ("dashboard.css", "dashboard.js")
