@@ -418,6 +418,7 @@ def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> N
         ),
         ("batch_size = 3\n" + HOST, "batch_size", "expected no such key"),
         ('carrier = "pigeon"\n' + HOST, "carrier", "got 'pigeon'"),
+        ('tracking = ["abacus"]\n' + HOST, "tracking", "got 'abacus'"),
         (swapped(HOST, AT, AT + "streams = 0\n"), "peers.airline.streams", "got 0"),
         (swapped(HOST, AT, AT + "streams = 65\n"), "peers.airline.streams", "got 65"),
         (swapped(HOST, AT, AT + "connections = 17\n"), "peers.airline.connections", "got 17"),

@@ -22,7 +22,7 @@ LAYERS = [
     ["workset", "party", "certs", "events", "record", "handshake", "prepare", "checkpoint"],
     ["engine", "psi"],
     ["session", "doctor"],
-    ["simulation", "launch", "report"],
+    ["simulation", "launch", "report", "dashboard", "tracking"],
     ["chaos"],
     ["__init__"],  # the public names
     ["bench"],
@@ -132,11 +132,17 @@ LOW = {
     "models/losses.py": set(),
     "record/happened.py": set(),
     "record/following.py": {"happened"},
-    "report/thinning.py": set(),
+    "record/run.py": {"following", "happened"},
+    "record/thinning.py": set(),
+    "record/windows.py": {"happened", "run"},
+    "record/figures.py": {"happened", "run"},
+    "record/lines.py": {"happened", "thinning"},
+    "record/several.py": {"run"},
+    "record/latest.py": {"happened"},
+    "dashboard/watching.py": set(),
+    "dashboard/metrics.py": {"watching"},
+    "dashboard/serving.py": {"metrics", "watching"},
     "report/clocks.py": set(),
-    "report/windows.py": set(),
-    "report/figures.py": set(),
-    "report/lines.py": {"thinning"},
     "doctor/measured.py": set(),
     "doctor/machine.py": set(),
     "doctor/trains.py": {"measured"},
@@ -144,6 +150,7 @@ LOW = {
     "doctor/forecast.py": {"measured"},
     "doctor/agreement.py": {"case"},
     "doctor/line.py": {"case"},
+    "doctor/running.py": {"case"},
 }
 
 

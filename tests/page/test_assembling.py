@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import celu
-from celu.page.assembling import asset, embedded, page
+from celu.page.assembling import asset, embedded, linked_page, page
 
 HOSTILE = "</script><script>alert(1)</script><!-- & \u2028 '\""
 
@@ -31,7 +31,15 @@ def test_a_page_fetches_nothing_and_escapes_its_title() -> None:
     assert "default-src 'none'" in text and "connect-src" not in text
     for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", text):
         assert "src=" not in tag and "http" not in tag, tag
-    assert "connect-src 'self'" in page("", "", {}, "", connects=True)
+
+
+def test_a_page_of_a_server_links_to_that_server_alone_and_holds_no_script() -> None:
+    text = linked_page(HOSTILE, "<main></main>", "/assets", "own.css", "own.js")
+    assert HOSTILE not in text and "<style" not in text and " style=" not in text
+    tags = re.findall(r"<(?:script|link)\b[^>]*>(?:</script>)?", text)
+    assert len(tags) == text.count("<script") + text.count("<link") == 10
+    assert all(re.search(r'(src|href)="/assets/[\w/.]+">', tag) for tag in tags), tags
+    assert all(tag.endswith("></script>") for tag in tags if tag.startswith("<script"))
 
 
 def test_the_vendored_library_comes_with_its_licence_and_version() -> None:

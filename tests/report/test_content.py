@@ -11,10 +11,11 @@ import pytest
 
 from celu.errors import ConfigError
 from celu.record.happened import RoundDone
-from celu.report.content import content, read_runs
-from celu.report.lines import use
-from celu.report.thinning import MOST, thinned
-from celu.report.windows import spans_in, window_at
+from celu.record.lines import use
+from celu.record.several import read_runs
+from celu.record.thinning import MOST, thinned
+from celu.record.windows import spans_in, window_at
+from celu.report.content import content
 from celu.report.writing import write
 from record.folders import evaluation_event, events, round_event, write_run
 
@@ -51,6 +52,13 @@ def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
     assert (figures["metric"], figures["best"], figures["best_round"]) == ("auc", 0.7, 40)
     assert run["held_out"]["auc"]["round"] == [10, 20, 30, 40]
     assert len(run["similarity"]["quantiles"]) == 6
+
+
+def test_a_run_is_judged_by_what_it_did_and_not_by_how_long_ago(tmp_path: Path) -> None:
+    ended = {"status": "PeerLost", "message": "weather: gone"}
+    failed = shown(write_run(tmp_path / "failed", events(5), summary=ended))["runs"][0]
+    assert [what for what, _, _ in failed["warnings"]] == ["end"]
+    assert shown(write_run(tmp_path / "running"))["runs"][0]["warnings"] == []
 
 
 def test_the_best_loss_is_the_lowest(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ for _name in (
     "run",
     "simulate",
     "report",
+    "dashboard",
     "chaos",
     "bench",
 ):

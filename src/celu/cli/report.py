@@ -24,7 +24,7 @@ def report(
     or going on. The page holds the parties' private settings, as the folders do: look through it
     before you pass it on.
     """
-    from celu.report.content import read_runs
+    from celu.record.several import read_runs
     from celu.report.writing import render, write
 
     records = read_runs(runs)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from celu.cli.beside import Beside
 from celu.cli.progress import RunProgress, summary_table
 from celu.config.job import read_job
 from celu.config.link import find_link
@@ -48,6 +49,12 @@ def run(
             "party.toml."
         ),
     ] = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Show the run in a browser on this machine.")
+    ] = False,
+    dashboard_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port of --dashboard; 0 is any.")
+    ] = 0,
 ) -> None:
     """Run one party of a job, over the network, until the job is done.
 
@@ -60,18 +67,19 @@ def run(
     if link is not None:
         settings = settings.model_copy(update={"link": find_link(link)})
     check_names(contract, settings, party)
+    console = Console()
+    beside = Beside(settings, dashboard_port if dashboard else None, console)
     folder = RunFolder(
         settings.run_dir,
         {"job": contract.model_dump(mode="json"), "party": settings.model_dump(mode="json")},
         goes_on=True,
     )
-    console = Console()
     if settings.insecure:
         console.print("[bold red]insecure = true[/bold red]: nothing is encrypted or authenticated")
     started = time.monotonic()
     from celu.launch import run_party  # after the settings are found sound: torch takes seconds
 
-    with RunProgress(console, settings.name) as progress:
+    with beside.of(folder), RunProgress(console, settings.name) as progress:
         folder.listen(progress.event)
         result = run_party(
             settings,

@@ -159,6 +159,7 @@ class PartySettings(Settings):
     outage_s: Seconds = 600.0  # for a link that is down to come up again
     heartbeat_s: Seconds = 10.0  # a peer that is silent for two of these is taken for gone
     link: Link | None = None  # emulated, for what this party sends
+    tracking: list[Literal["tensorboard"]] = []  # where the run's numbers go, beside its record
 
     @model_validator(mode="after")
     def _role_has_its_parts(self) -> PartySettings:

@@ -9,7 +9,8 @@ const Page = (() => {
       ? document.createElementNS("http://www.w3.org/2000/svg", tag)
       : document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) {
-      if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+      if (name === "style") node.style.cssText = value; // as an attribute, a strict policy forbids it
+      else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
       else if (value === true) node.setAttribute(name, "");
       else if (value !== false && value != null) node.setAttribute(name, value);
     }
@@ -86,17 +87,29 @@ const Page = (() => {
         el("tbody", {}, ...body)));
   }
 
+  /** Have a place hold something new; what was focused and scrolled stays so. */
+  function put(place, node) {
+    const before = place.querySelector(".scroll");
+    const focused = before !== null && before === document.activeElement;
+    const at = before && { top: before.scrollTop, left: before.scrollLeft };
+    place.replaceChildren(node);
+    const after = place.querySelector(".scroll");
+    if (after && at) Object.assign(after, { scrollTop: at.top, scrollLeft: at.left });
+    if (after && focused) after.focus({ preventScroll: true });
+  }
+
   /** A figure: a title, a place to draw, what it shows in words, and its numbers in a table.
       `table` makes the table when it is asked for; `aria` is what a screen reader says. */
   function figure(title, tableOf) {
     const plot = el("div", { class: "plot", role: "img" });
     const readout = el("output", { class: "readout", "aria-hidden": "true" });
     const caption = el("figcaption");
-    const details = el("details", { ontoggle: fill }, el("summary", {}, "The numbers"));
+    const numbers = el("div");
+    const details = el("details", { ontoggle: fill }, el("summary", {}, "The numbers"), numbers);
     const root = el("figure", {}, el("h3", {}, title), readout, plot, caption, details);
     function fill() {
-      while (details.children.length > 1) details.lastChild.remove();
-      if (details.open) details.append(tableOf());
+      if (details.open) put(numbers, tableOf());
+      else numbers.replaceChildren();
     }
     return {
       root, plot, readout,
@@ -130,7 +143,7 @@ const Page = (() => {
 
   const data = JSON.parse(document.getElementById("data")?.textContent || "null");
   return {
-    el, colour, lineColour, dash, swatch, number, bytes, seconds, share, table, figure, some,
+    el, colour, lineColour, dash, swatch, number, bytes, seconds, share, table, figure, put, some,
     whenItChanges, data,
   };
 })();

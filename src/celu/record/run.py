@@ -32,12 +32,14 @@ class RunRecord:
         self.summary: Mapping[str, Any] | None = None  # None while the run is going on
         self.events: list[Happened] = []
         self._position = 0
+        self._holding: dict[type[OfRound], list[Any]] = {}  # by kind, until there are new events
         self.refresh()
 
     def refresh(self) -> list[Happened]:
         """Read on; the events that are new. Where another run took the folder, all are."""
         if (self.path / EVENTS).exists() and (self.path / EVENTS).stat().st_size < self._position:
             self.events, self._position = [], 0
+            self._holding.clear()
         # The summary first: one that is there has no event after it, unless the run goes on.
         summary = self._read("summary.json")
         new, self._position = follow(self.path, self._position)
@@ -52,7 +54,19 @@ class RunRecord:
             self.settings = settings
         self.events += new
         self.summary = summary
+        if new:
+            self._holding.clear()
         return new
+
+    def forget_spans(self, keep: int) -> None:
+        """Let go of spans and tables of all but the last reports: what takes most memory.
+
+        For a reader that stays with a run, and shows these of the latest rounds alone.
+        """
+        having = [i for i, event in enumerate(self.events) if _is_large(event)]
+        for i in having[: max(0, len(having) - keep)]:
+            self.events[i] = self.events[i].model_copy(update={"spans": [], "table": None})
+        self._holding.clear()
 
     @property
     def job(self) -> Mapping[str, Any]:
@@ -131,13 +145,15 @@ class RunRecord:
 
     def _kept(self, kind: type[_E]) -> list[_E]:
         """Those that hold: a run that goes on after round r does the later ones again."""
-        kept: list[_E] = []
-        for event in self.events:
-            if isinstance(event, Begun):
-                kept = [earlier for earlier in kept if not earlier.is_undone_by(event.round)]
-            elif isinstance(event, kind):
-                kept.append(event)
-        return kept
+        if kind not in self._holding:
+            kept: list[_E] = []
+            for event in self.events:
+                if isinstance(event, Begun):
+                    kept = [earlier for earlier in kept if not earlier.is_undone_by(event.round)]
+                elif isinstance(event, kind):
+                    kept.append(event)
+            self._holding[kind] = kept
+        return list(self._holding[kind])
 
     def _read(self, name: str) -> dict[str, Any] | None:
         """A JSON object of the folder; None where there is none."""
@@ -153,3 +169,7 @@ class RunRecord:
         if not isinstance(content, dict):
             raise ConfigError(f"{path}: expected a JSON object, got {type(content).__name__}")
         return content
+
+
+def _is_large(event: Happened) -> bool:
+    return isinstance(event, RoundDone) and bool(event.spans or event.table)

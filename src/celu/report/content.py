@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from celu.errors import ConfigError
-from celu.record.happened import Evaluated
+from celu.doctor.running import Underway, warnings
+from celu.record.figures import figures, in_words
+from celu.record.lines import lines_of, use_of
 from celu.record.run import RunRecord
+from celu.record.several import labels
+from celu.record.windows import PLACES, groups, spans_in, window_at
 from celu.report.clocks import apart_s
-from celu.report.figures import figures, in_words
-from celu.report.lines import line, similarity, use
-from celu.report.windows import PLACES, groups, spans_in, window_at
-
-
-def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
-    """The runs of these folders; raises ConfigError, also for a folder that is named twice."""
-    seen: dict[Path, Path] = {}
-    for path in paths:
-        where = path.resolve()
-        if where in seen:
-            raise ConfigError(f"{path}: expected each run folder once, got it as {seen[where]} too")
-        seen[where] = path
-    return [RunRecord(path) for path in paths]
 
 
 def content(records: Sequence[RunRecord]) -> dict[str, Any]:
     """All that a report of these runs shows."""
-    labels = _labels(records)
     return {
-        "runs": [_run(record, label) for record, label in zip(records, labels, strict=True)],
+        "runs": [_run(*one) for one in zip(records, labels(records), strict=True)],
         "windows": _windows(records),
         "settings": _side_by_side(records, [_flat(_settings(record)) for record in records]),
         "versions": _side_by_side(records, [_flat(record.versions) for record in records]),
@@ -39,17 +26,12 @@ def content(records: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def _run(record: RunRecord, label: str) -> dict[str, Any]:
-    rounds, evaluations = record.rounds, record.evaluations
-    metrics = {name: None for event in evaluations for name in event.metrics}
     return {
         "label": label,
         "figures": figures(record),
-        "held_out": {name: line(evaluations, _metric(name)) for name in metrics},
-        "loss": line(rounds, lambda event: event.loss),
-        "staleness": line(rounds, lambda event: event.staleness),
-        "similarity": similarity(rounds),
-        "sent": use(rounds, lambda event: event.bytes_sent),
-        "received": use(rounds, lambda event: event.bytes_received),
+        **lines_of(record.rounds, record.evaluations),
+        **use_of(record.rounds),
+        "warnings": [[f.what, f.words, f.change] for f in warnings(Underway.of(record))],
         "choices": [
             {"round": c.round, "W": c.W, "R": c.R, "depth": c.depth, "codec": c.codec}
             | {"reason": c.reason}
@@ -58,26 +40,6 @@ def _run(record: RunRecord, label: str) -> dict[str, Any]:
         ],
         "happened": [[e.t, *words] for e in record.events if (words := in_words(e))],
     }
-
-
-def _metric(name: str) -> Any:
-    def value(event: Evaluated) -> float | None:
-        return event.metrics.get(name)
-
-    return value
-
-
-def _labels(records: Sequence[RunRecord]) -> list[str]:
-    """Each run by as much of its path as tells it apart, and by its party."""
-    paths = [record.path.resolve().parts for record in records]
-    labels = []
-    for record, own in zip(records, paths, strict=True):
-        length = 1
-        while length < len(own) and sum(p[-length:] == own[-length:] for p in paths) > 1:
-            length += 1
-        tail = own[-length:]
-        labels.append("/".join(tail) + ("" if record.name in tail else f" · {record.name}"))
-    return labels
 
 
 def _windows(records: Sequence[RunRecord]) -> dict[str, list[dict[str, Any]]]:
