@@ -69,7 +69,7 @@ def test_the_readmes_settings_files_are_valid(tmp_path: Path) -> None:
 
 def test_the_schema_in_the_docs_is_valid_and_makes_a_store(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    (schema,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (schema,) = re.findall(r"```toml file=schema.toml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "schema.toml").write_text(schema)
     rows = ["customer,churned,age,spent,city,device"]
     for i in range(300):

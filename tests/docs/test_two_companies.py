@@ -1,0 +1,38 @@
+"""Both companies follow their pages at the same time, step by step, over TLS on this machine."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from celu.bench.processes import free_port
+from docs.blocks import ROOT, Block, read
+from docs.shell import BLOCK_S, Reader
+
+PAGES = {name: read(ROOT / "docs" / f"two-companies-{name}.md") for name in ("guest", "host")}
+
+
+def of_step(blocks: list[Block], step: int) -> list[Block]:
+    return [block for block in blocks if block.step == step]
+
+
+def test_both_pages_have_the_same_steps() -> None:
+    guest, host = ({block.step for block in blocks} for blocks in PAGES.values())
+    assert guest == set(range(1, 11))
+    assert host == guest - {3}, "the contract comes from the guest"
+
+
+def test_a_bank_and_a_shop_train_as_their_pages_say(tmp_path: Path) -> None:
+    ports = {"7443": str(free_port())}
+    readers = {name: Reader(tmp_path / name, ports) for name in PAGES}
+    with ThreadPoolExecutor(len(PAGES)) as both:
+        for step in range(1, 11):
+            todo = {name: of_step(blocks, step) for name, blocks in PAGES.items()}
+            at_work = [both.submit(readers[name].follow, todo[name]) for name in PAGES]
+            for one in at_work:
+                one.result(BLOCK_S * 6)
+            for name, other in (("guest", "host"), ("host", "guest")):
+                for block in todo[name]:
+                    for ours, theirs in block.sends:
+                        shutil.copy(tmp_path / name / ours, tmp_path / other / theirs)
