@@ -121,8 +121,10 @@ def _file(path: PurePosixPath) -> PurePosixPath:
         path = PurePosixPath("repository", path)
     if path.suffix in _IMAGES:
         return path
+    if not path.suffix:  # a folder, whose name a page may have too
+        return path / "index.html"
     return (
-        path.with_suffix(".html") if path.suffix == ".md" else path.with_name(path.name + ".html")
+        path.with_suffix(".html") if path.suffix == ".md" else path.with_name(f"{path.name}.html")
     )
 
 
@@ -165,4 +167,5 @@ def _write(out: Path, path: PurePosixPath, title: str, body: str) -> None:
         version=__version__,
         source=html.escape(str(path)),
     )
-    file.write_text(text, encoding="utf-8")
+    with file.open("x", encoding="utf-8") as new:  # two pages of one name would lose one
+        new.write(text)
