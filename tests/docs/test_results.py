@@ -75,7 +75,9 @@ def test_every_result_is_told_of() -> None:
     assert {line["file"] for line in FIGURES} == {path.name for path in RESULTS.glob("*.json")}
 
 
-@pytest.mark.parametrize(("file", "lines"), ROWS, ids=lambda part: part if part is str else None)
+@pytest.mark.parametrize(
+    ("file", "lines"), ROWS, ids=lambda part: part if isinstance(part, str) else ""
+)
 def test_a_table_shows_rows_of_what_was_measured(file: str, lines: list[Line]) -> None:
     rows = result(file)["rows"]
     for line in lines:
