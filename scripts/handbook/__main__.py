@@ -1,4 +1,4 @@
-"""`python -m handbook FOLDER`: build the site, list external links, fail on dead ones."""
+"""`python -m handbook`: build the site, list external links, fail on dead ones."""
 
 import sys
 from pathlib import Path
@@ -9,8 +9,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def main() -> int:
-    """Build into the folder of the command line; 1 where a link leads nowhere."""
-    out = Path(sys.argv[1])
+    """Build into site/ of the repository; 1 where a link leads nowhere."""
+    out = ROOT / "site"
     report = build(ROOT, out)
     for link in sorted(report.external):
         print(f"external, not looked at: {link}")

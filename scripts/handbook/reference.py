@@ -86,7 +86,7 @@ def _command(path: str, command: Any) -> Iterator[str]:
     yield f"\n### {path}\n\n{_plain(command.help)}\n"
     shown = [p for p in command.params if not getattr(p, "hidden", False) and p.name != "help"]
     if shown:
-        yield "| | | default |\n|---|---|---|"
+        yield "| option | what | default |\n|---|---|---|"
     for param in shown:
         named = param.param_type_name == "option"
         name = ", ".join(param.opts) if named else str(param.name).upper()

@@ -77,7 +77,7 @@ def build(root: Path, out: Path) -> Report:
 
         _write(out, page.path, page.title, page.html(place))
     for folder in [target for target in linked if (root / target).is_dir()]:
-        linked |= {folder / path.name for path in (root / folder).iterdir()} - pages.keys()
+        linked |= {folder / name for name in _files(root / folder)} - pages.keys()
     for target in linked:
         if target.suffix in _IMAGES:
             file = out / _file(target)
@@ -136,29 +136,31 @@ def _address(page: Page, link: str) -> str:
     return f"{there}#{fragment}" if fragment else there
 
 
+def _item(here: PurePosixPath, there: PurePosixPath, words: str, *, current: bool = False) -> str:
+    """A link from one page to another, in a list."""
+    address = os.path.relpath(_file(there), _file(here).parent)
+    mark = ' aria-current="page"' if current else ""
+    return f'<li><a href="{address}"{mark}>{html.escape(words)}</a></li>'
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
+
+
 def _shown(path: Path, target: PurePosixPath) -> str:
     """A file or a folder of the repository as the body of a page."""
     heading = f"<h1><code>{html.escape(str(target))}</code></h1>"
     if path.is_dir():
-        here = _file(target).parent
-        files = {p.name: _file(target / p.name) for p in sorted(path.iterdir())}
-        links = [
-            f'<li><a href="{os.path.relpath(file, here)}">{html.escape(name)}</a></li>'
-            for name, file in files.items()
-        ]
-        return f"{heading}<ul>{''.join(links)}</ul>"
+        links = "".join(_item(target, target / name, name) for name in _files(path))
+        return f"{heading}<ul>{links}</ul>"
     text = path.read_bytes()[:_SHOWN_BYTES].decode("utf-8", "replace")
     return f"{heading}<pre><code>{html.escape(text)}</code></pre>"
 
 
 def _write(out: Path, path: PurePosixPath, title: str, body: str) -> None:
-    here = _file(path)
-    items = []
-    for name, words in NAVIGATION:
-        current = ' aria-current="page"' if PurePosixPath(name) == path else ""
-        address = os.path.relpath(_file(PurePosixPath(name)), here.parent)
-        items.append(f'<li><a href="{address}"{current}>{html.escape(words)}</a></li>')
-    file = out / here
+    pages = [(PurePosixPath(name), words) for name, words in NAVIGATION]
+    items = [_item(path, page, words, current=page == path) for page, words in pages]
+    file = out / _file(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     text = _TEMPLATE.substitute(
         title=html.escape(title),
