@@ -10,6 +10,12 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
+def test_each_says_the_one_command_that_runs_it() -> None:
+    for path in EXAMPLES:
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert f"python examples/{path.name}" in docstring, path
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_it_runs_and_prints_a_result(path: Path) -> None:
     ran = subprocess.run(

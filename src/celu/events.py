@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TextIO
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any, TextIO
 
 from celu.errors import CheckpointError, ConfigError
 from celu.version import __version__
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Listener = Callable[[str, Mapping[str, Any]], None]
 
@@ -181,11 +181,12 @@ def _earlier_events(path: Path, file: TextIO, goes_on: bool) -> list[dict[str, A
 def versions() -> dict[str, str]:
     """What a bug report or a reader of a result needs to know of the software."""
     packages = ("torch", "numpy", "grpcio", "pyarrow", "cryptography", "safetensors", "pydantic")
-    found = {name: _installed(name) for name in packages}
+    found = {name: installed(name) for name in packages}
     return {"celu": __version__, "python": platform.python_version(), **found}
 
 
-def _installed(package: str) -> str:
+def installed(package: str) -> str:
+    """The version of a package, or "absent"."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -194,6 +195,8 @@ def _installed(package: str) -> str:
 
 def hardware() -> dict[str, Any]:
     """What a reader of a measurement needs to know of the machine."""
+    import torch  # here: commands that compute nothing start at once
+
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "machine": platform.machine(),

@@ -1,7 +1,12 @@
 """The commands as a newcomer meets them."""
 
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +69,7 @@ def test_the_readmes_settings_files_are_valid(tmp_path: Path) -> None:
 
 def test_the_schema_in_the_docs_is_valid_and_makes_a_store(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    (schema,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (schema,) = re.findall(r"```toml file=schema.toml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "schema.toml").write_text(schema)
     rows = ["customer,churned,age,spent,city,device"]
     for i in range(300):
@@ -120,4 +125,53 @@ def test_rows_made_up_again_with_the_same_seed_are_the_same(tmp_path: Path) -> N
 
 def test_version_prints_what_a_bug_report_needs() -> None:
     text = invoke("version")
-    assert all(name in text for name in ("celu", "python", "torch", "grpcio", "cpus"))
+    needed = ("celu", "python", "torch", "torch build", "grpcio", "cpus", "platform")
+    assert all(re.search(rf"^{name} \S", text, re.MULTILINE) for name in needed)
+    assert re.findall(r"^extra (\w+) \S", text, re.MULTILINE) == [
+        *("flights", "zstd", "websocket", "figures")
+    ]
+
+
+def test_every_extra_that_a_user_may_install_is_in_version() -> None:
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    extras = pyproject["project"]["optional-dependencies"].keys() - {"dev"}
+    assert extras == set(re.findall(r"^extra (\w+)", invoke("version"), re.MULTILINE))
+
+
+def test_a_shell_completes_commands() -> None:
+    asked = {"_CELU_COMPLETE": "complete_bash", "COMP_WORDS": "celu al", "COMP_CWORD": "1"}
+    ran = subprocess.run(
+        [Path(sys.executable).with_name("celu")],
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.stdout.split() == ["align"], ran.stderr
+
+
+def test_commands_that_compute_nothing_start_without_torch() -> None:
+    code = "import sys, celu.cli.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("on_a_terminal", [True, False])
+def test_an_error_is_coloured_on_a_terminal_and_plain_elsewhere(
+    on_a_terminal: bool, tmp_path: Path
+) -> None:
+    ours, theirs = pty.openpty()
+    stderr = theirs if on_a_terminal else subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, "-m", "celu.cli.app", "run", "party.toml"],
+        cwd=tmp_path,
+        stderr=stderr,
+        env={k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm-256color"},
+    )
+    os.close(theirs)
+    _, piped = process.communicate(timeout=60)
+    said = os.read(ours, 4096) if on_a_terminal else piped
+    os.close(ours)
+    assert process.returncode == 3
+    assert b"ConfigError" in said and b"job.toml" in said
+    assert (b"\x1b[" in said) is on_a_terminal

@@ -40,17 +40,9 @@ for _name in (
     "dashboard",
     "chaos",
     "bench",
+    "version",
 ):
     import_module(f"celu.cli.{_name}").register(app)
-
-
-@app.command()
-def version() -> None:
-    """Print the versions that a bug report needs."""
-    from celu.events import hardware, versions
-
-    for name, value in {**versions(), **hardware()}.items():
-        typer.echo(f"{name} {value}")
 
 
 def main() -> None:

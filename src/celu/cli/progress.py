@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,8 +17,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from celu.config.job import Tuning
-from celu.session import Result
+if TYPE_CHECKING:
+    from celu.config.job import Tuning
+    from celu.session import Result
 
 _METRICS = ("auc", "accuracy", "rmse", "loss")
 

@@ -1,0 +1,1 @@
+"""Builds the documentation: Markdown of this repository to HTML that opens from disk."""

@@ -1,0 +1,26 @@
+"""`python -m handbook`: build the site, list external links, fail on dead ones."""
+
+import sys
+from pathlib import Path
+
+from handbook.site import build
+
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> int:
+    """Build into site/ of the repository; 1 where a link leads nowhere."""
+    out = ROOT / "site"
+    report = build(ROOT, out)
+    for link in sorted(report.external):
+        print(f"external, not looked at: {link}")
+    for dead in report.dead:
+        print(f"dead: {dead}", file=sys.stderr)
+    print(f"{report.num_pages} pages, {report.num_links} links, {len(report.dead)} dead")
+    if not report.dead:
+        print(f"open {out / 'index.html'}")
+    return bool(report.dead)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

