@@ -12,6 +12,7 @@ from rich.console import Console
 
 from celu.cli.beside import Beside
 from celu.cli.progress import RunProgress, summary_table
+from celu.cli.stopping import Stopping
 from celu.config.job import read_job
 from celu.config.link import find_link
 from celu.config.party import PartySettings, check_names, read_party
@@ -59,8 +60,9 @@ def run(
     """Run one party of a job, over the network, until the job is done.
 
     Each company runs this with its own party.toml and the same job.toml. Either side may listen;
-    the one that does prints the line that the other side runs. Interrupted, it goes on from its
-    last checkpoint when it is run again at the parties that stopped.
+    the one that does prints the line that the other side runs. Ctrl-C stops it at the next
+    checkpoint, a second one at once. Interrupted, it goes on from its last checkpoint when it is
+    run again at the parties that stopped.
     """
     contract = read_job(job)
     settings = with_options(read_party(party), connect, listen, out)
@@ -79,8 +81,13 @@ def run(
     started = time.monotonic()
     from celu.launch import run_party  # after the settings are found sound: torch takes seconds
 
-    with beside.of(folder), RunProgress(console, settings.name) as progress:
+    with (
+        beside.of(folder),
+        RunProgress(console, settings.name) as progress,
+        Stopping(console, settings.name) as stopping,
+    ):
         folder.listen(progress.event)
+        folder.listen(stopping.event)
         result = run_party(
             settings,
             contract,

@@ -240,6 +240,7 @@ async def train_guest(
                 fresh.append(trainer.foretold())
             if round_ < last:
                 keeper.after(round_ + 1, marks)
+                keeper.announce()
         times = see.times(len(segment.measured), trainer.workset)
         metrics: dict[str, float] = {}
         if segment.scored:
@@ -264,6 +265,7 @@ async def train_guest(
         await _tell(links, last, {"stop": False, **told})
         if plan.chooses:
             see.chosen(next_)
+        keeper.announce()
         here, step = next_.segment.start, next_
     return here
 

@@ -208,6 +208,7 @@ async def train_host(
             await _exchange(trainer, link, step.segment, round_, see)
             if round_ + 1 < step.segment.stop:
                 keeper.after(round_ + 1, marks)
+                keeper.announce()
         last = step.segment.stop - 1
         times = see.times(len(step.segment.measured), trainer.workset)
         if step.segment.scored:
@@ -224,6 +225,7 @@ async def train_host(
             return here
         step = plan.next(verdict)
         keeper.after(here, marks)
+        keeper.announce()
         here = step.segment.start
     return here
 

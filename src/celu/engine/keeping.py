@@ -81,6 +81,7 @@ class Keeper:
         self._plan = plan
         self._see = see
         self._last = 0
+        self._unannounced = False
 
     def begin(self, round_: int) -> Place:
         """Where to begin: at the beginning, or with everything as it was after so many rounds.
@@ -109,6 +110,16 @@ class Keeper:
         """So many rounds are done: take a checkpoint if one is due; raises CheckpointError."""
         if not marks and round_ - self._last >= self._every:
             self._take(round_, done=False)
+            self._unannounced = self._checkpoints is not None
+
+    def announce(self) -> None:
+        """Say that a checkpoint was taken, if one was: once all others can take theirs.
+
+        Who wants to stop at a checkpoint does so here.
+        """
+        if self._unannounced:
+            self._unannounced = False
+            self._see.kept(self._last)
 
     def at_the_end(self, round_: int) -> None:
         """The run is done: keep how it ended; raises CheckpointError."""

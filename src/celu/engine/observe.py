@@ -202,6 +202,10 @@ class Observer:
         began = self._began
         return [(what, round(a - began, 5), round(b - began, 5)) for what, a, b in spans]
 
+    def kept(self, rounds: int) -> None:
+        """A checkpoint was taken after so many rounds; it may still have to be written."""
+        self._emit("checkpoint", {"round": rounds, "seconds": self._seconds()})
+
     def evaluated(self, round_: int, metrics: dict[str, float], target_reached: bool) -> None:
         """Held-out rows were scored after this round."""
         fields = {
