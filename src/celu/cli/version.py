@@ -12,6 +12,8 @@ _EXTRAS = {
     "zstd": "zstandard",
     "websocket": "websockets",
     "figures": "matplotlib",
+    "dashboard": "starlette",
+    "tensorboard": "tensorboard",
 }
 
 
