@@ -62,7 +62,7 @@ aligned = true
 certificate = "{certs}/{name}/certs/{name}.pem"
 key = "{certs}/{name}/certs/{name}.key"
 [model]
-bottom = {{ use = "wdl", hidden = [64, 64] }}
+bottom = {{ use = "wdl", hidden = [96, 96] }}
 """
 _TOP = """top = "wdl"
 loss = "binary"

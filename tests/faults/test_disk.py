@@ -14,8 +14,8 @@ from celu.checkpoint.generations import FOLDER
 from faults.conftest import Federate
 from faults.parties import Federation, Party
 
-# Above the events of some hundred rounds, and below the tensors of a checkpoint.
-BELOW_TENSORS = 32_000
+# Above the events of a hundred rounds, and below the tensors of a checkpoint.
+BELOW_TENSORS = 64_000
 
 
 def limit_files(party: Party, num_bytes: int) -> None:
