@@ -12,9 +12,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-# Rows of dZ carry the 1/B of the mean loss and may be very small: far below the 1e-8 at which
-# torch's own cosine_similarity starts to shrink its result, and the 1e-22 whose square is zero.
-_SMALLEST = torch.finfo(torch.float32).tiny
+# Rows of dZ carry the 1/B of the mean loss and may be very small, far below the 1e-8 at which
+# torch's own cosine_similarity starts to shrink its result. Ours does so where squares are no
+# longer exact: a smaller bound would make cosines above 1 of rows that are all but nothing.
+_SMALLEST_NORM = 1e-18
 
 
 class Weights(NamedTuple):
@@ -51,5 +52,4 @@ class CosineWeighting:
 
 
 def _unit_rows(x_BD: Tensor) -> Tensor:
-    largest_B1 = torch.linalg.vector_norm(x_BD, float("inf"), dim=1, keepdim=True)
-    return torch.nn.functional.normalize(x_BD / largest_B1.clamp_min(_SMALLEST), dim=1)
+    return torch.nn.functional.normalize(x_BD, dim=1, eps=_SMALLEST_NORM)
