@@ -50,7 +50,12 @@ def run_seeds(
 def _in_chunks(seeds: Sequence[int], workers: int) -> Iterator[list[Verdict]]:
     chunks = [seeds[start : start + _CHUNK] for start in range(0, len(seeds), _CHUNK)]
     if workers == 1:
-        yield from map(_run_chunk, chunks)
+        threads = torch.get_num_threads()
+        _one_thread()
+        try:
+            yield from map(_run_chunk, chunks)
+        finally:
+            torch.set_num_threads(threads)
         return
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not outlive a fork
     with ProcessPoolExecutor(workers, spawn, initializer=_one_thread) as pool:
@@ -58,6 +63,7 @@ def _in_chunks(seeds: Sequence[int], workers: int) -> Iterator[list[Verdict]]:
 
 
 def _one_thread() -> None:
+    """Tensors of a few numbers are not worth a second one."""
     torch.set_num_threads(1)
 
 
