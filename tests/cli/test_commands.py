@@ -128,7 +128,7 @@ def test_version_prints_what_a_bug_report_needs() -> None:
     needed = ("celu", "python", "torch", "torch build", "grpcio", "cpus", "platform")
     assert all(re.search(rf"^{name} \S", text, re.MULTILINE) for name in needed)
     assert re.findall(r"^extra (\w+) \S", text, re.MULTILINE) == [
-        *("flights", "zstd", "websocket", "figures")
+        *("flights", "zstd", "websocket", "figures", "dashboard", "tensorboard")
     ]
 
 
