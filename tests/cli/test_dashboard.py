@@ -75,16 +75,17 @@ def test_a_run_is_shown_while_it_trains_until_it_is_done(pair: Pair) -> None:
             assert titles[title], title
         tab.wait_for(f"{ROUNDS} > {at + 20}")
         after = dict(tab.evaluate(FIGURES))
-        changed = {title for title in titles if after[title] != titles[title]}
-        assert {"Training loss", "Sent in training, Mbps", "Received in training, Mbps"} <= changed
+        still = {title for title in titles if after[title] == titles[title]}
+        # Similarities may have come to rest at 1; everything else moves.
+        assert all(title.startswith("Cosine similarity") for title in still), still
         tab.evaluate("document.getElementById('follow').click()")  # stands still
-        still = tab.evaluate(ROUNDS)
+        held = tab.evaluate(ROUNDS)
         guest_ended, host_ended = ended(guest), ended(host)
         assert guest_ended.code == 0, guest_ended.err
         assert host_ended.code == 0, host_ended.err
         connection = "document.getElementById('connection').textContent"
         tab.wait_for(f"{connection}.includes('has ended')")
-        assert tab.evaluate(ROUNDS) == still
+        assert tab.evaluate(ROUNDS) == held
         tab.evaluate("document.getElementById('follow').click()")
         tab.wait_for(f"{ROUNDS} === 150")
         assert "done" in tab.evaluate("document.getElementById('figures').innerText")
