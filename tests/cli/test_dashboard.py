@@ -25,6 +25,12 @@ ROUNDS = (
 FIGURES = """[...document.querySelectorAll("figure")].map((figure) => [
   figure.querySelector("h3").textContent, figure.querySelector("figcaption").textContent])"""
 
+# Tests that a shell runs in the background ignore Ctrl-C, and would pass that on.
+INTERRUPTIBLE = """import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from celu.cli.app import main
+main()"""
+
 
 @pytest.fixture
 def pair(tmp_path: Path, keys: Path) -> Pair:
@@ -45,7 +51,7 @@ def said(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
 
 @contextmanager
 def dashboard(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "celu.cli.app", "dashboard", *map(str, arguments)]
+    command = [sys.executable, "-c", INTERRUPTIBLE, "dashboard", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process, said(process, r"(http://\S+/)")[1]

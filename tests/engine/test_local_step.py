@@ -13,6 +13,7 @@ from celu.data.table import Batch
 from celu.engine.coding import Coding
 from celu.engine.guest import GuestTrainer
 from celu.engine.host import HostTrainer
+from celu.engine.local import device_of
 from celu.errors import ModelError
 from celu.transport.message import Kind, Message
 from federation import federation, train_in_memory
@@ -217,3 +218,9 @@ def test_a_policy_of_the_users_own_is_plugged_in_by_name(
     own = train_in_memory(federation(method=celu.Method(W=4, R=3, **named)))
     built_in = train_in_memory(federation(method=celu.Method(W=4, R=3)))
     assert any(not torch.equal(own[name], built_in[name]) for name in own)
+
+
+def test_a_party_computes_where_any_of_its_modules_has_parameters() -> None:
+    elsewhere = nn.Linear(2, 1, device="meta")
+    assert device_of([nn.ReLU(), elsewhere]) == torch.device("meta")
+    assert device_of([nn.ReLU()]) == torch.device("cpu")

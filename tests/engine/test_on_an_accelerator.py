@@ -11,6 +11,7 @@ import torch
 import celu
 from celu.data.feed import Feed
 from celu.data.order import BatchOrder
+from celu.models.tops import InnerProductTop
 from federation import BATCH, ROWS, Federation, federation
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -43,6 +44,16 @@ def test_rows_sent_batch_by_batch_train_like_rows_that_lie_there(order: celu.Ord
     assert one.evaluations[-1]["loss"] == pytest.approx(other.evaluations[-1]["loss"], rel=1e-4)
     for name, tensor in weights.items():
         torch.testing.assert_close(tensor, others[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_guest_whose_top_has_no_parameters_computes_where_its_bottom_does() -> None:
+    fed = federation(hosts={"host": 5})
+    fed = Federation(
+        fed.job, dataclasses.replace(fed.guest, top=InnerProductTop([5, 5])), fed.hosts
+    )
+    for rows_too in (True, False):
+        there = on_device(fed, rows_too=rows_too)
+        assert celu.simulate(there.job, there.guest, there.hosts).rounds == fed.job.rounds
 
 
 def test_a_batch_comes_to_the_device_by_way_of_page_locked_memory() -> None:

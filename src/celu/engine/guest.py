@@ -49,7 +49,7 @@ class GuestTrainer:
         self._codings = {host: Coding(job, host, spans=spans) for host in job.hosts}
         self._batch_size = job.batch_size
         self._evaluation = job.evaluation
-        self._device = device_of(guest.top)
+        self._device = device_of(self._modules.values())
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
         self.feed = Feed(guest.train, order, self._device)
         self._optimizer = Optimizer(self._modules.values(), job.optimizer)

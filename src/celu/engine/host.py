@@ -56,7 +56,7 @@ class HostTrainer:
         self._seed = job.seed
         self._width = job.hosts[name].z_width
         self._batch_size = job.batch_size
-        self._device = device_of(host.bottom)
+        self._device = device_of(self._modules.values())
         order = BatchOrder(job.seed, host.train.num_rows, job.batch_size, job.order)
         self.feed = Feed(host.train, order, self._device)
         self._optimizer = Optimizer([host.bottom], job.optimizer)

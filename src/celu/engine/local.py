@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -98,9 +99,10 @@ def same_rows(message: Message, batch: Batch) -> None:
         )
 
 
-def device_of(module: nn.Module) -> torch.device:
-    """Where a module computes; main memory for one without parameters."""
-    return next((p.device for p in module.parameters()), torch.device("cpu"))
+def device_of(modules: Iterable[nn.Module]) -> torch.device:
+    """Where a party's modules compute; main memory where none of them has parameters."""
+    parameters = (p for module in modules for p in module.parameters())
+    return next((p.device for p in parameters), torch.device("cpu"))
 
 
 def seed_step(seed: int, party: str, round_: int, use: int) -> None:
