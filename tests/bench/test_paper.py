@@ -258,13 +258,14 @@ def test_a_part_writes_its_table_and_its_figures(
     written = json.loads((tmp_path / "similarity.json").read_text())
     assert written["profile"] == "tiny" and written["hardware"]["cpus"]
     assert set(result.figures) == {
-        f"{party}_q10_least_{regime}"
+        f"{party}_{figure}_{setting}"
         for party in ("host", "guest")
-        for regime in ("paper", "strong")
+        for figure in ("q10", "q10_least")
+        for setting in ("paper", "strong", "paper_w1")
     }
     text = (tmp_path / "similarity.md").read_text()
     assert "![similarity-quantiles](similarity-quantiles.svg)" in text
-    assert "| regime | party |" in text
+    assert "| setting | party |" in text
 
 
 def test_without_matplotlib_all_is_measured_and_the_next_step_told(

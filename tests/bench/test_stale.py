@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import celu
+from celu.bench.paper import theory
 from celu.bench.paper.stale import (
     FILL,
     Stale,
@@ -19,7 +21,9 @@ from celu.bench.paper.stale import (
     joint_gradients,
     lockstep,
 )
-from celu.workset.table import Entry
+from celu.data.table import Batch
+from celu.workset.sampling import RoundRobin
+from celu.workset.table import Entry, WorksetTable
 from federation import Federation, federation, train_in_memory
 
 METHOD = celu.Method(W=3, R=4, xi=60)
@@ -111,7 +115,26 @@ def test_a_look_tells_variances_and_cosines_of_both_parties() -> None:
         # With W=1 a round's local steps are all of one batch, so their mean is any one of them.
         assert found[party]["round_variance"] == pytest.approx(found[party]["step_variance"])
         assert -1 <= found[party]["least_cosine"] <= found[party]["cosine"] <= 1
-    assert FILL >= 8  # the largest W that is tried
+
+
+@pytest.mark.parametrize("R", theory.RS)
+@pytest.mark.parametrize("W", theory.WS)
+def test_a_workset_that_was_filled_is_used_as_in_the_long_run(W: int, R: int) -> None:
+    def ages(rounds: int) -> list[int]:
+        """In updates, of what the local steps after so many rounds use."""
+        table, sampling = WorksetTable(W, R), RoundRobin()
+        batch = Batch({}, None, np.zeros((0, 16), np.uint8))
+        updates, inserted = 0, {}
+        for round_ in range(rounds):
+            updates += sum(table.sample(sampling) is not None for _ in range(R - 1))
+            table.insert(Entry(round_, batch, (), ()))
+            inserted[round_] = updates
+            updates += 1
+        drawn = [table.sample(sampling) for _ in range(R - 1)]
+        return [updates - inserted[entry.round] for entry in drawn if entry is not None]
+
+    assert len(ages(FILL)) == R - 1
+    assert ages(FILL) == ages(10 * FILL)
 
 
 def test_the_variance_is_that_around_the_mean() -> None:

@@ -30,8 +30,9 @@ from celu.engine.guest import GuestTrainer
 from celu.engine.host import HostTrainer
 from celu.workset.table import Entry
 
-# Rounds from a checkpoint until a workset is full of fresh entries, for any W that is tried.
-FILL = 8
+# Rounds from a checkpoint until a workset is full of fresh entries and every local step of a round
+# finds one, for any W that is tried: twice the largest.
+FILL = 16
 PARTIES = ("host", "guest")
 Weigh = Callable[[Tensor, Tensor], Tensor | None]
 
@@ -46,6 +47,7 @@ class Stale:
     R: int
     checkpoints: tuple[int, ...]
     replicas: int
+    fill: int = FILL
 
     def __str__(self) -> str:
         """For a reader of the screen."""
@@ -110,8 +112,8 @@ class Lockstep:
             self.guest.restore(states[0])
             self.host.restore(states[1])
             self.adopt(wanted.W, wanted.R)
-            first = checkpoint + FILL * (1 + replica)
-            for round_ in range(first, first + FILL):
+            first = checkpoint + wanted.fill * (1 + replica)
+            for round_ in range(first, first + wanted.fill):
                 self.round(round_)
             drawn: dict[str, list[Tensor]] = {party: [] for party in PARTIES}
             for entries in self._draws(wanted.R - 1):

@@ -32,7 +32,7 @@ from celu.bench.paper.drawing import (
     new_figure,
 )
 from celu.bench.paper.study import Baseline, Spread, Study, ratio, rounds_to, tune
-from celu.bench.paper.training import CELU, GUEST_ONLY, Train
+from celu.bench.paper.training import CELU, CONSECUTIVE, GUEST_ONLY, Train
 from celu.bench.paper.words import against_paper
 from celu.bench.report import BenchResult
 
@@ -99,12 +99,11 @@ def _cells() -> list[Cell]:
 
 
 CELLS = _cells()
-_CONSECUTIVE = celu.Method(W=1, R=5, xi=60)
 _NO_WEIGHTS = celu.Method(W=5, R=5, weighting="none")
 _STRONG = {
     "vanilla": VANILLA,
     "W=5, R=5, xi=60": CELU,
-    "W=1, R=5, xi=60": _CONSECUTIVE,
+    "W=1, R=5, xi=60": CONSECUTIVE,
     "W=5, R=5, no weights": _NO_WEIGHTS,
     "guest only, W=5, R=5, xi=60": GUEST_ONLY,
 }
@@ -184,7 +183,7 @@ def figures_of(rounds: dict[celu.Method, float | None]) -> dict[str, float | Non
     """The figures of a regime, from the mean rounds of its methods."""
     return {
         "celu_rounds": ratio(rounds[CELU], rounds[VANILLA]),
-        "w5_over_w1": ratio(rounds[CELU], rounds[_CONSECUTIVE]),
+        "w5_over_w1": ratio(rounds[CELU], rounds[CONSECUTIVE]),
         "weighting_gain": ratio(rounds[CELU], rounds[_NO_WEIGHTS]),
         "guest_only_rounds": ratio(rounds[GUEST_ONLY], rounds[VANILLA]),
     }

@@ -24,6 +24,7 @@ from celu.bench.paper.runs import Values
 from celu.errors import NonFiniteError
 
 CELU = celu.Method(W=5, R=5, xi=60)
+CONSECUTIVE = celu.Method(W=1, R=5, xi=60)
 FEDBCD = celu.Method(W=1, R=5, weighting="none")
 GUEST_ONLY = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60)
 
