@@ -10,18 +10,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import celu
+from browser import browser
 from celu.bench.curves import Run
 from celu.bench.pair import VANILLA, Pair, Shape, open_pair, with_hosts
-from celu.bench.paper import making, similarity, table2, training
-from celu.bench.paper.drawing import Drawing, Line, curve_line, draw_lines, new_figure, save
+from celu.bench.paper import drawing, making, similarity, table2, training
+from celu.bench.paper.drawing import Drawing, Line, curve_line, draw_lines, new_figure
 from celu.bench.paper.profiles import PROFILES, Profile, Task
 from celu.bench.paper.runs import Runs, Values
 from celu.bench.paper.stores import Stores
 from celu.bench.paper.study import Spread, Study, ratio, rounds_to, seconds_to, tune
 from celu.bench.paper.training import CELU, GUEST_ONLY, Train
 from celu.bench.paper.words import against_paper, trend
+from celu.cli.app import app
 from celu.cli.bench import _seeds
 from celu.config.link import PROFILES as LINES
 from celu.errors import ConfigError, DataError
@@ -272,12 +275,41 @@ def test_without_matplotlib_all_is_measured_and_the_next_step_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PROFILES, "tiny", TINY)
-    monkeypatch.setattr(making, "can_draw", lambda: False)
+    monkeypatch.setattr(drawing, "can_draw", lambda: False)
     parts = making.bench_paper(print, tmp_path, parts=["similarity"], profile="tiny", seeds=[1])
     _, files = next(parts)
     assert {file.name for file in files} == {"similarity.json", "similarity.md"}
     with pytest.raises(ConfigError, match=r"celu\[figures\]"):
         next(parts)
+
+
+def test_the_runs_are_reported_here_where_another_machine_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PROFILES, "tiny", TINY)
+    there, here = tmp_path / "there", tmp_path / "here"
+    for out in (there, here):
+        parts = making.bench_paper(print, out, parts=["report"], profile="tiny", seeds=[1])
+        ((result, files),) = parts
+        assert [file.name for file in files] == ["report.json", "report.md", "report.html"]
+        here.mkdir(exist_ok=True)
+        shutil.copy(there / "runs.jsonl", here)
+    assert not (here / "stores").exists()
+    assert (here / "report.html").read_bytes() == (there / "report.html").read_bytes()
+    folders = sorted((here / "report").glob("*/*"))
+    assert len(folders) == 8 and [row["run"] for row in result.rows[::2]] == [
+        *("vanilla", "fedbcd", "celu", "together")
+    ]
+    command = ["report", *map(str, folders), "--out", str(tmp_path / "again.html")]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    with browser() as tabs:
+        for page in (here / "report.html", tmp_path / "again.html"):
+            tab = tabs()
+            tab.open(page.as_uri())
+            tab.wait_for("document.querySelectorAll('canvas').length > 5")
+            tab.wait_for("document.querySelectorAll('#time rect[y]').length > 10")
+            assert "Held-out AUC" in tab.evaluate("document.body.innerText")
+            assert tab.errors == [] and tab.requests == [page.as_uri()]
 
 
 def test_what_there_is_none_of_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
@@ -294,8 +326,8 @@ def test_a_figure_is_drawn_the_same_every_time_with_its_text_as_text(tmp_path: P
         axes.set_title("Words to find")
         return figure
 
-    drawing = Drawing("x", draw)  # type: ignore[arg-type]
-    first, second = save(drawing, tmp_path / "1", "p"), save(drawing, tmp_path / "2", "p")
+    figure = Drawing("x", draw)  # type: ignore[arg-type]
+    first, second = figure.save(tmp_path / "1", "p"), figure.save(tmp_path / "2", "p")
     for a, b in zip(first, second, strict=True):
         assert a.name == b.name and a.read_bytes() == b.read_bytes()
     assert "Words to find" in first[0].read_text()

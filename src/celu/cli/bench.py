@@ -160,7 +160,9 @@ def e2e(
 def paper(
     part: Annotated[
         list[str] | None,
-        typer.Option(help="table2, similarity, time, theory or beyond; may be given again."),
+        typer.Option(
+            help="table2, similarity, time, theory, beyond or report; may be given again."
+        ),
     ] = None,
     profile: Annotated[
         str,

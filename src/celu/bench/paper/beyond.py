@@ -21,7 +21,7 @@ from celu.bench.paper.drawing import (
     new_figure,
 )
 from celu.bench.paper.study import Baseline, Study, ratio, rounds_to, seconds_to, tune
-from celu.bench.paper.training import CELU, GUEST_ONLY
+from celu.bench.paper.training import CELU, GUEST_ONLY, TOGETHER
 from celu.bench.report import BenchResult
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 TASK = "criteo"
 _MARKS = {"paper": (BLUE, "o", -0.17), "strong": (VERMILLION, "s", 0.17)}
 _HOST_ONLY = celu.Method(W=5, R={"guest": 1, "host": 5}, xi=60)
-_TOGETHER = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60, depth=4)
 
 Variant = tuple[celu.Method, dict[str, Any]]
 # By axis and name; each is vanilla but for what its name says.
@@ -45,7 +44,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "both": (CELU, {}),
     },
     "all of it": {
-        "guest, depth 4, 4bit": (_TOGETHER, {"codec": "4bit"}),
+        "guest, depth 4, 4bit": (TOGETHER, {"codec": "4bit"}),
         "auto": (celu.Method(auto=True), {}),
     },
     "hosts": {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from celu.bench.curves import Run
 
@@ -82,12 +82,34 @@ class DotRow:
     dots: Sequence[Dot] = ()
 
 
+class Artefact(Protocol):
+    """What a part writes beside its result."""
+
+    def save(self, folder: Path, part: str) -> list[Path]:
+        """Write it, under names that begin with the part's; none where it cannot be drawn."""
+        ...
+
+
 @dataclass(frozen=True)
 class Drawing:
     """A figure, drawn when it is saved, and the name of its files after that of the part."""
 
     name: str
     draw: Callable[[], Figure]
+
+    def save(self, folder: Path, part: str) -> list[Path]:
+        """An SVG and a PNG of twice a screen's density; nothing in them depends on the day."""
+        if not can_draw():
+            return []
+        import matplotlib as mpl
+
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"{part}-{self.name}.{kind}" for kind in ("svg", "png")]
+        with mpl.rc_context(_STYLE):
+            figure = self.draw()
+            figure.savefig(paths[0], metadata={"Date": None, "Creator": None})
+            figure.savefig(paths[1], dpi=2 * _SCREEN_DPI, metadata={"Software": None})
+        return paths
 
 
 def can_draw() -> bool:
@@ -214,16 +236,3 @@ def frame_curves(axes: Axes, lines: Sequence[Line], target: float) -> None:
     floor = max(min(starts), target - 4 * (max(tops) - target + 0.01), 0.45)
     axes.set_ylim(min(floor, target - 0.01), max(tops) + 0.12 * (max(tops) - floor))
     axes.set_xlim(left=0)
-
-
-def save(drawing: Drawing, folder: Path, part: str) -> list[Path]:
-    """Write an SVG and a PNG of twice a screen's density; nothing in them depends on the day."""
-    import matplotlib as mpl
-
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{part}-{drawing.name}.{kind}" for kind in ("svg", "png")]
-    with mpl.rc_context(_STYLE):
-        figure = drawing.draw()
-        figure.savefig(paths[0], metadata={"Date": None, "Creator": None})
-        figure.savefig(paths[1], dpi=2 * _SCREEN_DPI, metadata={"Software": None})
-    return paths

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from celu.bench.paper import beyond, over_time, similarity, table2, theory
-from celu.bench.paper.drawing import Drawing, can_draw, save
+from celu.bench.paper import beyond, drawing, over_time, recorded, similarity, table2, theory
+from celu.bench.paper.drawing import Artefact
 from celu.bench.paper.profiles import PROFILES
 from celu.bench.paper.runs import Runs
 from celu.bench.paper.stores import Stores
@@ -16,13 +16,14 @@ from celu.bench.paper.study import Study
 from celu.bench.report import BenchResult, Say
 from celu.errors import ConfigError
 
-Part = Callable[[Study], tuple[BenchResult, list[Drawing]]]
+Part = Callable[[Study], tuple[BenchResult, Sequence[Artefact]]]
 PARTS: dict[str, Part] = {
     "table2": table2.measure,
     "similarity": similarity.measure,
     "time": over_time.measure,
     "theory": theory.measure,
     "beyond": beyond.measure,
+    "report": recorded.measure,
 }
 _NO_MATPLOTLIB = (
     'expected matplotlib, found none; install it (pip install "celu[figures]") and start again '
@@ -54,19 +55,19 @@ def bench_paper(
             f"--profile {profile} trains on samples of real click data, which celu does not ship: "
             "expected --data DIR with them, got none; name it, or choose --profile smoke"
         )
-    if not can_draw():
+    if not drawing.can_draw():
         say(f"no figures will be drawn: {_NO_MATPLOTLIB}")
     torch.set_num_threads(1)
     with Runs(out, size, Stores(out / "stores", data, say), workers, say) as runs:
         for name in parts or PARTS:
             yield _make(name, Study(size, tuple(seeds) or size.seeds, runs), out)
-    if not can_draw():
+    if not drawing.can_draw():
         raise ConfigError(f"all was measured and nothing drawn: {_NO_MATPLOTLIB}")
 
 
 def _make(name: str, study: Study, out: Path) -> tuple[BenchResult, list[Path]]:
-    result, drawings = PARTS[name](study)
+    result, artefacts = PARTS[name](study)
     result.notes += study.ended
-    figures = [path for one in drawings if can_draw() for path in save(one, out, name)]
+    saved = [path for one in artefacts for path in one.save(out, name)]
     written = result.write(out, name, study.runs.made_with())
-    return result, [written, result.write_markdown(out, name, figures), *figures]
+    return result, [written, result.write_markdown(out, name, saved), *saved]

@@ -13,6 +13,8 @@ from celu.bench.pair import (
     REGIMES,
     VANILLA,
     Pair,
+    Regime,
+    Shape,
     compute_s,
     pair_job,
     simulate_pair,
@@ -21,12 +23,16 @@ from celu.bench.pair import (
 )
 from celu.bench.paper.profiles import Task
 from celu.bench.paper.runs import Values
+from celu.config.link import LinkSettings
 from celu.errors import NonFiniteError
 
 CELU = celu.Method(W=5, R=5, xi=60)
 CONSECUTIVE = celu.Method(W=1, R=5, xi=60)
 FEDBCD = celu.Method(W=1, R=5, weighting="none")
 GUEST_ONLY = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60)
+TOGETHER = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60, depth=4)
+
+Emit = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,18 @@ class Train:
 
     def perform(self, task: Task, pair: Pair, seed: int) -> Values:
         """See `Work`. NaN or Inf ends a run early; how far it got is told."""
+        run = self.prepare(task, pair, seed)
+        seen = _Seen(self.similarities)
+        ended = run.go({name: seen.by(name) for name in (run.job.guest, *run.job.hosts)})
+        return {
+            "curve": seen.curve,
+            "choices": seen.choices,
+            "quantiles": seen.quantiles,
+            "ended": ended,
+        }
+
+    def prepare(self, task: Task, pair: Pair, seed: int) -> Prepared:
+        """All that the run is, but that nothing has been trained."""
         shape, regime = task.shape, REGIMES[self.regime]
         # Measured anew for every run, as others may share the accelerator by now.
         speed = compute_s(pair, shape) / GPU_ROUND_S
@@ -71,25 +89,38 @@ class Train:
             target=self.target,
             codec=self.codec,
         )
-        seen = _Seen(self.similarities)
+        return Prepared(pair, shape, regime, job, speed)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can begin."""
+
+    pair: Pair
+    shape: Shape
+    regime: Regime
+    job: celu.Job
+    speed: float
+
+    @property
+    def line(self) -> LinkSettings:
+        """That between the parties."""
+        return self.shape.line
+
+    def go(self, listeners: dict[str, Emit]) -> str:
+        """Train, with a listener a party; the error's words where NaN or Inf ends it, else none."""
         options: dict[str, Any] = {
-            "emit": seen.by("guest"),
-            "emit_hosts": {name: seen.by(name) for name in job.hosts},
-            "link": shape.line,
-            "speed": speed,
-            "timer": timer_of(shape),
+            "emit": listeners[self.job.guest],
+            "emit_hosts": {name: listeners[name] for name in self.job.hosts},
+            "link": self.line,
+            "speed": self.speed,
+            "timer": timer_of(self.shape),
         }
-        ended = ""
         try:
-            simulate_pair(pair, shape, regime, job, **options)
+            simulate_pair(self.pair, self.shape, self.regime, self.job, **options)
         except NonFiniteError as error:
-            ended = str(error)
-        return {
-            "curve": seen.curve,
-            "choices": seen.choices,
-            "quantiles": seen.quantiles,
-            "ended": ended,
-        }
+            return str(error)
+        return ""
 
 
 class _Seen:
@@ -101,7 +132,7 @@ class _Seen:
         self.choices: list[str] = []
         self.quantiles: dict[str, list[list[float]]] = {}  # by party: round, quantiles
 
-    def by(self, party: str) -> Callable[[str, dict[str, Any]], None]:
+    def by(self, party: str) -> Emit:
         """What listens to a party."""
 
         def note(event: str, fields: dict[str, Any]) -> None:
