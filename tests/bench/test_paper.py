@@ -16,12 +16,12 @@ import celu
 from browser import browser
 from celu.bench.curves import Run
 from celu.bench.pair import VANILLA, Pair, Shape, open_pair, with_hosts
-from celu.bench.paper import drawing, making, similarity, table2, training
+from celu.bench.paper import drawing, making, over_time, similarity, table2, training
 from celu.bench.paper.drawing import Drawing, Line, curve_line, draw_lines, new_figure
 from celu.bench.paper.profiles import PROFILES, Profile, Task
 from celu.bench.paper.runs import Runs, Values
 from celu.bench.paper.stores import Stores
-from celu.bench.paper.study import Spread, Study, ratio, rounds_to, seconds_to, tune
+from celu.bench.paper.study import Baseline, Spread, Study, ratio, rounds_to, seconds_to, tune
 from celu.bench.paper.training import CELU, GUEST_ONLY, Train
 from celu.bench.paper.words import against_paper, trend
 from celu.cli.app import app
@@ -241,6 +241,22 @@ def test_vanilla_is_tuned_and_its_target_was_reached_with_every_seed(tmp_path: P
     assert rounds_to(baseline.runs, baseline.target).mean is not None
     other = baseline.of(CELU)
     assert (other.lr, other.target) == (baseline.vanilla.lr, baseline.target)
+
+
+@pytest.mark.parametrize(("at_vanillas", "keeps"), [([], False), ([(1, 0.1, 1.0)], True)])
+def test_a_method_has_a_lower_rate_where_vanilla_s_is_too_high_for_it(
+    tmp_path: Path, at_vanillas: list[tuple[int, float, float]], keeps: bool
+) -> None:
+    study = Study(TINY, TINY.seeds, runs_in(tmp_path))
+    vanilla = Train("criteo", "paper", 0.5)
+    of_vanilla = study.train([vanilla])[vanilla]
+    baseline = Baseline(TINY.tasks["criteo"], vanilla, 0.501, {}, 0.501, of_vanilla)
+    # Either nobody got there at vanilla's rate, or everybody did before the first evaluation here.
+    runs = {name: [Run(at_vanillas, [])] * 2 for name in ("FedBCD R=5", "CELU R=5")}
+    for name, (train, own) in over_time._tuned(study, baseline, runs).items():
+        assert train.lr == (0.5 if keeps else 0.1) and train.target == 0.501
+        assert (own is runs[name]) is keeps and len(own) == 2
+        assert seconds_to(own, 0.501).mean is not None
 
 
 # What is written.

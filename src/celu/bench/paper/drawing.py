@@ -190,6 +190,7 @@ def draw_dots(axes: Axes, rows: Sequence[DotRow]) -> None:
                     transform=axes.get_yaxis_transform(),
                     ha="right",
                     va="center",
+                    bbox={"fc": "white", "ec": "none", "pad": 1},
                 )
                 continue
             axes.errorbar(
