@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -172,6 +173,32 @@ def test_a_run_that_ended_is_not_done_again(tmp_path: Path) -> None:
     assert again.run([(work, 2), (work, 3)])[work, 2] == {"seed": 2}
     assert marks.read_text().split() == ["1", "2", "3"]
     assert any("1 of 2 runs are in" in line for line in heard)
+
+
+@dataclass(frozen=True)
+class Fail(Count):
+    """Fails with seed 1; the others wait until it has, so that they are under way then."""
+
+    def perform(self, task: Task, pair: Pair, seed: int) -> Values:
+        failed = Path(self.marks).with_suffix(".failed")
+        if seed == 1:
+            failed.touch()
+            raise DataError("as it should")
+        until = time.monotonic() + 60
+        while not failed.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        return super().perform(task, pair, seed)
+
+
+def test_what_is_under_way_when_a_run_fails_is_kept(tmp_path: Path) -> None:
+    work, marks = Fail(str(tmp_path / "marks")), tmp_path / "marks"
+    with runs_in(tmp_path, workers=2) as runs, pytest.raises(DataError, match="as it should"):
+        runs.run([(work, 2), (work, 1), *((work, seed) for seed in range(3, 30))])
+    done = marks.read_text().split()
+    assert "2" in done and len(done) < 28
+    again = runs_in(tmp_path)
+    assert again.run([(work, int(seed)) for seed in done])[work, 2] == {"seed": 2}
+    assert marks.read_text().split() == done  # none of them was done again
 
 
 def test_runs_that_are_kept_need_no_data(tmp_path: Path) -> None:

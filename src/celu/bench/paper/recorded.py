@@ -65,7 +65,7 @@ class Recorded:
         simulated = {
             "run": secrets.token_hex(16),
             "link": run.line.model_dump(mode="json"),
-            "speed": run.speed,
+            "speed": round(run.speed, 4),
         }
         with tempfile.TemporaryDirectory() as temporary:
             folders = {

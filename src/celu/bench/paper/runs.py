@@ -131,15 +131,28 @@ class Runs:
         futures = {
             pool.submit(_perform, *call): one for one, call in zip(asked, calls, strict=True)
         }
+        failed: BaseException | None = None
         try:
             for future in as_completed(futures, timeout=_MOST_S * len(asked)):
-                yield futures[future], *future.result()
-        except (BrokenProcessPool, TimeoutError) as error:
-            why = "took too long" if isinstance(error, TimeoutError) else "ended"
+                if future.cancelled():
+                    continue
+                error = future.exception()
+                if error is None:
+                    yield futures[future], *future.result()
+                elif failed is None:
+                    failed = error
+                    for other in futures:  # what is under way is still kept, nothing is begun
+                        other.cancel()
+        except TimeoutError as error:
+            failed = error
+        if isinstance(failed, BrokenProcessPool | TimeoutError):
+            why = "took too long" if isinstance(failed, TimeoutError) else "ended"
             raise CeluError(
                 f"a worker process {why}; is there memory for {self._workers}? Start again to go "
                 f"on from {self._file}, with fewer --workers"
-            ) from error
+            ) from failed
+        if failed is not None:
+            raise failed
 
     def _key(self, work: Work, seed: int) -> str:
         facts = [celu.__version__, self._profile.tasks[work.task], type(work).__name__, work, seed]
