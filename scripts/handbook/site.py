@@ -33,6 +33,7 @@ NAVIGATION = (
     ("docs/operations.md", "Operations"),
     ("docs/security.md", "Security"),
     ("docs/results.md", "Results"),
+    ("docs/paper.md", "The paper, measured again"),
     ("docs/reference.md", "Reference"),
     ("ARCHITECTURE.md", "Architecture"),
     ("CONTRIBUTING.md", "Contributing"),

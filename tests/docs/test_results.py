@@ -51,7 +51,8 @@ def is_rounded(shown: str, value: object) -> bool:
 
 FIGURES = [
     line
-    for _, lines in tables(ROOT / "docs" / "results.md")
+    for page in ("results.md", "paper.md")
+    for _, lines in tables(ROOT / "docs" / page)
     for line in lines
     if {"figure", "file"} <= line.keys()
 ]
@@ -72,7 +73,8 @@ def test_a_figure_is_what_its_command_wrote(line: Line) -> None:
 
 
 def test_every_result_is_told_of() -> None:
-    assert {line["file"] for line in FIGURES} == {path.name for path in RESULTS.glob("*.json")}
+    files = {path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.json")}
+    assert {line["file"] for line in FIGURES} == files
 
 
 @pytest.mark.parametrize(

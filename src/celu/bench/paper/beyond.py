@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 TASK = "criteo"
 _MARKS = {"paper": (BLUE, "o", -0.17), "strong": (VERMILLION, "s", 0.17)}
 _HOST_ONLY = celu.Method(W=5, R={"guest": 1, "host": 5}, xi=60)
+_BOTH_TOGETHER = celu.Method(W=5, R=5, xi=60, depth=4)
 
 Variant = tuple[celu.Method, dict[str, Any]]
 # By axis and name; each is vanilla but for what its name says.
@@ -45,6 +46,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
     },
     "all of it": {
         "guest, depth 4, 4bit": (TOGETHER, {"codec": "4bit"}),
+        "both, depth 4, 4bit": (_BOTH_TOGETHER, {"codec": "4bit"}),
         "auto": (celu.Method(auto=True), {}),
     },
     "hosts": {
@@ -106,6 +108,7 @@ def _report(result: BenchResult, baseline: Baseline, found: Found) -> None:
         "codec_4bit_speedup": ("codec", "4bit"),
         "guest_only_speedup": ("local steps by", "the guest"),
         "together_speedup": ("all of it", "guest, depth 4, 4bit"),
+        "both_together_speedup": ("all of it", "both, depth 4, 4bit"),
         "auto_speedup": ("all of it", "auto"),
     }
     for figure, which in figures.items():

@@ -114,7 +114,7 @@ def measure(study: Study) -> tuple[BenchResult, list[Artefact]]:
     result.figures |= {f"{name}_guest_waits": share for name, share in waited.items()}
     result.notes += [
         f"{baseline.task.words}, all rounds, the first seed. together: local steps by the guest "
-        "alone, 4 rounds in flight, a 4-bit code. Seconds are virtual, as in the part `time`.",
+        "alone, 4 rounds in flight, a 4-bit code. Seconds are virtual, those of evaluations too.",
         baseline.words,
         "Once more by hand: celu report report/*/*",
     ]
