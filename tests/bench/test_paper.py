@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,14 @@ import torch
 from typer.testing import CliRunner
 
 import celu
+from bench.works import Count, Fail
 from browser import browser
 from celu.bench.curves import Run
-from celu.bench.pair import VANILLA, Pair, Shape, open_pair, with_hosts
+from celu.bench.pair import VANILLA, Shape, open_pair, with_hosts
 from celu.bench.paper import drawing, making, over_time, similarity, table2, training
 from celu.bench.paper.drawing import Drawing, Line, curve_line, draw_lines, new_figure
 from celu.bench.paper.profiles import PROFILES, Profile, Task
-from celu.bench.paper.runs import Runs, Values
+from celu.bench.paper.runs import Runs
 from celu.bench.paper.stores import Stores
 from celu.bench.paper.study import Baseline, Spread, Study, ratio, rounds_to, seconds_to, tune
 from celu.bench.paper.training import CELU, GUEST_ONLY, Train
@@ -145,21 +145,6 @@ def test_a_sample_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
 # Runs.
 
 
-@dataclass(frozen=True)
-class Count:
-    """Leaves a mark in a file each time that it is done."""
-
-    marks: str
-    task: str = "criteo"
-    cost: float = 1.0
-
-    def perform(self, task: Task, pair: Pair, seed: int) -> Values:
-        assert task.shape == SHAPE and "guest" in pair
-        with Path(self.marks).open("a", encoding="utf-8") as file:
-            file.write(f"{seed}\n")
-        return {"seed": seed}
-
-
 def test_a_run_that_ended_is_not_done_again(tmp_path: Path) -> None:
     heard: list[str] = []
     work, marks = Count(str(tmp_path / "marks")), tmp_path / "marks"
@@ -173,21 +158,6 @@ def test_a_run_that_ended_is_not_done_again(tmp_path: Path) -> None:
     assert again.run([(work, 2), (work, 3)])[work, 2] == {"seed": 2}
     assert marks.read_text().split() == ["1", "2", "3"]
     assert any("1 of 2 runs are in" in line for line in heard)
-
-
-@dataclass(frozen=True)
-class Fail(Count):
-    """Fails with seed 1; the others wait until it has, so that they are under way then."""
-
-    def perform(self, task: Task, pair: Pair, seed: int) -> Values:
-        failed = Path(self.marks).with_suffix(".failed")
-        if seed == 1:
-            failed.touch()
-            raise DataError("as it should")
-        until = time.monotonic() + 60
-        while not failed.exists() and time.monotonic() < until:
-            time.sleep(0.01)
-        return super().perform(task, pair, seed)
 
 
 def test_what_is_under_way_when_a_run_fails_is_kept(tmp_path: Path) -> None:
