@@ -128,7 +128,7 @@ class StreamLink:
             leg = StreamLeg(self, Leg(self._delivery, calls=calls))
             self._legs.append(leg)
             if calls:  # whoever calls has let go of the one before
-                self._current = leg
+                self._replace(leg)
             return leg
 
     def wait_up(self, leg: StreamLeg, seconds: float) -> None:
@@ -193,10 +193,12 @@ class StreamLink:
     def arrived(self, leg: StreamLeg, piece: bytes) -> None:
         """Take in a piece; waits where the compute thread is behind. Raises what `Leg.take` does.
 
-        A connection that has been greeted takes the place of the one before, once what that one
-        brought is taken in.
+        A connection that has been greeted takes the place of the one before. Our greeting then says
+        what we have, and the peer sends the rest again: so nothing more is taken from the old one.
         """
         with self._changed:
+            if leg.is_replaced:
+                return
             greeted = leg.core.greeted
             message = leg.core.take(piece)
             if leg.core.greeted and not greeted:
@@ -248,7 +250,8 @@ class StreamLink:
             self._changed.notify_all()
 
     def _take_over(self, leg: StreamLeg) -> None:
-        old, self._current = self._current, leg
+        old = self._current
+        self._replace(leg)
         if old is not None and old is not leg and not old.is_over:
             old.cut(PeerLost("another connection took over"))
             # It may hold a message that there is no room for yet, which goes before ours.
@@ -259,6 +262,12 @@ class StreamLink:
             self._notice("link_up", {"peer": self.peer, "seconds": seconds})
         self._up_since, self._down_since = now, None
         leg.up()
+
+    def _replace(self, leg: StreamLeg) -> None:
+        """Have another connection deliver, before it says what we have."""
+        if self._current is not None and self._current is not leg:
+            self._current.is_replaced = True
+        self._current = leg
 
     def _finish(self, problem: CeluError) -> None:
         self._end = self._end or problem
@@ -315,6 +324,7 @@ class StreamLeg:
         self.seal: Seal | None = None
         self.cancel: Callable[[], None] = lambda: None
         self.up: Callable[[], None] = lambda: None  # called when the connection is greeted
+        self.is_replaced = False  # what it still brings, another connection brings again
         self.is_over = False  # nothing more is taken from it
         self.is_broken = False  # nothing more can be sent on it
         self.is_mute = False  # nothing more will be sent on it
