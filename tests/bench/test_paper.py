@@ -95,6 +95,12 @@ def test_the_words_follow_from_the_numbers() -> None:
     assert "where the paper says that it falls" in trend("It", {1: 1.0, 8: 2.0}, "falls")
 
 
+def test_only_what_was_chosen_anew_is_told() -> None:
+    choices = ["from round 4: 6 in flight", "from round 25: as before", "from round 54: R 1 and 1"]
+    run = training.run_of({"curve": [[25, 1.5, 0.6]], "choices": choices})
+    assert run.choices == [choices[0], choices[2]] and run.curve == [(25, 1.5, 0.6)]
+
+
 def test_neighbouring_rounds_are_averaged() -> None:
     rows = [[float(n), float(n), 1.0] for n in range(1, 121)]
     course = similarity.binned(rows)

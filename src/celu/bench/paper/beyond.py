@@ -100,7 +100,6 @@ def _report(result: BenchResult, baseline: Baseline, found: Found) -> None:
                 "rounds over vanilla": ratio(of_rounds.mean, rounds.mean),
                 "seconds": of_seconds.mean,
                 "speed-up": ratio(seconds.mean, of_seconds.mean),
-                "chose": runs[0].choices[-1] if runs[0].choices else "",
             }
         )
     figures = {
@@ -117,7 +116,7 @@ def _report(result: BenchResult, baseline: Baseline, found: Found) -> None:
 
 
 def _findings(baselines: dict[str, Baseline], found: dict[str, Found]) -> list[str]:
-    """Who does best with local steps, in each regime, by the numbers."""
+    """Who does best with local steps, by the numbers, and what auto made of it; by regime."""
     lines = []
     for regime, baseline in baselines.items():
         rounds = {"nobody": rounds_to(baseline.runs, baseline.target).mean} | {
@@ -129,6 +128,8 @@ def _findings(baselines: dict[str, Baseline], found: dict[str, Found]) -> list[s
         never = [name for name, count in rounds.items() if count is None]
         told = f"; never by {', '.join(never)}" if never else ""
         lines.append(f"Local steps in the {regime} regime, fewest rounds first: {order}{told}.")
+        chosen = "; ".join(found[regime]["all of it", "auto"][0].choices)
+        lines.append(f"What auto chose in the {regime} regime, with the first seed: {chosen}.")
     return lines
 
 

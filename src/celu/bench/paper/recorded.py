@@ -64,7 +64,7 @@ class Recorded:
         run = self.train.prepare(task, pair, seed)
         simulated = {
             "run": secrets.token_hex(16),
-            "link": run.line.model_dump(mode="json"),
+            "link": run.shape.line.model_dump(mode="json"),
             "speed": round(run.speed, 4),
         }
         with tempfile.TemporaryDirectory() as temporary:

@@ -23,7 +23,6 @@ from celu.bench.pair import (
 )
 from celu.bench.paper.profiles import Task
 from celu.bench.paper.runs import Values
-from celu.config.link import LinkSettings
 from celu.errors import NonFiniteError
 
 CELU = celu.Method(W=5, R=5, xi=60)
@@ -102,17 +101,12 @@ class Prepared:
     job: celu.Job
     speed: float
 
-    @property
-    def line(self) -> LinkSettings:
-        """That between the parties."""
-        return self.shape.line
-
     def go(self, listeners: dict[str, Emit]) -> str:
         """Train, with a listener a party; the error's words where NaN or Inf ends it, else none."""
         options: dict[str, Any] = {
             "emit": listeners[self.job.guest],
             "emit_hosts": {name: listeners[name] for name in self.job.hosts},
-            "link": self.line,
+            "link": self.shape.line,
             "speed": self.speed,
             "timer": timer_of(self.shape),
         }
@@ -155,5 +149,6 @@ def _short(value: Any) -> str:
 
 
 def run_of(values: Values) -> Run:
-    """The curve of a training run."""
-    return Run([(done, seconds, auc) for done, seconds, auc in values["curve"]], values["choices"])
+    """The curve of a training run, and its choices where something was chosen anew."""
+    choices = [choice for choice in values["choices"] if not choice.endswith(": as before")]
+    return Run([(done, seconds, auc) for done, seconds, auc in values["curve"]], choices)
