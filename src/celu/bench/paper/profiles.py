@@ -100,7 +100,7 @@ PROFILES = {
             seeds=(1, 2, 3),
             rates={"paper": (0.05, 0.1, 0.2, 0.5, 1.0), "strong": (0.003, 0.01, 0.03, 0.1)},
             checkpoints=(100, 400, 1000),
-            replicas=24,
+            replicas=12,
         ),
     )
 }
