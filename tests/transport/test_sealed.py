@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -134,13 +135,14 @@ def test_pieces_that_a_gateway_repeats_drops_or_swaps_are_refused(
             next(received)
 
 
-def test_a_seal_that_was_broken_by_what_arrived_seals_no_more(companies: dict[str, Any]) -> None:
+def sealings(companies: dict[str, Any]) -> tuple[Sealing, Sealing]:
+    """The bank's end and the guest's after a handshake, with nothing between them."""
     said: dict[str, list[bytes]] = {"bank": [], "guest": []}
     identities = {
         "bank": Identity.read(*companies["bank"].keys(companies["guest"])),
         "guest": Identity.read(*companies["guest"].keys(companies["bank"])),
     }
-    sealings = {
+    ends = {
         name: Sealing(
             calling(own, peer) if name == "bank" else answering(own, [peer]),
             peer,
@@ -150,17 +152,30 @@ def test_a_seal_that_was_broken_by_what_arrived_seals_no_more(companies: dict[st
         )
         for (name, own), peer in zip(identities.items(), ["guest", "bank"], strict=True)
     }
-    while not all(sealing.is_open for sealing in sealings.values()):
+    while not all(end.is_open for end in ends.values()):
         for name, peer in (("bank", "guest"), ("guest", "bank")):
             strings, said[name][:] = list(said[name]), []
             for string in strings:
-                assert sealings[peer].take(string) is None
-    ours, theirs = sealings.values()
+                assert ends[peer].take(string) is None
+    return ends["bank"], ends["guest"]
+
+
+def test_a_seal_that_was_broken_by_what_arrived_seals_no_more(companies: dict[str, Any]) -> None:
+    ours, theirs = sealings(companies)
     assert theirs.take(ours.seal(b"piece")) == b"piece"
     with pytest.raises(ProtocolError, match="do not open"):
         theirs.take(flipped(ours.seal(bytes(100))))
     with pytest.raises(PeerLost, match="broken"):
         theirs.seal(b"piece")
+
+
+@pytest.mark.parametrize("after", [b"", b"more"], ids=["alone", "and more"])
+def test_a_goodbye_of_tls_is_no_piece(companies: dict[str, Any], after: bytes) -> None:
+    ours, theirs = sealings(companies)
+    with pytest.raises(ssl.SSLWantReadError):  # it waits for ours
+        ours._tls.unwrap()
+    with pytest.raises(ProtocolError, match=r"without one|do not open"):
+        theirs.take(ours._leaving.read() + after)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from celu.chaos.keys import keys
+from celu.chaos.keys import Keys, keys
 from celu.chaos.wire import End, Network
 from celu.chaos.world import Process
 from celu.errors import CeluError
@@ -70,21 +71,19 @@ class Connection:
         self._process = process
         self._end = end
         self._owes = False  # the peer has not been told what was received
-        own = keys()[process.name, link.peer]
-        self._sealing = Sealing(
-            own.calling if calls else own.answering,
-            link.peer,
-            own.authority,
-            end.send,
-            None if calls else lambda: None,
-        )
+        self._sealing: Sealing | None = None  # none before the one that is called has answered
         end.on_record = self._record
         end.on_close = lambda: self.end("closed by the other side")
         process.after(HEARTBEAT_S, self._beat)
+        own = keys()[process.name, link.peer]
+        if calls:
+            end.on_reached = lambda: self._shake(own, own.calling, None)
+        else:
+            self._shake(own, own.answering, lambda: None)
 
     def pump(self) -> None:
         """Send what is to be sent."""
-        is_open = self._sealing.is_open and not self.is_over
+        is_open = self._sealing is not None and self._sealing.is_open and not self.is_over
         while is_open and (piece := self.leg.outgoing()) is not None:
             self._say(piece)
 
@@ -108,7 +107,12 @@ class Connection:
             self._end.close()
             self._link.over(self, reason)
 
+    def _shake(self, own: Keys, context: ssl.SSLContext, admit: Callable[[], None] | None) -> None:
+        peer, send = self._link.peer, self._end.send
+        self._sealing = Sealing(context, peer, own.authority, send, admit)
+
     def _record(self, record: bytes) -> None:
+        assert self._sealing is not None  # who was called says nothing before it is spoken to
         self.heard_at = self._process.world.now
         try:
             piece = self._sealing.take(record)
@@ -122,6 +126,7 @@ class Connection:
             self._link.around.wake()  # there may be room now, or nothing more to say
 
     def _say(self, piece: bytes) -> None:
+        assert self._sealing is not None
         self._owes = False
         self._end.send(self._sealing.seal(piece))
 

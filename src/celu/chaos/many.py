@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -49,22 +50,25 @@ def run_seeds(
 
 def _in_chunks(seeds: Sequence[int], workers: int) -> Iterator[list[Verdict]]:
     chunks = [seeds[start : start + _CHUNK] for start in range(0, len(seeds), _CHUNK)]
+    workers = min(workers, len(chunks))
     if workers == 1:
         threads = torch.get_num_threads()
-        _one_thread()
+        _settle()
         try:
             yield from map(_run_chunk, chunks)
         finally:
             torch.set_num_threads(threads)
+            gc.unfreeze()
         return
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not outlive a fork
-    with ProcessPoolExecutor(workers, spawn, initializer=_one_thread) as pool:
+    with ProcessPoolExecutor(workers, spawn, initializer=_settle) as pool:
         yield from pool.map(_run_chunk, chunks)
 
 
-def _one_thread() -> None:
-    """Tensors of a few numbers are not worth a second one."""
+def _settle() -> None:
+    """As suits many small runs: one thread, and no search for garbage in all that was imported."""
     torch.set_num_threads(1)
+    gc.freeze()
 
 
 def _run_chunk(seeds: Sequence[int]) -> list[Verdict]:

@@ -35,7 +35,7 @@ from celu.transport.message import Message
 from celu.transport.wire import PIECE_BYTES
 
 # Mostly as ever, sometimes so few that even a small message is cut up.
-_PIECE_BYTES = (PIECE_BYTES, PIECE_BYTES, PIECE_BYTES, 100)
+_PIECE_BYTES = (*[PIECE_BYTES] * 5, 100)
 # Once nothing goes wrong any more, a run must end within so long: a few of the longest waits.
 _TO_END_S = 600.0
 
@@ -111,6 +111,7 @@ class _Run:
         self.kept: dict[str, Kept] = {}
         self._due = due
         self._ends: Counter[str] = Counter()
+        self._done: set[str] = set()
         self._rounds = Rounds()
         self._ledger = Ledger()
         network = Network(self.world)
@@ -170,11 +171,13 @@ class _Run:
         self._ledger.delivered(token, message)
 
     def _is_over(self) -> bool:
-        return all(party.is_done for party in self.parties.values())
+        return len(self._done) == len(self.parties)
 
     def _ended(self, party: Party, end: Result | CeluError | None) -> None:
         ended = "done" if isinstance(end, Result) else type(end).__name__
         self._ends["killed" if end is None else ended] += 1
+        if party.is_done:
+            self._done.add(party.name)
         if "rot" not in self.nemesis.struck:
             check_durable(party)
         if isinstance(end, CeluError):

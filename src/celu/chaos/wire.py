@@ -25,6 +25,7 @@ class End:
         self.peer = peer
         self.other: End | None = None
         self.is_open = True
+        self.on_reached: Callable[[], None] = lambda: None
         self.on_record: Callable[[bytes], None] = lambda record: None
         self.on_close: Callable[[], None] = lambda: None
         self.last_arrival = 0.0  # at the other side
@@ -42,6 +43,11 @@ class End:
             self.is_open = False
             if tell:
                 self._network.carry(self, None)
+
+    def reached(self) -> None:
+        """The one that was called has answered."""
+        if self.is_open:
+            self.on_reached()
 
     def arrived(self, record: bytes | None) -> None:
         """A record has come, or the news that the other side has closed (None)."""
@@ -70,7 +76,7 @@ class Network:
         self._listening[process.name] = (process, accept)
 
     def dial(self, caller: Process, name: str) -> End:
-        """Call a party. Where nobody listens, the end is closed in a while."""
+        """Call a party; the end is told once it is reached. Where nobody listens, it is closed."""
         near = End(self, caller, name)
         way = (caller.name, name)
         self._ends = [end for end in self._ends if end.is_open]
@@ -87,6 +93,7 @@ class Network:
             near.other, far.other = far, near
             self._ends.append(far)
             callee.do(lambda: accept(far))
+            self._world.after(self._delay(), lambda: caller.do(near.reached))
 
         arrival = self._arrival(near, way)
         self._world.after(arrival - self._world.now, reach)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +29,10 @@ def register(app: typer.Typer) -> None:
 def chaos(
     seeds: Annotated[int, typer.Option(min=1, help="How many runs.")] = 300,
     first: Annotated[int, typer.Option(min=0, help="The seed of the first.")] = 1,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that share the runs; one a core if not said."),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="One run alone, with all that happens in it.")
     ] = None,
@@ -56,7 +60,8 @@ def chaos(
         def told(totals: Totals) -> None:
             progress.update(task, completed=totals.num_seeds)
 
-        totals = run_seeds(range(first, first + seeds), workers, told)
+        share = workers or os.cpu_count() or 1
+        totals = run_seeds(range(first, first + seeds), share, told)
     _report(console, totals, time.monotonic() - began)
     if totals.failed:
         named = ", ".join(str(verdict.seed) for verdict in totals.failed[:_NAMED])

@@ -57,12 +57,12 @@ class Optimizer:
 
     def state(self) -> list[dict[str, Any]]:
         """A copy of what the optimizers remember."""
-        return [deepcopy(optimizer.state_dict()) for optimizer in self._optimizers]
+        return [_copy(optimizer.state_dict()) for optimizer in self._optimizers]
 
     def restore(self, state: list[dict[str, Any]]) -> None:
         """Go back to a state; it can be gone back to again."""
         for optimizer, remembered in zip(self._optimizers, state, strict=True):
-            optimizer.load_state_dict(deepcopy(remembered))
+            optimizer.load_state_dict(_copy(remembered))
 
     def state_of(self, remembered: Remembered) -> list[dict[str, Any]]:
         """The state that `remembered` gave the names of; raises CheckpointError if not ours."""
@@ -109,6 +109,11 @@ def remembered(state: list[dict[str, Any]]) -> Remembered:
         for index, kept in optimizer["state"].items()
         for what, value in kept.items()
     }
+
+
+def _copy(state: dict[str, Any]) -> dict[str, Any]:
+    """What changes is copied; the settings never do."""
+    return {**state, "state": deepcopy(state["state"])}
 
 
 def _make(

@@ -118,7 +118,9 @@ class Sealing:
         with self._lock:
             self._arrived.write(data)
             try:
-                while part := self._tls.read(PIECE_BYTES):
+                while self._arrived.pending or self._tls.pending():
+                    if not (part := self._tls.read(PIECE_BYTES)):
+                        break  # the peer will say no more, whatever follows
                     parts.append(part)
             except ssl.SSLWantReadError:
                 pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
@@ -54,6 +55,7 @@ class Identity:
         )
 
 
+@lru_cache(maxsize=64)  # a peer shows the same one after every drop of the line
 def issued_for(certificate_pem: bytes, name: str, authority_pem: bytes) -> bool:
     """Whether a certificate names this party and was signed by this very authority."""
     try:
