@@ -12,6 +12,7 @@ import torch
 from celu.errors import PeerLost
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, TensorSpec
+from celu.transport.opening import Caller
 from celu.transport.stream import StreamLink
 from transport.conftest import Federate
 from transport.ways import WAYS
@@ -106,3 +107,23 @@ def test_a_peer_that_falls_silent_is_noticed_within_two_heartbeats(
     assert down[0] - silent_since < 3 * guest.heartbeat_s
     got = federation.run({"guest": talk(guest), "host": talk(host)})
     assert [m.round for m in got["guest"]] == list(range(COUNT))
+
+
+@some_ways
+def test_a_link_that_nobody_keeps_up_any_more_says_so(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = federate(deadline_s=60, outage_s=60)
+    guest, host = federation.guest["airline"], federation.hosts["airline"]
+
+    def fail(caller: Caller) -> None:
+        raise ZeroDivisionError("of a library, say")
+
+    monkeypatch.setattr(Caller, "call", fail)
+    began = time.monotonic()
+    cut(host)
+    got = federation.run({"host": host.receive()})
+    assert isinstance(got["host"], PeerLost) and "ZeroDivisionError" in str(got["host"])
+    assert isinstance(got["host"].__cause__, ZeroDivisionError)
+    assert time.monotonic() - began < 30
+    guest.close()

@@ -179,6 +179,18 @@ def _keep(link: StreamLink, caller: Caller | None) -> threading.Thread:
 
 
 def _keep_up(link: StreamLink, caller: Caller | None) -> None:
+    try:
+        _tend(link, caller)
+    except Exception as error:  # unforeseen: the program must not wait for what nobody does
+        problem = PeerLost(
+            f"the link to {link.peer} is not kept up any more, for {type(error).__name__} came up; "
+            "start again to go on, and report it"
+        )
+        problem.__cause__ = error
+        link.give_up(problem)
+
+
+def _tend(link: StreamLink, caller: Caller | None) -> None:
     chance = random.Random()  # noqa: S311 - spreads attempts in time, guards nothing
     attempts = pauses(chance)
     while not link.is_over:

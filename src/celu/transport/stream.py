@@ -165,6 +165,11 @@ class StreamLink:
         for leg in silent:
             leg.cut(PeerLost(f"nothing was heard of {self.peer} for {2 * self.heartbeat_s:g} s"))
 
+    def give_up(self, problem: CeluError) -> None:
+        """Nothing more will be received, and this is why."""
+        with self._changed:
+            self._finish(problem)
+
     # --- For legs, on the carriers' threads.
 
     def next_piece(self, leg: StreamLeg) -> bytes | None:
