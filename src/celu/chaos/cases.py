@@ -53,7 +53,7 @@ _TABLE: list[dict[str, Any]] = [
     {"every": 1, "hosts": 2, "depth": 2, "R": 2, "W": 2, "weighting": "none"},
     {"every": 3, "depth": 3, "optimizer": "adam", "rounds": 6, "dropout": 0.2, "batch_size": 8},
     {"every": 2, "depth": 2, "R": {"guest": 1, "host": 2}, "W": 4, "rounds": 5},
-    {"every": 2, "choices": _CHOICES, "rounds": 5},
+    {"every": 2, "choices": _CHOICES, "rounds": 7},
     {"every": 3, "depth": 2, "R": 2, "W": 3, "order": _BLOCKS, "rounds": 6, "batch_size": 8},
     # Stops early: whatever it has learned by then is enough.
     {"every": 2, "rounds": 6, "evaluation": {"every": 3, "metric": "loss", "target": 100.0}},

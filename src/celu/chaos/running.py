@@ -111,7 +111,6 @@ class _Run:
         self.kept: dict[str, Kept] = {}
         self._due = due
         self._ends: Counter[str] = Counter()
-        self._done: set[str] = set()
         self._rounds = Rounds()
         self._ledger = Ledger()
         network = Network(self.world)
@@ -171,13 +170,11 @@ class _Run:
         self._ledger.delivered(token, message)
 
     def _is_over(self) -> bool:
-        return len(self._done) == len(self.parties)
+        return all(party.is_done for party in self.parties.values())
 
     def _ended(self, party: Party, end: Result | CeluError | None) -> None:
         ended = "done" if isinstance(end, Result) else type(end).__name__
         self._ends["killed" if end is None else ended] += 1
-        if party.is_done:
-            self._done.add(party.name)
         if "rot" not in self.nemesis.struck:
             check_durable(party)
         if isinstance(end, CeluError):

@@ -93,7 +93,12 @@ class Network:
             near.other, far.other = far, near
             self._ends.append(far)
             callee.do(lambda: accept(far))
-            self._world.after(self._delay(), lambda: caller.do(near.reached))
+            back = way[::-1]
+            if self._is_cut(back):
+                far.is_lossy = True
+            else:
+                answer = self._arrival(far, back)
+                self._world.after(answer - self._world.now, lambda: caller.do(near.reached))
 
         arrival = self._arrival(near, way)
         self._world.after(arrival - self._world.now, reach)
