@@ -12,6 +12,7 @@ from celu.errors import PeerRestarted, ProtocolError
 from celu.transport.delivery import FEW_MESSAGES, KEPT_BYTES, KEPT_MESSAGES, Delivery, Leg
 from celu.transport.message import Kind, Message, TensorSpec
 from celu.transport.wire import encode
+from fuzz.frames import Frame
 
 SPECS = {Kind.ACTIVATION: TensorSpec(100, 8)}
 
@@ -214,6 +215,25 @@ def test_a_peer_cannot_take_back_what_it_confirmed() -> None:
     leg.take(next(encode(Message(Kind.PULSE), 0, received=1)))
     with pytest.raises(ProtocolError, match="between 1 and 1 messages"):
         leg.take(next(encode(Message(Kind.PULSE), 0, received=0)))
+
+
+def test_what_a_message_took_on_the_wire_is_told_at_both_ends() -> None:
+    host, guest = deliveries()
+    ours, theirs = connect(host, guest)
+    for message in (tensor(0, rows=3), Message(Kind.READY, body={"a": [1, "b"]})):
+        given = host.give(message)
+        pieces = list(iter(ours.outgoing, None))
+        assert [theirs.take(piece) for piece in pieces][-1] is not None
+        assert given == theirs.taken_bytes == sum(map(len, pieces))
+
+
+def test_a_body_is_counted_as_the_peer_wrote_it() -> None:
+    guest, leg = greeted()
+    frame = Frame.of(Message(Kind.READY, body={"a": 1}), 0)
+    spaced = frame.with_payload(frame.payload + b" " * 100, honest=True)
+    assert [leg.take(piece) for piece in spaced.pieces()][-1] is not None
+    assert leg.taken_bytes == sum(map(len, spaced.pieces()))
+    assert guest.received == 1
 
 
 def test_what_is_kept_for_a_peer_is_bounded() -> None:

@@ -29,13 +29,10 @@ from celu.transport.message import TENSORS, Kind, Message, TensorSpec, expect, r
 from celu.transport.stream import StreamLink
 from celu.transport.wire import HEADER, PIECE_BYTES, Header, decode_header, encode
 from decoding import decode
+from fuzz.frames import FIELDS
 
 SPEC = TensorSpec(max_rows=8, width=3)
 SPECS = {Kind.ACTIVATION: SPEC, Kind.DERIVATIVE: SPEC, Kind.TEST_ACTIVATION: SPEC}
-FIELDS = [
-    "magic", "version", "kind", "dtype", "rank",
-    "sequence", "received", "round", "part", "rows", "width", "length", "check",
-]  # fmt: skip
 TENSOR = Message(Kind.ACTIVATION, 9, 2, torch.arange(12.0).reshape(4, 3))
 BODY = Message(Kind.VERDICT, 9, 2, body={"stop": True})
 

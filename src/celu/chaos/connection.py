@@ -122,8 +122,10 @@ class Connection:
         if piece is None:
             self.pump()  # the caller's greeting, once TLS is there
         else:
+            unconfirmed = self._link.delivery.unconfirmed
             self._link.arrived(self, piece)
-            self._link.around.wake()  # there may be room now, or nothing more to say
+            if self._link.delivery.unconfirmed < unconfirmed:
+                self._link.around.wake()  # there may be room now, or nothing more to say
 
     def _say(self, piece: bytes) -> None:
         assert self._sealing is not None

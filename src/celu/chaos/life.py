@@ -23,7 +23,7 @@ Program = Coroutine[float, None, Result]
 
 
 class Party:
-    """What outlasts a party's processes: its disk, and whether it has ever been done.
+    """What outlasts a party's processes: its disk, and what was promised to be on it.
 
     `ended` is told of every end: a Result, the error it stopped with, or None where it was killed.
     `emitted` is told of its events.
@@ -53,7 +53,6 @@ class Party:
         self.piece_bytes = piece_bytes
         self.writes_later = writes_later
         self.disk = disk
-        self.is_done = False
         self.promised = Promised()
         self.life: Life | None = None
         self.ended = ended
@@ -68,7 +67,6 @@ class Party:
     def over(self, end: Result | CeluError | None) -> None:
         """Its process is gone; its operator starts another, once it is seen."""
         self.life = None
-        self.is_done |= isinstance(end, Result)
         self.world.after(self.world.chance.uniform(*_START_S), self.start)
         self.ended(self, end)
 

@@ -19,7 +19,7 @@ from celu.transport.delivery import Delivery
 from celu.transport.keeping import pauses
 from celu.transport.message import Kind, Message, TensorSpec, TrafficBothWays, failure_of
 from celu.transport.stream import QUEUED_MESSAGES
-from celu.transport.wire import check_finite, check_sendable, num_bytes
+from celu.transport.wire import check_finite, check_sendable
 
 DEADLINE_S = 60.0  # of a peer that is there but says nothing
 OUTAGE_S = 30.0  # of a link that is down
@@ -64,9 +64,9 @@ class ChaosLink:
             message = replace(message, tensor=message.tensor.detach())
         check_sendable(message)
         await self._wait(self._has_room, "took")
-        self.delivery.give(message)
+        num_bytes = self.delivery.give(message)
         self.around.watcher.given(self.delivery.token, message)
-        self.traffic.sent.count(message.kind, num_bytes(message))
+        self.traffic.sent.count(message.kind, num_bytes)
         if self._current is not None:
             self._current.pump()
 
@@ -132,7 +132,7 @@ class ChaosLink:
         if message is None:
             return
         self.around.watcher.delivered(self.delivery.their_token or "", message)
-        self.traffic.received.count(message.kind, num_bytes(message))
+        self.traffic.received.count(message.kind, connection.leg.taken_bytes)
         connection.confirm_soon(urgent=message.kind in (Kind.GOODBYE, Kind.FAILURE))
         if message.kind is Kind.FAILURE:
             self._finish(failure_of(self.peer, message))

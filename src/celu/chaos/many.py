@@ -52,12 +52,13 @@ def _in_chunks(seeds: Sequence[int], workers: int) -> Iterator[list[Verdict]]:
     chunks = [seeds[start : start + _CHUNK] for start in range(0, len(seeds), _CHUNK)]
     workers = min(workers, len(chunks))
     if workers == 1:
-        threads = torch.get_num_threads()
+        threads, thresholds = torch.get_num_threads(), gc.get_threshold()
         _settle()
         try:
             yield from map(_run_chunk, chunks)
         finally:
             torch.set_num_threads(threads)
+            gc.set_threshold(*thresholds)
             gc.unfreeze()
         return
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not outlive a fork
@@ -66,9 +67,13 @@ def _in_chunks(seeds: Sequence[int], workers: int) -> Iterator[list[Verdict]]:
 
 
 def _settle() -> None:
-    """As suits many small runs: one thread, and no search for garbage in all that was imported."""
+    """As suits many small runs: one thread, and a search for garbage only where there may be some.
+
+    That is: not in what was imported, and not before a few runs have left theirs.
+    """
     torch.set_num_threads(1)
     gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
 
 
 def _run_chunk(seeds: Sequence[int]) -> list[Verdict]:

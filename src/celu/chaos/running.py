@@ -111,6 +111,7 @@ class _Run:
         self.kept: dict[str, Kept] = {}
         self._due = due
         self._ends: Counter[str] = Counter()
+        self._undone = set(which.names)
         self._rounds = Rounds()
         self._ledger = Ledger()
         network = Network(self.world)
@@ -145,10 +146,8 @@ class _Run:
         problem = None
         try:
             if not self.world.run(self._is_over, QUIET_S + _TO_END_S):
-                waiting = [name for name, party in self.parties.items() if not party.is_done]
-                problem = (
-                    f"hangs: {', '.join(waiting)} not done {_TO_END_S:g} s after the last fault"
-                )
+                waiting = ", ".join(sorted(self._undone))
+                problem = f"hangs: {waiting} not done {_TO_END_S:g} s after the last fault"
         except Violated as error:
             problem = str(error)
         except Exception:  # whatever else comes out of a party is a failure as well
@@ -170,10 +169,13 @@ class _Run:
         self._ledger.delivered(token, message)
 
     def _is_over(self) -> bool:
-        return all(party.is_done for party in self.parties.values())
+        return not self._undone
 
     def _ended(self, party: Party, end: Result | CeluError | None) -> None:
-        ended = "done" if isinstance(end, Result) else type(end).__name__
+        ended = type(end).__name__
+        if isinstance(end, Result):
+            ended = "done"
+            self._undone.discard(party.name)
         self._ends["killed" if end is None else ended] += 1
         if "rot" not in self.nemesis.struck:
             check_durable(party)

@@ -71,8 +71,8 @@ class Checkpoints:
         return self._found
 
     def _find(self) -> tuple[Identity | None, list[int]]:
-        held = self.held()
         identity = read_identity(self._run_folder, self._disk)
+        held = self._sound(identity)
         if identity is None and held[-1] > 0:
             with suppress(OSError, ValueError):
                 identity = self._read(held[-1])[1]
@@ -101,9 +101,11 @@ class Checkpoints:
 
     def held(self) -> list[int]:
         """The rounds that can be gone on from, ascending; 0, the beginning, always can."""
+        return self._sound(read_identity(self._run_folder, self._disk))
+
+    def _sound(self, known: Identity | None) -> list[int]:
         self.damaged = {}
         sound = [0]
-        known = read_identity(self._run_folder, self._disk)
         for round_ in self._rounds():
             try:
                 _, identity, _ = self._read(round_)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -113,7 +112,11 @@ def remembered(state: list[dict[str, Any]]) -> Remembered:
 
 def _copy(state: dict[str, Any]) -> dict[str, Any]:
     """What changes is copied; the settings never do."""
-    return {**state, "state": deepcopy(state["state"])}
+    kept = {
+        index: {what: v.clone() if isinstance(v, Tensor) else v for what, v in values.items()}
+        for index, values in state["state"].items()
+    }
+    return {**state, "state": kept}
 
 
 def _make(

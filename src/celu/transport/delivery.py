@@ -65,11 +65,12 @@ class Delivery:
         few = len(self._kept) < FEW_MESSAGES or self._kept_bytes < KEPT_BYTES
         return few and len(self._kept) < KEPT_MESSAGES
 
-    def give(self, message: Message, now: float = 0.0) -> None:
-        """A message for the peer; its tensor must not change any more."""
+    def give(self, message: Message, now: float = 0.0) -> int:
+        """A message for the peer, whose tensor must not change any more; its bytes on a wire."""
         size = num_bytes(message)
         self._kept.append(_Kept(message, size, now))
         self._kept_bytes += size
+        return size
 
     def confirm(self, received: int) -> None:
         """The peer has so many of our messages; raises ProtocolError where it cannot."""
@@ -98,6 +99,7 @@ class Leg:
         self.is_over = False  # what arrives is of no use, and after `outgoing` nothing is sent
         self.given_at = 0.0  # when the message of the latest piece was given
         self.tensor_left: int | None = None  # bytes of its tensor to come; None: it has no tensor
+        self.taken_bytes = 0  # of the latest message that was taken in
         self._delivery = delivery
         self._calls = calls
         self._must_greet = calls
@@ -155,7 +157,8 @@ class Leg:
             self._begin(piece)
         if self._coming is None or self._coming.missing:
             return None
-        message, self._coming = self._coming.message(), None
+        message, self.taken_bytes = self._coming.message(), self._coming.num_bytes
+        self._coming = None
         if message.kind is Kind.GREETING:
             self._accept(message.body or {})
             return None

@@ -22,7 +22,7 @@ from celu.transport.emulation import Line
 from celu.transport.keeping import is_silent
 from celu.transport.message import Kind, Message, TensorSpec, TrafficBothWays, failure_of
 from celu.transport.sealed import Seal
-from celu.transport.wire import check_finite, check_sendable, num_bytes
+from celu.transport.wire import check_finite, check_sendable
 
 # Messages that may wait on either side of the compute thread: bounds memory, and through the
 # carrier's flow control slows a peer that sends faster than this party computes.
@@ -81,8 +81,8 @@ class StreamLink:
         check_sendable(message)
         with self._changed:
             self._wait(self._has_room, "took")
-            self._delivery.give(message, time.monotonic())
-            self.traffic.sent.count(message.kind, num_bytes(message))
+            num_bytes = self._delivery.give(message, time.monotonic())
+            self.traffic.sent.count(message.kind, num_bytes)
             self._changed.notify_all()
 
     async def receive(self) -> Message:
@@ -214,7 +214,7 @@ class StreamLink:
             now = time.monotonic()
             urgent = message.kind in (Kind.GOODBYE, Kind.FAILURE)
             leg.confirm_at = min(leg.confirm_at, now if urgent else now + CONFIRM_S)
-            self.traffic.received.count(message.kind, num_bytes(message), now - leg.began)
+            self.traffic.received.count(message.kind, leg.core.taken_bytes, now - leg.began)
             if message.tensor is not None:
                 self.traffic.received.spans.append((leg.began, now))
             if message.kind is Kind.FAILURE:

@@ -130,6 +130,11 @@ class Assembly:
             self._buffer = memoryview(bytearray(header.length))
 
     @property
+    def num_bytes(self) -> int:
+        """What it takes on the wire."""
+        return HEADER.size + len(self._buffer)
+
+    @property
     def missing(self) -> int:
         """How many bytes are still to come."""
         return len(self._buffer) - self._filled
