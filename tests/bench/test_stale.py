@@ -13,7 +13,6 @@ import celu
 from celu.bench.paper import theory
 from celu.bench.paper.stale import (
     FILL,
-    Stale,
     _cosine,
     _Moments,
     guest_gradient,
@@ -100,7 +99,7 @@ def test_looking_changes_nothing_of_the_training() -> None:
         with lockstep(federation_.guest, federation_.hosts["host"], federation_.job) as both:
             for round_ in range(8):
                 if looks and round_ == 5:
-                    both.look(5, Stale("criteo", 0.1, W=2, R=3, checkpoints=(5,), replicas=2))
+                    both.look(5, W=2, R=3, replicas=2)
                 both.round(round_)
     weights = fed.weights()
     assert all(torch.equal(weights[n], tensor) for n, tensor in undisturbed.weights().items())
@@ -110,11 +109,20 @@ def test_a_look_tells_variances_and_cosines_of_both_parties() -> None:
     fed = small()
     with lockstep(fed.guest, fed.hosts["host"], fed.job) as both:
         both.round(0)
-        found = both.look(1, Stale("criteo", 0.1, W=1, R=4, checkpoints=(1,), replicas=3))
+        found = both.look(1, W=1, R=4, replicas=3)
     for party in ("guest", "host"):
         # With W=1 a round's local steps are all of one batch, so their mean is any one of them.
         assert found[party]["round_variance"] == pytest.approx(found[party]["step_variance"])
         assert -1 <= found[party]["least_cosine"] <= found[party]["cosine"] <= 1
+
+
+def test_a_look_sees_what_it_would_without_those_before_it() -> None:
+    fed = small()
+    with lockstep(fed.guest, fed.hosts["host"], fed.job) as both:
+        for round_ in range(5):
+            both.round(round_)
+        first, other, again = (both.look(5, W, 3, replicas=2) for W in (2, 4, 2))
+    assert again == first != other
 
 
 @pytest.mark.parametrize("R", theory.RS)

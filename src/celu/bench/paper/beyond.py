@@ -31,6 +31,7 @@ TASK = "criteo"
 _MARKS = {"paper": (BLUE, "o", -0.17), "strong": (VERMILLION, "s", 0.17)}
 _HOST_ONLY = celu.Method(W=5, R={"guest": 1, "host": 5}, xi=60)
 _BOTH_TOGETHER = celu.Method(W=5, R=5, xi=60, depth=4)
+HOSTS = (2, 3, 5)
 
 Variant = tuple[celu.Method, dict[str, Any]]
 # By axis and name; each is vanilla but for what its name says.
@@ -49,13 +50,19 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "both, depth 4, 4bit": (_BOTH_TOGETHER, {"codec": "4bit"}),
         "auto": (celu.Method(auto=True), {}),
     },
-    "hosts": {
-        **{f"{num} hosts, vanilla": (VANILLA, {"hosts": num}) for num in (2, 3, 5)},
-        **{f"{num} hosts, local steps by both": (CELU, {"hosts": num}) for num in (2, 3, 5)},
-    },
+    "hosts": {f"{num} hosts, vanilla": (VANILLA, {"hosts": num}) for num in HOSTS},
 }
+# With several hosts, local steps by those whose steps pay in a regime with one.
+_STEPS_WITH_HOSTS = {"paper": ("both", CELU), "strong": ("the guest", GUEST_ONLY)}
 
 Found = dict[tuple[str, str], list[Run]]  # by axis and name
+
+
+def variants_in(regime: str) -> dict[str, dict[str, Variant]]:
+    """What is tried in a regime."""
+    who, method = _STEPS_WITH_HOSTS[regime]
+    stepping = {f"{num} hosts, local steps by {who}": (method, {"hosts": num}) for num in HOSTS}
+    return {**VARIANTS, "hosts": {**VARIANTS["hosts"], **stepping}}
 
 
 def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
@@ -65,7 +72,7 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
     asked = {
         (regime, axis, name): baseline.of(method, **more)
         for regime, baseline in baselines.items()
-        for axis, variants in VARIANTS.items()
+        for axis, variants in variants_in(regime).items()
         for name, (method, more) in variants.items()
     }
     done = study.train(asked.values())
@@ -137,11 +144,14 @@ def _draw(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
     figure, ((left, right),) = new_figure(1, 2, 10.5, 6.6, sharey=True)
     for axes, measure_, inverse in ((left, rounds_to, False), (right, seconds_to, True)):
         rows = []
-        for axis, variants in VARIANTS.items():
+        for axis in VARIANTS:
             rows.append(DotRow(axis))
-            for name in variants:
+            names = dict.fromkeys(name for r in baselines for name in variants_in(r)[axis])
+            for name in names:
                 dots = []
                 for regime, baseline in baselines.items():
+                    if (axis, name) not in found[regime]:
+                        continue
                     colour, marker, below = _MARKS[regime]
                     vanilla = measure_(baseline.runs, baseline.target).mean
                     spread = measure_(found[regime][axis, name], baseline.target)

@@ -39,27 +39,26 @@ Weigh = Callable[[Tensor, Tensor], Tensor | None]
 
 @dataclass(frozen=True)
 class Stale:
-    """Train as CELU does, and look at worksets of this W and R from checkpoints on the way."""
+    """Train as CELU does, and look at worksets of each W and R from checkpoints on the way."""
 
     task: str
     lr: float
-    W: int
-    R: int
+    grid: tuple[tuple[int, int], ...]  # W and R
     checkpoints: tuple[int, ...]
     replicas: int
     fill: int = FILL
 
     def __str__(self) -> str:
         """For a reader of the screen."""
-        return f"{self.task}, gradients with W {self.W}, R {self.R}"
+        return f"{self.task}, gradients with {len(self.grid)} pairs of W and R"
 
     @property
     def cost(self) -> float:
         """See `Work`."""
-        return float(self.R * self.replicas)
+        return float(sum(R for _, R in self.grid) * self.replicas)
 
     def perform(self, task: Task, pair: Pair, seed: int) -> Values:
-        """See `Work`: for each checkpoint and party, variances and cosines."""
+        """See `Work`: for each checkpoint, W, R and party, variances and cosines."""
         regime = REGIMES["paper"]
         guest, hosts = build_parties(pair, task.shape, regime, seed)
         job = pair_job(pair, task.shape, seed, regime.optimizer(self.lr), CELU)
@@ -70,8 +69,10 @@ class Stale:
                 for round_ in range(done, checkpoint):
                     both.round(round_)
                 done = checkpoint
-                found.append({"round": checkpoint, **both.look(checkpoint, self)})
-        return {"checkpoints": found}
+                for W, R in self.grid:
+                    seen = both.look(checkpoint, W, R, self.replicas, self.fill)
+                    found.append({"round": checkpoint, "W": W, "R": R, **seen})
+        return {"looks": found}
 
 
 class Lockstep:
@@ -101,22 +102,22 @@ class Lockstep:
         self.guest.apply()
         self.host.update(round_, dz)
 
-    def look(self, checkpoint: int, wanted: Stale) -> Values:
-        """Draw worksets from here, then be as before."""
+    def look(self, checkpoint: int, W: int, R: int, replicas: int, fill: int = FILL) -> Values:
+        """Draw worksets of so many batches from here, then be as before."""
         states = self.guest.state(), self.host.state()
         method = self.guest.workset.table.W, self._R
         noise = {party: _Noise() for party in PARTIES}
         cosines: dict[str, list[float]] = {party: [] for party in PARTIES}
         unweighted: dict[str, list[float]] = {party: [] for party in PARTIES}
-        for replica in range(wanted.replicas):
+        for replica in range(replicas):
             self.guest.restore(states[0])
             self.host.restore(states[1])
-            self.adopt(wanted.W, wanted.R)
-            first = checkpoint + wanted.fill * (1 + replica)
-            for round_ in range(first, first + wanted.fill):
+            self.adopt(W, R)
+            first = checkpoint + fill * (1 + replica)
+            for round_ in range(first, first + fill):
                 self.round(round_)
             drawn: dict[str, list[Tensor]] = {party: [] for party in PARTIES}
-            for entries in self._draws(wanted.R - 1):
+            for entries in self._draws(R - 1):
                 true = joint_gradients(self._guest, self._host, entries)
                 for party in PARTIES:
                     gradient = self._stale(party, entries[party], weighted=True)

@@ -45,16 +45,13 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
     """Variances and cosines at the profile's checkpoints, for each W and R."""
     profile = study.profile
     baseline = tune(study, TASK, "paper")
-    grid = dict.fromkeys([*((W, _R) for W in WS), *((_W, R) for R in RS)])
-    works = {
-        (W, R): Stale(TASK, baseline.vanilla.lr, W, R, profile.checkpoints, profile.replicas)
-        for W, R in grid
-    }
-    done = study.runs.run((work, seed) for work in works.values() for seed in study.seeds)
-    found: Found = {
-        at: [c for seed in study.seeds for c in done[work, seed]["checkpoints"]]
-        for at, work in works.items()
-    }
+    grid = tuple(dict.fromkeys([*((W, _R) for W in WS), *((_W, R) for R in RS)]))
+    work = Stale(TASK, baseline.vanilla.lr, grid, profile.checkpoints, profile.replicas)
+    done = study.runs.run((work, seed) for seed in study.seeds)
+    found: Found = {at: [] for at in grid}
+    for seed in study.seeds:
+        for look in done[work, seed]["looks"]:
+            found[look["W"], look["R"]].append(look)
     result = BenchResult("paper theory", list(study.seeds), profile=profile.name)
     for (W, R), looks in found.items():
         for party in PARTIES:
