@@ -53,6 +53,8 @@ def differences(
     name: str, ours: Mapping[str, Any], peer: str, theirs: Mapping[str, Any]
 ) -> list[str]:
     """Every field in which two contracts differ, by name, with what each side has."""
+    if ours == theirs:
+        return []
     return [
         f"{_show(key)[1:-1]}: {name} has {_show(ours.get(key))}, "
         f"{peer} has {_show(theirs.get(key))}"

@@ -167,9 +167,9 @@ def _contract(job: Job, train: Table, test: Table) -> dict[str, Any]:
         "protocol": VERSION,
         **job.contract(),
         "train_rows": train.num_rows,
-        "train_ids": train.commitment(),
+        "train_ids": train.commitment,
         "test_rows": test.num_rows,
-        "test_ids": test.commitment(),
+        "test_ids": test.commitment,
     }
 
 

@@ -18,6 +18,7 @@ from celu.bench.paper.stale import (
     guest_gradient,
     host_gradient,
     joint_gradients,
+    lean,
     lockstep,
 )
 from celu.data.table import Batch
@@ -83,7 +84,7 @@ def test_nothing_is_stale_about_a_batch_just_exchanged_at_the_guest() -> None:
         _, (dz,) = both.guest.answer(1, [both.host.activate(1)])
         (entry,) = [e for e in both.guest.workset.table if e.round == 1]
         batches = {"guest": entry, "host": Entry(1, both.host.feed.batch(1), (), ())}
-        true = joint_gradients(guest, host, batches)
+        true, _ = joint_gradients(guest, host, batches)
         stale = guest_gradient(guest, entry, lambda fresh, stale: None)
         torch.testing.assert_close(stale, true["guest"])
         assert dz.tensor is not None
@@ -114,6 +115,31 @@ def test_a_look_tells_variances_and_cosines_of_both_parties() -> None:
         # With W=1 a round's local steps are all of one batch, so their mean is any one of them.
         assert found[party]["round_variance"] == pytest.approx(found[party]["step_variance"])
         assert -1 <= found[party]["least_cosine"] <= found[party]["cosine"] <= 1
+
+
+def test_a_model_leans_by_its_mean_probability_less_the_share_of_clicks() -> None:
+    fed = small()
+    batch = fed.guest.train.take(slice(0, 40))
+    assert batch.labels is not None
+    output_B = torch.linspace(-2, 3, 40)
+    expected = torch.sigmoid(output_B).mean() - batch.labels.mean()
+    torch.testing.assert_close(lean(fed.guest, output_B, batch), expected)
+
+
+@pytest.mark.parametrize(("lr", "turns"), [(1e-9, False), (2.0, True)])
+def test_where_the_model_leans_the_other_way_by_now_is_told_apart(lr: float, turns: bool) -> None:
+    fed = small(optimizer=celu.Optimizer(name="sgd", lr=lr))
+    with lockstep(fed.guest, fed.hosts["host"], fed.job) as both:
+        found = both.look(0, W=3, R=4, replicas=4)
+    for party in ("guest", "host"):
+        of = found[party]
+        if not turns:
+            assert (of["turned"], of["cosine_turned"]) == (0, None)
+            assert of["cosine"] == of["cosine_not_turned"] > 0.999
+        else:
+            parts = of["turned"] * of["cosine_turned"], (1 - of["turned"]) * of["cosine_not_turned"]
+            assert 0 < of["turned"] < 1
+            assert sum(parts) == pytest.approx(of["cosine"])
 
 
 def test_a_look_sees_what_it_would_without_those_before_it() -> None:

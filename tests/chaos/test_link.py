@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -20,14 +20,17 @@ from celu.transport.wire import PIECE_BYTES
 class Net:
     """Processes with one link each; the guest listens."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sealed: bool) -> None:
+        self.sealed = sealed
         self.world = World(1)
         self.network = Network(self.world)
         self.ledger = Ledger()
 
     def link(self, name: str, peer: str) -> ChaosLink:
         process = Process(self.world, name, lambda power_cut: None)
-        around = Surroundings(process, self.network, self.ledger, lambda: None, PIECE_BYTES)
+        around = Surroundings(
+            process, self.network, self.ledger, lambda: None, PIECE_BYTES, self.sealed
+        )
         link = ChaosLink(around, peer, calls=name != "guest")
         if name == "guest":
             self.network.listen(process, link.accept)
@@ -53,9 +56,9 @@ class Net:
         raise AssertionError(f"nothing in {within_s} s")
 
 
-@pytest.fixture
-def net() -> Net:
-    return Net()
+@pytest.fixture(params=[True, False], ids=["sealed", "direct"])
+def net(request: pytest.FixtureRequest) -> Net:
+    return Net(sealed=request.param)
 
 
 @pytest.fixture
@@ -80,6 +83,31 @@ def test_what_is_said_while_the_wire_is_cut_arrives_afterwards(
         say(net, host, round_)
     assert [net.get(guest.receive()).round for _ in range(3)] == [0, 1, 2]
     assert net.world.now > 10.0
+
+
+@pytest.mark.parametrize(
+    "arrives",
+    [
+        lambda record: [],
+        lambda record: [record, record],
+        lambda record: [record[:-1]],
+        lambda record: [record[:3]],
+        lambda record: [bytes([record[0] ^ 1]) + record[1:]],
+        lambda record: [record[:-1] + bytes([record[-1] ^ 0x80])],
+    ],
+    ids=["nothing", "twice", "cut short", "hardly", "a bit flipped", "the last bit flipped"],
+)
+def test_what_does_not_arrive_as_it_was_sent_ends_the_connection_alone(
+    net: Net, pair: tuple[ChaosLink, ChaosLink], arrives: Callable[[bytes], list[bytes]]
+) -> None:
+    guest, host = pair
+    before = guest._current
+    net.network.tamper(("host", "guest"), arrives)
+    for round_ in range(3):
+        say(net, host, round_)
+    assert [net.get(guest.receive()).round for _ in range(3)] == [0, 1, 2]
+    assert before is not None and before.is_over
+    assert guest._current is not before
 
 
 def test_a_second_process_does_not_push_out_the_first_while_that_is_heard(

@@ -28,7 +28,7 @@ def test_it_says_what_struck_and_how_processes_ended(workers: str) -> None:
 
 def test_one_seed_shows_all_that_happens() -> None:
     text = run("--seed", "9")
-    assert "guest  nemesis: flip of guest-host at 0.51 s" in text
+    assert "guest  nemesis: flip of guest-host at 0.72 s" in text
     assert "seed 9: all parties ended with the bits of the undisturbed run" in text
 
 

@@ -57,7 +57,7 @@ def test_rows_are_read_as_they_were_written_in_the_order_asked_for(store: Store)
     assert rows.train.sizes == {"a": (5,), "c": (7, 5)}
     assert rows.train.labels is not None
     assert rows.train.labels.tolist() == expected["label"].tolist()
-    assert rows.train.commitment() != rows.test.commitment()
+    assert rows.train.commitment != rows.test.commitment
     assert rows.warnings == []
 
 

@@ -52,7 +52,7 @@ def test_the_check_tells_a_row_shifted_swapped_or_replaced(tags: np.ndarray | No
 
 
 def test_the_commitment_names_rows_in_their_order() -> None:
-    names = {table(tags).commitment() for tags in (TAGS, TAGS[::-1], TAGS[[0, 1, 3, 2]], None)}
+    names = {table(tags).commitment for tags in (TAGS, TAGS[::-1], TAGS[[0, 1, 3, 2]], None)}
     assert len(names) == 4
 
 

@@ -1,7 +1,12 @@
-"""One connection of a link in virtual time: TLS and a `Leg` between a wire and the link."""
+"""One connection of a link in virtual time: TLS and a `Leg` between a wire and the link.
+
+Some links are sealed, as through a gateway: there the TLS is ours (`Sealing`). Others are direct,
+and a carrier makes its own TLS below us (`CarriersTls`).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +15,7 @@ from typing import Protocol
 from celu.chaos.keys import Keys, keys
 from celu.chaos.wire import End, Network
 from celu.chaos.world import Process
-from celu.errors import CeluError
+from celu.errors import CeluError, PeerLost
 from celu.transport.delivery import Delivery, Leg
 from celu.transport.keeping import is_silent
 from celu.transport.message import Message
@@ -18,6 +23,7 @@ from celu.transport.sealing import Sealing
 from celu.transport.stream import CONFIRM_S
 
 HEARTBEAT_S = 2.0
+_MARK_BYTES = 8
 
 
 class Watcher(Protocol):
@@ -41,6 +47,7 @@ class Surroundings:
     watcher: Watcher
     wake: Callable[[], None]  # the program may go on
     piece_bytes: int  # what messages are cut into
+    sealed: bool  # whether the TLS is ours
 
 
 class Holder(Protocol):
@@ -59,6 +66,28 @@ class Holder(Protocol):
         ...
 
 
+class CarriersTls:
+    """What shows above a carrier of its TLS: a record that is not the next one sent is the last."""
+
+    is_open = True  # a connection is there for us when its handshake is done
+
+    def __init__(self) -> None:
+        self._sent = self._taken = 0
+
+    def seal(self, piece: bytes) -> bytes:
+        """A piece as the record that stands for it."""
+        self._sent += 1
+        return _mark(self._sent, piece) + piece
+
+    def take(self, record: bytes) -> bytes:
+        """The piece of a record; raises PeerLost for any other record than the one that is due."""
+        mark, piece = record[:_MARK_BYTES], record[_MARK_BYTES:]
+        self._taken += 1
+        if mark != _mark(self._taken, piece):
+            raise PeerLost("the carrier's TLS does not accept what arrived")
+        return piece
+
+
 class Connection:
     """One connection of a link."""
 
@@ -71,19 +100,22 @@ class Connection:
         self._process = process
         self._end = end
         self._owes = False  # the peer has not been told what was received
-        self._sealing: Sealing | None = None  # none before the one that is called has answered
+        # None before the one that is called has answered.
+        self._tls: Sealing | CarriersTls | None = None
         end.on_record = self._record
         end.on_close = lambda: self.end("closed by the other side")
         process.after(HEARTBEAT_S, self._beat)
-        own = keys()[process.name, link.peer]
         if calls:
-            end.on_reached = lambda: self._shake(own, own.calling, None)
+            end.on_reached = self._reached
+        elif link.around.sealed:
+            own = keys()[process.name, link.peer]
+            self._tls = self._sealing(own, own.answering, lambda: None)
         else:
-            self._shake(own, own.answering, lambda: None)
+            self._tls = CarriersTls()
 
     def pump(self) -> None:
         """Send what is to be sent."""
-        is_open = self._sealing is not None and self._sealing.is_open and not self.is_over
+        is_open = self._tls is not None and self._tls.is_open and not self.is_over
         while is_open and (piece := self.leg.outgoing()) is not None:
             self._say(piece)
 
@@ -107,15 +139,25 @@ class Connection:
             self._end.close()
             self._link.over(self, reason)
 
-    def _shake(self, own: Keys, context: ssl.SSLContext, admit: Callable[[], None] | None) -> None:
-        peer, send = self._link.peer, self._end.send
-        self._sealing = Sealing(context, peer, own.authority, send, admit)
+    def _reached(self) -> None:
+        """The one that was called has answered."""
+        if self._link.around.sealed:
+            own = keys()[self._process.name, self._link.peer]
+            self._tls = self._sealing(own, own.calling, None)
+        else:
+            self._tls = CarriersTls()
+            self.pump()
+
+    def _sealing(
+        self, own: Keys, context: ssl.SSLContext, admit: Callable[[], None] | None
+    ) -> Sealing:
+        return Sealing(context, self._link.peer, own.authority, self._end.send, admit)
 
     def _record(self, record: bytes) -> None:
-        assert self._sealing is not None  # who was called says nothing before it is spoken to
+        assert self._tls is not None  # who was called says nothing before it is spoken to
         self.heard_at = self._process.world.now
         try:
-            piece = self._sealing.take(record)
+            piece = self._tls.take(record)
         except CeluError as error:
             self.end(f"{type(error).__name__} {error}")
             return
@@ -128,9 +170,9 @@ class Connection:
                 self._link.around.wake()  # there may be room now, or nothing more to say
 
     def _say(self, piece: bytes) -> None:
-        assert self._sealing is not None
+        assert self._tls is not None
         self._owes = False
-        self._end.send(self._sealing.seal(piece))
+        self._end.send(self._tls.seal(piece))
 
     def _confirm_if_due(self) -> None:
         if self._owes:
@@ -145,3 +187,9 @@ class Connection:
             return
         self.confirm()
         self._process.after(HEARTBEAT_S, self._beat)
+
+
+def _mark(number: int, piece: bytes) -> bytes:
+    """By which a record is known: no other bytes in another place have it."""
+    salt = number.to_bytes(8, "little")
+    return hashlib.blake2b(piece, digest_size=_MARK_BYTES, salt=salt).digest()

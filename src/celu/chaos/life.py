@@ -41,6 +41,7 @@ class Party:
         *,
         calls: bool,
         piece_bytes: int,
+        sealed: bool,
         writes_later: bool,
         disk: SimDisk,
     ) -> None:
@@ -51,6 +52,7 @@ class Party:
         self.watcher = watcher
         self.calls = calls
         self.piece_bytes = piece_bytes
+        self.sealed = sealed
         self.writes_later = writes_later
         self.disk = disk
         self.promised = Promised()
@@ -107,7 +109,7 @@ class Life:
         """One conversation, from fresh modules on."""
         party, job, name = self._party, self._party.case.job, self._party.name
         around = Surroundings(
-            self.process, party.network, party.watcher, self.wake, party.piece_bytes
+            self.process, party.network, party.watcher, self.wake, party.piece_bytes, party.sealed
         )
         peers = list(job.hosts) if name == job.guest else [job.guest]
         self.links = {peer: ChaosLink(around, peer, calls=party.calls) for peer in peers}

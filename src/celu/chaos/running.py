@@ -117,6 +117,7 @@ class _Run:
         network = Network(self.world)
         hosts_call = self.world.chance.random() < 0.5
         piece_bytes = self.world.chance.choice(_PIECE_BYTES)
+        sealed = self.world.chance.random() < 0.5
         writes_later = self.world.chance.random() < 0.5
         self.parties = {
             name: Party(
@@ -129,13 +130,15 @@ class _Run:
                 self._emitted,
                 calls=hosts_call == (name != which.job.guest),
                 piece_bytes=piece_bytes,
+                sealed=sealed,
                 writes_later=writes_later,
                 disk=make_disk(),
             )
             for name in which.names
         }
         self.nemesis = Nemesis(faults, self.world, network, self.parties)
-        self.world.note("", f"case {which.number}, {'hosts' if hosts_call else 'the guest'} call")
+        callers, way = "hosts" if hosts_call else "the guest", "sealed" if sealed else "direct"
+        self.world.note("", f"case {which.number}, {callers} call, {way}")
         for fault in faults:
             self.world.note("", f"to come: {fault}")
         for party in self.parties.values():

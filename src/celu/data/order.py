@@ -16,6 +16,7 @@ random one already (`tags`), windows that are fair samples of the whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +35,9 @@ def shuffled(count: int, *key: int) -> Rows:
     return np.argsort(keys, kind="stable")
 
 
+@lru_cache(maxsize=2)  # so many are in use at once, and parties of one process share them
 def epoch_order(seed: int, epoch: int, num_rows: int) -> Tensor:
-    """A permutation of `num_rows` rows: the order of epoch `epoch`."""
+    """A permutation of `num_rows` rows: the order of epoch `epoch`. Nobody may write to it."""
     return torch.from_numpy(shuffled(num_rows, seed, epoch))
 
 

@@ -119,8 +119,9 @@ class Table:
             tags.take(order, axis=0),
         )
 
+    @cached_property
     def commitment(self) -> str:
-        """Names these rows in this order."""
+        """Names these rows in this order; of many rows it takes a while, so it is kept."""
         return "by number" if self.tags is None else commitment(self.tags)
 
     def to(self, device: torch.device) -> Table:

@@ -54,7 +54,7 @@ class GuestTrainer:
         self.feed = Feed(guest.train, order, self._device)
         self._optimizer = Optimizer(self._modules.values(), job.optimizer)
         self.workset = Workset.of(job, "guest")
-        self._latest: tuple[Tensor, Batch] | None = None
+        self.latest: tuple[Tensor, Batch] | None = None  # the output of a fresh batch, and it
 
     def adopt(self, tuning: Tuning) -> None:
         """Go on under another tuning; nothing may be in flight."""
@@ -99,7 +99,7 @@ class GuestTrainer:
         seed_step(self._seed, self._name, round_, 0)
         leaves = _leaves(z)
         output = self._output(batch, leaves)
-        self._latest = (output.detach(), batch)
+        self.latest = (output.detach(), batch)
         loss = self._losses(batch, output).mean()
         check_finite(loss.detach(), "the loss", round_)
         loss.backward()
@@ -119,8 +119,8 @@ class GuestTrainer:
 
         In the metric of the contract; higher is better.
         """
-        assert self._latest is not None
-        output, batch = self._latest
+        assert self.latest is not None
+        output, batch = self.latest
         with torch.no_grad():
             losses_B = self._losses(batch, output)
         assert batch.labels is not None

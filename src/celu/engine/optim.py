@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from celu.config.job import Optimizer as Settings
-from celu.engine.adagrad import Adagrad
+from celu.engine.updates import Adagrad, Sgd
 from celu.errors import CheckpointError, ConfigError
 
 # Say so explicitly: torch warns once where this is left open.
@@ -23,7 +23,7 @@ torch.sparse.check_sparse_tensor_invariants.disable()
 # What each keeps for a parameter; a number, a scalar, or a tensor of the parameter's shape.
 _REMEMBERED: dict[type[torch.optim.Optimizer], set[str]] = {
     Adagrad: {"step", "sum"},
-    torch.optim.SGD: {"momentum_buffer"},
+    Sgd: {"momentum_buffer"},
     torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
     torch.optim.SparseAdam: {"step", "exp_avg", "exp_avg_sq"},
 }
@@ -50,7 +50,10 @@ class Optimizer:
     def step(self) -> None:
         """Apply the gradients, and forget them."""
         for optimizer in self._optimizers:
-            optimizer.step()
+            if isinstance(optimizer, Adagrad | Sgd):
+                optimizer.update()
+            else:
+                optimizer.step()
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -134,7 +137,7 @@ def _make(
             raise ConfigError(
                 "optimizer.momentum: expected none, as the model has sparse embeddings"
             )
-        return [torch.optim.SGD(dense + sparse, lr=settings.lr, momentum=settings.momentum or 0.0)]
+        return [Sgd(dense + sparse, lr=settings.lr, momentum=settings.momentum or 0.0)]
     return [
         torch.optim.Adam(dense, lr=settings.lr) if dense else None,
         torch.optim.SparseAdam(sparse, lr=settings.lr) if sparse else None,

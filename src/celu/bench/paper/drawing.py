@@ -191,6 +191,7 @@ def draw_dots(axes: Axes, rows: Sequence[DotRow]) -> None:
                     ha="right",
                     va="center",
                     bbox={"fc": "white", "ec": "none", "pad": 1},
+                    zorder=1.9,  # over the grid, under what was reached
                 )
                 continue
             axes.errorbar(

@@ -4,6 +4,10 @@ The three gradients of the paper's section 4.1, for a party's own parameters: of
 cached Z and dZ with weighting (its g~), and of the same batch at the same weights, computed jointly
 (its g). The cosine between the two is what the paper bounds from below by rho.
 
+What gradients of all batches share is which way the model leans: whether it foretells more than
+there is or less. Where that turned since a batch was exchanged, its stale gradient points the other
+way in this part, however alike it is in the rest; so it is told apart.
+
 From one state of training, a workset is drawn again and again: each time from other batches, filled
 by rounds as the method makes them. What the local steps of the next round would do is then computed
 and not applied.
@@ -84,6 +88,7 @@ class Lockstep:
         self._guest, self._host = guest, host
         self.guest, self.host = trainers
         self._R = 0
+        self._leant: dict[int, Tensor] = {}  # by round: which way the model leant at its exchange
 
     def adopt(self, W: int, R: int) -> None:
         """Go on with another W and R at both."""
@@ -99,6 +104,8 @@ class Lockstep:
             for _ in range(self._R - 1):
                 trainer.local_step()
         _, (dz,) = self.guest.answer(round_, [z])
+        assert self.guest.latest is not None
+        self._leant[round_] = lean(self._guest, *self.guest.latest)
         self.guest.apply()
         self.host.update(round_, dz)
 
@@ -109,6 +116,7 @@ class Lockstep:
         noise = {party: _Noise() for party in PARTIES}
         cosines: dict[str, list[float]] = {party: [] for party in PARTIES}
         unweighted: dict[str, list[float]] = {party: [] for party in PARTIES}
+        turned: list[bool] = []  # by local step: whether the model leans the other way by now
         for replica in range(replicas):
             self.guest.restore(states[0])
             self.host.restore(states[1])
@@ -118,7 +126,8 @@ class Lockstep:
                 self.round(round_)
             drawn: dict[str, list[Tensor]] = {party: [] for party in PARTIES}
             for entries in self._draws(R - 1):
-                true = joint_gradients(self._guest, self._host, entries)
+                true, leans = joint_gradients(self._guest, self._host, entries)
+                turned.append(bool(leans * self._leant[entries["guest"].round] < 0))
                 for party in PARTIES:
                     gradient = self._stale(party, entries[party], weighted=True)
                     plain = self._stale(party, entries[party], weighted=False)
@@ -136,6 +145,9 @@ class Lockstep:
                 "cosine": mean(cosines[party]),
                 "least_cosine": min(cosines[party]),
                 "unweighted_cosine": mean(unweighted[party]),
+                "turned": mean(turned),
+                "cosine_turned": _mean_where(cosines[party], turned, True),
+                "cosine_not_turned": _mean_where(cosines[party], turned, False),
             }
             for party in PARTIES
         }
@@ -181,7 +193,7 @@ def host_gradient(bottom: nn.Module, entry: Entry, weigh: Weigh) -> Tensor:
 def guest_gradient(guest: celu.Guest, entry: Entry, weigh: Weigh) -> Tensor:
     """What a guest's local step would apply, as one vector."""
     leaves = [z_BD.detach().requires_grad_() for z_BD in entry.z]
-    losses_B = _losses(guest, entry.batch, leaves)
+    losses_B = _losses(guest, entry.batch, _output(guest, entry.batch, leaves))
     fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
     weights_B = weigh(torch.cat(fresh, dim=1), torch.cat(entry.dz, dim=1))
     loss = (losses_B if weights_B is None else weights_B * losses_B).mean()
@@ -190,13 +202,25 @@ def guest_gradient(guest: celu.Guest, entry: Entry, weigh: Weigh) -> Tensor:
 
 def joint_gradients(
     guest: celu.Guest, host: celu.Host, entries: dict[str, Entry]
-) -> dict[str, Tensor]:
-    """The true gradients of a batch at the weights as they are, nothing stale."""
-    z_BD = host.bottom(**entries["host"].batch.inputs)
-    loss = _losses(guest, entries["guest"].batch, [z_BD]).mean()
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The true gradients of a batch at the weights as they are, and how the model leans on it."""
+    batch = entries["guest"].batch
+    output = _output(guest, batch, [host.bottom(**entries["host"].batch.inputs)])
     own, theirs = _parameters(guest), list(host.bottom.parameters())
-    gradients = torch.autograd.grad(loss, [*own, *theirs])
-    return {"guest": _flat(gradients[: len(own)]), "host": _flat(gradients[len(own) :])}
+    gradients = torch.autograd.grad(_losses(guest, batch, output).mean(), [*own, *theirs])
+    by_party = {"guest": _flat(gradients[: len(own)]), "host": _flat(gradients[len(own) :])}
+    return by_party, lean(guest, output.detach(), batch)
+
+
+def lean(guest: celu.Guest, output: Tensor, batch: Batch) -> Tensor:
+    """By how much the outputs are too high, where positive, or too low, all together.
+
+    The mean loss's derivative by a number that is added to every output: for clicks, the mean
+    probability less the share of clicks.
+    """
+    output = output.requires_grad_()
+    (derivative,) = torch.autograd.grad(_losses(guest, batch, output).mean(), output)
+    return derivative.sum()
 
 
 class _Noise:
@@ -237,10 +261,15 @@ class _Moments:
         return max(0.0, around) / (self._num - 1)
 
 
-def _losses(guest: celu.Guest, batch: Batch, z: list[Tensor]) -> Tensor:
+def _output(guest: celu.Guest, batch: Batch, z: list[Tensor]) -> Tensor:
     own = () if guest.bottom is None else (guest.bottom(**batch.inputs),)
+    output: Tensor = guest.top(*own, *z)
+    return output
+
+
+def _losses(guest: celu.Guest, batch: Batch, output: Tensor) -> Tensor:
     assert batch.labels is not None
-    losses_B: Tensor = guest.loss.per_instance(guest.top(*own, *z), batch.labels)
+    losses_B: Tensor = guest.loss.per_instance(output, batch.labels)
     return losses_B
 
 
@@ -257,6 +286,11 @@ def _cosine(a: Tensor, b: Tensor) -> float:
     """Zero where either is zero: it has no direction."""
     lengths = float(a.norm() * b.norm())
     return float(torch.dot(a, b)) / lengths if lengths else 0.0
+
+
+def _mean_where(values: list[float], marks: list[bool], wanted: bool) -> float | None:
+    chosen = [value for value, mark in zip(values, marks, strict=True) if mark is wanted]
+    return mean(chosen) if chosen else None
 
 
 def _not_weighed(fresh_BD: Tensor, stale_BD: Tensor) -> None:

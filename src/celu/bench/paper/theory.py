@@ -55,7 +55,7 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
     result = BenchResult("paper theory", list(study.seeds), profile=profile.name)
     for (W, R), looks in found.items():
         for party in PARTIES:
-            values = {name: mean(look[party][name] for look in looks) for name in looks[0][party]}
+            values = {name: _mean_known(looks, party, name) for name in looks[0][party]}
             result.rows.append({"party": party, "W": W, "R": R, **values})
     _conclude(result, found)
     result.notes += [
@@ -65,7 +65,10 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
         "weights are held while the local steps of a round are looked at. Means over checkpoints "
         "and seeds. round_variance: of the mean gradient of a round's R - 1 local "
         "steps, around its mean over worksets; step_variance: of its first alone. cosine: between "
-        "a local step's gradient and the true one of its batch, of a party's own parameters.",
+        "a local step's gradient and the true one of its batch, of a party's own parameters. "
+        "turned: the share of local steps on whose batch the model now foretells too many clicks "
+        "and at its exchange too few, or the other way round; cosine_turned and "
+        "cosine_not_turned: the means of those and of the others.",
     ]
     return result, [
         Drawing("variance", lambda: _draw_variance(found)),
@@ -74,6 +77,7 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
 
 
 def _conclude(result: BenchResult, found: Found) -> None:
+    result.figures |= {f"turned_w{W}": _mean(found[W, _R], PARTIES[0], "turned") for W in WS}
     for party in PARTIES:
         of_rounds = {W: mean(_over_first(found, party, "round_variance", W)) for W in WS}
         of_steps = {W: mean(_over_first(found, party, "step_variance", W)) for W in WS}
@@ -86,6 +90,8 @@ def _conclude(result: BenchResult, found: Found) -> None:
             f"{party}_rho": rho_W[_W],
             f"{party}_rho_least": min(look[party]["least_cosine"] for look in found[_W, _R]),
             f"{party}_weighting_lifts_rho": rho_W[_W] - plain,
+            f"{party}_rho_turned": _mean_known(found[_W, _R], party, "cosine_turned"),
+            f"{party}_rho_not_turned": _mean_known(found[_W, _R], party, "cosine_not_turned"),
         }
         result.notes += [
             trend(
@@ -117,6 +123,12 @@ def _over_first(found: Found, party: str, name: str, W: int) -> list[float]:
 def _mean(looks: Sequence[Values], party: str, name: str) -> float:
     values: list[float] = [look[party][name] for look in looks]
     return mean(values)
+
+
+def _mean_known(looks: Sequence[Values], party: str, name: str) -> float | None:
+    """Over the looks that have it."""
+    values = [v for look in looks if (v := look[party][name]) is not None]
+    return mean(values) if values else None
 
 
 def _draw_variance(found: Found) -> Figure:

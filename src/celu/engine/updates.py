@@ -1,14 +1,11 @@
-"""AdaGrad as torch has it, with fewer operations.
+"""AdaGrad and SGD as torch has them, with fewer operations.
 
-On a CPU a step's bits are torch's own. An embedding's sparse gradient takes less time, the more the
-wider it is; and an accelerator, which waits to be told what to do rather than for it to be done,
-is told less.
+On a CPU an update's bits are torch's own. An embedding's sparse gradient takes less time, the more
+the wider it is; and an accelerator, which waits to be told what to do rather than for it to be
+done, is told less. It is an `update`, for around a method `step` torch lays hooks and profiling.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +15,8 @@ class Adagrad(torch.optim.Adagrad):
     """See `torch.optim.Adagrad`, whose state it keeps; its rate does not decay."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def update(self) -> None:
         """Apply the gradients."""
-        assert closure is None
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             dense = [weight for weight in weights if not weight.grad.is_sparse]
@@ -32,6 +28,21 @@ class Adagrad(torch.optim.Adagrad):
             if dense:
                 sums = [self.state[weight]["sum"] for weight in dense]
                 _apply_dense(dense, sums, [weight.grad for weight in dense], lr, eps)
+
+
+class Sgd(torch.optim.SGD):
+    """See `torch.optim.SGD`, of which it has the rate and the momentum alone."""
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Apply the gradients."""
+        for group in self.param_groups:
+            if group["momentum"]:
+                self.step()
+                return
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.add_(weight.grad, alpha=-group["lr"])
 
 
 def _apply_dense(
