@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,14 @@ from browser import browser
 from celu.bench.curves import Run
 from celu.bench.pair import VANILLA, Shape, open_pair, with_hosts
 from celu.bench.paper import drawing, making, over_time, similarity, table2, training
-from celu.bench.paper.drawing import Drawing, Line, curve_line, draw_lines, new_figure
+from celu.bench.paper.drawing import Artefact, Drawing, Line, curve_line, draw_lines, new_figure
 from celu.bench.paper.profiles import PROFILES, Profile, Task
-from celu.bench.paper.runs import Runs
+from celu.bench.paper.runs import Lacking, Runs, together
 from celu.bench.paper.stores import Stores
 from celu.bench.paper.study import Baseline, Spread, Study, ratio, rounds_to, seconds_to, tune
 from celu.bench.paper.training import CELU, GUEST_ONLY, Train
 from celu.bench.paper.words import against_paper, trend
+from celu.bench.report import BenchResult
 from celu.cli.app import app
 from celu.cli.bench import _seeds
 from celu.config.link import PROFILES as LINES
@@ -164,6 +166,50 @@ def test_a_run_that_ended_is_not_done_again(tmp_path: Path) -> None:
     assert again.run([(work, 2), (work, 3)])[work, 2] == {"seed": 2}
     assert marks.read_text().split() == ["1", "2", "3"]
     assert any("1 of 2 runs are in" in line for line in heard)
+
+
+def test_what_is_lacking_is_told_where_only_the_known_is_asked_for(tmp_path: Path) -> None:
+    runs, work = runs_in(tmp_path), Count(str(tmp_path / "marks"))
+    runs.run([(work, 1)])
+    with runs.only_known():
+        assert runs.run([(work, 1)]) == {(work, 1): {"seed": 1}}
+        with pytest.raises(Lacking) as lacking:
+            runs.run([(work, 1), (work, 2)])
+    assert lacking.value.asked == [(work, 2)]
+    assert (tmp_path / "marks").read_text().split() == ["1"]
+    runs.run([(work, 2)])
+    assert (tmp_path / "marks").read_text().split() == ["1", "2"]
+
+
+def test_who_ask_together_are_told_what_all_of_them_lack(tmp_path: Path) -> None:
+    runs, work = runs_in(tmp_path), Count(str(tmp_path / "marks"))
+    asking = [partial(runs.run, [(work, seed)]) for seed in (1, 2, 3)]
+    asking[1]()
+    with runs.only_known(), pytest.raises(Lacking) as lacking:
+        together(asking)
+    assert lacking.value.asked == [(work, 1), (work, 3)]
+    assert together(asking) == [{(work, seed): {"seed": seed}} for seed in (1, 2, 3)]
+
+
+def test_parts_share_one_pool_of_runs_and_are_told_as_they_are_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = tmp_path / "marks"
+
+    def part(stages: int) -> making.Part:
+        def measure(study: Study) -> tuple[BenchResult, list[Artefact]]:
+            for stage in range(stages):  # each is known to be wanted once the one before is done
+                study.runs.run([(Count(str(marks), cost=stages), 10 * stages + stage)])
+            return BenchResult(f"of {stages}", list(study.seeds)), []
+
+        return measure
+
+    monkeypatch.setitem(PROFILES, "tiny", TINY)
+    monkeypatch.setattr(making, "PARTS", {"long": part(3), "short": part(1), "middle": part(2)})
+    made = [result.bench for result, _ in making.bench_paper(print, tmp_path, profile="tiny")]
+    assert made == ["of 1", "of 2", "of 3"]
+    # Stage by stage, the dearest first; nothing of one part waits for all of another.
+    assert marks.read_text().split() == ["30", "20", "10", "31", "21", "32"]
 
 
 def test_what_is_under_way_when_a_run_fails_is_kept(tmp_path: Path) -> None:

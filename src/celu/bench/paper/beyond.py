@@ -20,7 +20,7 @@ from celu.bench.paper.drawing import (
     draw_marks,
     new_figure,
 )
-from celu.bench.paper.study import Baseline, Study, ratio, rounds_to, seconds_to, tune
+from celu.bench.paper.study import Baseline, Study, ratio, rounds_to, seconds_to, tune_all
 from celu.bench.paper.training import CELU, GUEST_ONLY, TOGETHER
 from celu.bench.report import BenchResult
 
@@ -68,7 +68,7 @@ def variants_in(regime: str) -> dict[str, dict[str, Variant]]:
 def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
     """Every variant in both regimes, until it reaches vanilla's target."""
     result = BenchResult("paper beyond", list(study.seeds), profile=study.profile.name)
-    baselines = {regime: tune(study, TASK, regime) for regime in ("paper", "strong")}
+    baselines = tune_all(study, TASK, ("paper", "strong"))
     asked = {
         (regime, axis, name): baseline.of(method, **more)
         for regime, baseline in baselines.items()

@@ -10,7 +10,7 @@ import torch
 from celu.bench.paper import beyond, drawing, over_time, recorded, similarity, table2, theory
 from celu.bench.paper.drawing import Artefact
 from celu.bench.paper.profiles import PROFILES
-from celu.bench.paper.runs import Runs
+from celu.bench.paper.runs import Asked, Lacking, Runs
 from celu.bench.paper.stores import Stores
 from celu.bench.paper.study import Study
 from celu.bench.report import BenchResult, Say
@@ -41,9 +41,11 @@ def bench_paper(
     workers: int = 1,
     data: Path | None = None,
 ) -> Iterator[tuple[BenchResult, list[Path]]]:
-    """Each part in turn with the files that it wrote; all of them where none is named.
+    """Each part, once its runs are done, with the files that it wrote; all where none is named.
 
-    Raises ConfigError for what is not there, before anything is measured.
+    What a part asks for may depend on what came of its earlier runs. So all parts are asked what
+    they lack, that is run, all together, so that no processor waits for the last run of one part,
+    and they are asked again. Raises ConfigError for what is not there, before anything is measured.
     """
     for kind, given, known in (("part", parts, PARTS), ("profile", [profile], PROFILES)):
         for name in given:
@@ -59,15 +61,28 @@ def bench_paper(
         say(f"no figures will be drawn: {_NO_MATPLOTLIB}")
     torch.set_num_threads(1)
     with Runs(out, size, Stores(out / "stores", data, say), workers, say) as runs:
-        for name in parts or PARTS:
-            yield _make(name, Study(size, tuple(seeds) or size.seeds, runs), out)
+        left = list(dict.fromkeys(parts or PARTS))
+        while left:
+            lacking: list[Asked] = []
+            for name in list(left):
+                study = Study(size, tuple(seeds) or size.seeds, runs)
+                try:
+                    with runs.only_known():
+                        result, artefacts = PARTS[name](study)
+                except Lacking as error:
+                    lacking += error.asked
+                    continue
+                left.remove(name)
+                yield result, _write(name, study, result, artefacts, out)
+            runs.run(lacking)
     if not drawing.can_draw():
         raise ConfigError(f"all was measured and nothing drawn: {_NO_MATPLOTLIB}")
 
 
-def _make(name: str, study: Study, out: Path) -> tuple[BenchResult, list[Path]]:
-    result, artefacts = PARTS[name](study)
+def _write(
+    name: str, study: Study, result: BenchResult, artefacts: Sequence[Artefact], out: Path
+) -> list[Path]:
     result.notes += study.ended
     saved = [path for one in artefacts for path in one.save(out, name)]
     written = result.write(out, name, study.runs.made_with())
-    return result, [written, result.write_markdown(out, name, saved), *saved]
+    return [written, result.write_markdown(out, name, saved), *saved]

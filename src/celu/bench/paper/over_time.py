@@ -8,6 +8,7 @@ steps fall over it: so FedBCD and CELU are also told at the best of that rate an
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from celu.bench.paper.drawing import (
     frame_curves,
     new_figure,
 )
+from celu.bench.paper.runs import together
 from celu.bench.paper.study import (
     Baseline,
     Spread,
@@ -55,6 +57,7 @@ _LOWER = 2  # rates below vanilla's that these are tried at
 # The paper's speed-ups over vanilla: its text gives one a data set, the better of R = 5 and 8.
 _PAPER = {"criteo": 2.47, "avazu": 1.31}
 ByName = dict[str, list[Run]]
+Tuned = dict[str, tuple[Train, list[Run]]]
 _TITLES = {
     "criteo": "WDL, Criteo's shape",
     "avazu": "DSSM, Avazu's shape",
@@ -66,14 +69,11 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
     """Tune vanilla on each data set, then run every method for as many rounds."""
     result = BenchResult("paper time", list(study.seeds), profile=study.profile.name)
     found: dict[str, tuple[Baseline, ByName]] = {}
-    for task in _TITLES:
-        baseline = tune(study, task, "paper")
-        trains = {name: replace(baseline.vanilla, method=m) for name, (m, _) in _METHODS.items()}
-        done = study.train(trains.values())
-        runs = {name: done[train] for name, train in trains.items()}
+    done = together(partial(_train, study, task) for task in _TITLES)
+    for task, (baseline, runs, tuned) in zip(_TITLES, done, strict=True):
         found[task] = baseline, runs
         _report(result, task, baseline, runs)
-        for name, (train, own) in _tuned(study, baseline, runs).items():
+        for name, (train, own) in tuned.items():
             vanilla, spread = (seconds_to(r, baseline.target) for r in (runs["vanilla"], own))
             row = _row(task, f"{name}, own rate {train.lr:g}", vanilla, spread)
             result.rows.append(row)
@@ -92,7 +92,16 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
     return result, [Drawing("auc", lambda: _draw(found))]
 
 
-def _tuned(study: Study, baseline: Baseline, runs: ByName) -> dict[str, tuple[Train, list[Run]]]:
+def _train(study: Study, task: str) -> tuple[Baseline, ByName, Tuned]:
+    """All methods at vanilla's rate, and some at rates of their own."""
+    baseline = tune(study, task, "paper")
+    trains = {name: replace(baseline.vanilla, method=m) for name, (m, _) in _METHODS.items()}
+    done = study.train(trains.values())
+    runs = {name: done[train] for name, train in trains.items()}
+    return baseline, runs, _tuned(study, baseline, runs)
+
+
+def _tuned(study: Study, baseline: Baseline, runs: ByName) -> Tuned:
     """The methods at the best rates of their own, until they reach vanilla's target."""
     own, first = baseline.vanilla.lr, study.seeds[0]
     rates = [lr for lr in study.profile.rates["paper"] if lr < own][-_LOWER:]

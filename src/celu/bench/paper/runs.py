@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 
@@ -31,6 +32,7 @@ from celu.events import hardware, versions
 _MOST_S = 3600.0  # that one run may take
 
 Values = dict[str, Any]
+T = TypeVar("T")
 
 
 class Work(Protocol):
@@ -54,6 +56,27 @@ class Work(Protocol):
 Asked = tuple[Work, int]  # with a seed
 
 
+class Lacking(Exception):
+    """Runs that were asked for are not done yet."""
+
+    def __init__(self, asked: list[Asked]) -> None:
+        super().__init__(f"{len(asked)} runs are not done yet")
+        self.asked = asked
+
+
+def together(asking: Iterable[Callable[[], T]]) -> list[T]:
+    """What each gives. Where several lack runs, Lacking tells those of all of them."""
+    given, lacking = [], []
+    for ask in asking:
+        try:
+            given.append(ask())
+        except Lacking as error:
+            lacking += error.asked
+    if lacking:
+        raise Lacking(lacking)
+    return given
+
+
 class Runs:
     """Does what is asked for, or finds it done. Close it, or use `with`.
 
@@ -71,6 +94,7 @@ class Runs:
         self._say = say
         self._kept = _read(self._file)  # by key: lines of the file
         self._used: set[str] = set()
+        self._only_known = False
         # Kept from one question to the next, as they hold the data.
         self._pool: ProcessPoolExecutor | None = None
 
@@ -86,12 +110,24 @@ class Runs:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
 
+    @contextmanager
+    def only_known(self) -> Iterator[None]:
+        """In here nothing is run: asking for what is not done yet raises Lacking."""
+        self._used.clear()
+        self._only_known = True
+        try:
+            yield
+        finally:
+            self._only_known = False
+
     def run(self, asked: Iterable[Asked]) -> dict[Asked, Values]:
         """What came of each, in the order asked; raises what a run raises."""
         wanted = list(dict.fromkeys(asked))
         keys = {one: self._key(*one) for one in wanted}
         missing = [one for one in wanted if keys[one] not in self._kept]
-        if len(missing) < len(wanted):
+        if missing and self._only_known:
+            raise Lacking(missing)
+        if 0 < len(missing) < len(wanted):
             found = len(wanted) - len(missing)
             self._say(f"{found} of {len(wanted)} runs are in {self._file} and are not done again")
         missing.sort(key=lambda one: -one[0].cost)
@@ -102,7 +138,7 @@ class Runs:
         return {one: self._kept[keys[one]]["values"] for one in wanted}
 
     def made_with(self) -> Values:
-        """On which machines, with which software, what was asked for since the last time was run.
+        """On which machines, with which software, what was last asked for in `only_known` was run.
 
         It may be drawn elsewhere.
         """
@@ -111,7 +147,6 @@ class Runs:
             for what, found in made.items():
                 if self._kept[key][what] not in found:
                     found.append(self._kept[key][what])
-        self._used.clear()
         return {what: found[0] if len(found) == 1 else found for what, found in made.items()}
 
     def _performed(self, asked: list[Asked]) -> Iterator[tuple[Asked, Values, float]]:

@@ -22,7 +22,7 @@ from celu.bench.paper.drawing import (
     draw_lines,
     new_figure,
 )
-from celu.bench.paper.study import Study, tune
+from celu.bench.paper.study import Study, tune_all
 from celu.bench.paper.training import CELU, CONSECUTIVE, Train
 from celu.bench.report import BenchResult
 from celu.engine.observe import QUANTILES
@@ -63,11 +63,15 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
     seed = study.seeds[0]
     result = BenchResult("paper similarity", [seed], profile=study.profile.name)
     courses: dict[tuple[str, str], Course] = {}
-    baselines = {regime: tune(study, TASK, regime) for regime in REGIMES}
+    baselines = tune_all(study, TASK, REGIMES)
     result.notes += [baseline.words for baseline in baselines.values()]
-    for setting, (regime, method) in _SETTINGS.items():
-        train = Train(TASK, regime, baselines[regime].vanilla.lr, method, similarities=True)
-        quantiles = study.runs.run([(train, seed)])[train, seed]["quantiles"]
+    trains = {
+        setting: Train(TASK, regime, baselines[regime].vanilla.lr, method, similarities=True)
+        for setting, (regime, method) in _SETTINGS.items()
+    }
+    done = study.runs.run((train, seed) for train in trains.values())
+    for setting, train in trains.items():
+        quantiles = done[train, seed]["quantiles"]
         for party in PARTIES:
             courses[setting, party] = binned(quantiles[party])
             _add_rows(result, setting, party, courses[setting, party])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
@@ -12,7 +13,7 @@ import celu
 from celu.bench.curves import Run
 from celu.bench.pair import REGIMES
 from celu.bench.paper.profiles import Profile, Task
-from celu.bench.paper.runs import Runs
+from celu.bench.paper.runs import Runs, together
 from celu.bench.paper.training import Train, run_of
 from celu.bench.rounds import best
 
@@ -88,6 +89,13 @@ def tune(study: Study, task: str, regime: str) -> Baseline:
     runs = study.train([vanilla])[vanilla]
     reached = min(run.on_the_way(TARGET_SHARE) for run in runs)
     return Baseline(what, vanilla, math.floor(reached * 1e4) / 1e4, grid, auc, runs)
+
+
+def tune_all(study: Study, task: str, regimes: Iterable[str]) -> dict[str, Baseline]:
+    """Vanilla at its best in each regime."""
+    regimes = list(regimes)
+    baselines = together(partial(tune, study, task, regime) for regime in regimes)
+    return dict(zip(regimes, baselines, strict=True))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from celu.bench.paper.drawing import (
     frame_curves,
     new_figure,
 )
-from celu.bench.paper.study import Baseline, Spread, Study, ratio, rounds_to, tune
+from celu.bench.paper.study import Baseline, Spread, Study, ratio, rounds_to, tune_all
 from celu.bench.paper.training import CELU, CONSECUTIVE, GUEST_ONLY, Train
 from celu.bench.paper.words import against_paper
 from celu.bench.report import BenchResult
@@ -111,7 +111,7 @@ _STRONG = {
 
 def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
     """Tune vanilla in both regimes, then fill in the table."""
-    paper, strong = (tune(study, TASK, regime) for regime in ("paper", "strong"))
+    paper, strong = tune_all(study, TASK, ("paper", "strong")).values()
     done = study.train(
         [
             *(paper.of(cell.method) for cell in CELLS if cell.method != VANILLA),
