@@ -14,19 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from celu.config.job import Optimizer as Settings
-from celu.engine.updates import Adagrad, Sgd
+from celu.engine.updates import Adagrad, Adam, Memory, Rule, Sgd
 from celu.errors import CheckpointError, ConfigError
 
 # Say so explicitly: torch warns once where this is left open.
 torch.sparse.check_sparse_tensor_invariants.disable()
 
-# What each keeps for a parameter; a number, a scalar, or a tensor of the parameter's shape.
-_REMEMBERED: dict[type[torch.optim.Optimizer], set[str]] = {
-    Adagrad: {"step", "sum"},
-    Sgd: {"momentum_buffer"},
-    torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
-    torch.optim.SparseAdam: {"step", "exp_avg", "exp_avg_sq"},
-}
 _NAME = re.compile(r"(\d{1,6})\.(\d{1,9})\.(\w+)")
 Remembered = dict[str, Any]  # by "optimizer.parameter.what", counted from 0
 
@@ -45,30 +38,27 @@ class Optimizer:
         self.parameters = [p for m in modules for p in m.parameters() if p.requires_grad]
         sparse = [p for p in self.parameters if id(p) in sparse_ids]
         dense = [p for p in self.parameters if id(p) not in sparse_ids]
-        self._optimizers = [o for o in _make(dense, sparse, settings) if o is not None]
+        self._rules = _make(dense, sparse, settings)
 
     def step(self) -> None:
         """Apply the gradients, and forget them."""
-        for optimizer in self._optimizers:
-            if isinstance(optimizer, Adagrad | Sgd):
-                optimizer.update()
-            else:
-                optimizer.step()
+        for rule in self._rules:
+            rule.update()
         for parameter in self.parameters:
             parameter.grad = None
 
-    def state(self) -> list[dict[str, Any]]:
-        """A copy of what the optimizers remember."""
-        return [_copy(optimizer.state_dict()) for optimizer in self._optimizers]
+    def state(self) -> list[Memory]:
+        """A copy of what is remembered."""
+        return [_copy(rule.memory()) for rule in self._rules]
 
-    def restore(self, state: list[dict[str, Any]]) -> None:
+    def restore(self, state: list[Memory]) -> None:
         """Go back to a state; it can be gone back to again."""
-        for optimizer, remembered in zip(self._optimizers, state, strict=True):
-            optimizer.load_state_dict(_copy(remembered))
+        for rule, memory in zip(self._rules, state, strict=True):
+            rule.remember(_copy(memory))
 
-    def state_of(self, remembered: Remembered) -> list[dict[str, Any]]:
+    def state_of(self, remembered: Remembered) -> list[Memory]:
         """The state that `remembered` gave the names of; raises CheckpointError if not ours."""
-        states: list[dict[int, dict[str, Any]]] = [{} for _ in self._optimizers]
+        states: list[Memory] = [{} for _ in self._rules]
         for name, value in remembered.items():
             found = _NAME.fullmatch(name)
             if found is None or not self._knows(int(found[1]), int(found[2]), found[3], value):
@@ -77,68 +67,56 @@ class Optimizer:
                     "parameters, got something else; put back the settings that the run began with"
                 )
             states[int(found[1])].setdefault(int(found[2]), {})[found[3]] = value
-        for optimizer, state in zip(self._optimizers, states, strict=True):
-            if any(kept.keys() != _REMEMBERED[type(optimizer)] for kept in state.values()):
+        for rule, state in zip(self._rules, states, strict=True):
+            whole = not isinstance(rule, Adagrad) or len(state) == len(rule.parameters)
+            if not whole or any(kept.keys() != rule.remembers for kept in state.values()):
                 raise CheckpointError(
                     f"optimizer: expected all that {self._names()} remembers, got a part of it"
                 )
-        return [
-            {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-            for optimizer, state in zip(self._optimizers, states, strict=True)
-        ]
+        return states
 
     def _knows(self, which: int, index: int, what: str, value: Any) -> bool:
-        if which >= len(self._optimizers):
+        if which >= len(self._rules):
             return False
-        optimizer = self._optimizers[which]
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if index >= len(parameters) or what not in _REMEMBERED[type(optimizer)]:
+        rule = self._rules[which]
+        if index >= len(rule.parameters) or what not in rule.remembers:
             return False
         if not isinstance(value, Tensor) or value.dim() == 0:
             return what == "step"
-        like = parameters[index]
+        like = rule.parameters[index]
         return bool(value.shape == like.shape and value.dtype == like.dtype)
 
     def _names(self) -> str:
-        return " and ".join(type(optimizer).__name__ for optimizer in self._optimizers)
+        return " and ".join(rule.name for rule in self._rules)
 
 
-def remembered(state: list[dict[str, Any]]) -> Remembered:
-    """A state by names, without the settings, which are the contract's."""
+def remembered(state: list[Memory]) -> Remembered:
+    """A state by names."""
     return {
         f"{which}.{index}.{what}": value
-        for which, optimizer in enumerate(state)
-        for index, kept in optimizer["state"].items()
+        for which, memory in enumerate(state)
+        for index, kept in memory.items()
         for what, value in kept.items()
     }
 
 
-def _copy(state: dict[str, Any]) -> dict[str, Any]:
-    """What changes is copied; the settings never do."""
-    kept = {
-        index: {what: v.clone() if isinstance(v, Tensor) else v for what, v in values.items()}
-        for index, values in state["state"].items()
+def _copy(memory: Memory) -> Memory:
+    return {
+        index: {what: v.clone() if isinstance(v, Tensor) else v for what, v in kept.items()}
+        for index, kept in memory.items()
     }
-    return {**state, "state": kept}
 
 
-def _make(
-    dense: list[nn.Parameter], sparse: list[nn.Parameter], settings: Settings
-) -> list[torch.optim.Optimizer | None]:
+def _make(dense: list[nn.Parameter], sparse: list[nn.Parameter], settings: Settings) -> list[Rule]:
     if not dense and not sparse:
         return []
     if settings.name == "adagrad":
-        accumulator = settings.initial_accumulator or 0.0
-        return [
-            Adagrad(dense + sparse, lr=settings.lr, initial_accumulator_value=accumulator),
-        ]
+        return [Adagrad(dense + sparse, settings.lr, settings.initial_accumulator or 0.0)]
     if settings.name == "sgd":
         if settings.momentum and sparse:
             raise ConfigError(
                 "optimizer.momentum: expected none, as the model has sparse embeddings"
             )
-        return [Sgd(dense + sparse, lr=settings.lr, momentum=settings.momentum or 0.0)]
-    return [
-        torch.optim.Adam(dense, lr=settings.lr) if dense else None,
-        torch.optim.SparseAdam(sparse, lr=settings.lr) if sparse else None,
-    ]
+        return [Sgd(dense + sparse, settings.lr, settings.momentum or 0.0)]
+    rules = [(dense, False), (sparse, True)]
+    return [Adam(which, settings.lr, sparse=is_sparse) for which, is_sparse in rules if which]

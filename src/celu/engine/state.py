@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -12,6 +12,7 @@ from celu.config.job import Tuning
 from celu.engine.local import Workset
 from celu.engine.optim import Optimizer
 from celu.engine.plan import Step
+from celu.engine.updates import Memory
 from celu.workset.table import Entry
 
 
@@ -20,7 +21,7 @@ class TrainerState:
     """Weights, what the optimizer remembers, and the workset table. Randomness has no state."""
 
     modules: dict[str, dict[str, Tensor]]
-    optimizer: list[dict[str, Any]]
+    optimizer: list[Memory]
     table: tuple[int, list[Entry]]
 
     @staticmethod

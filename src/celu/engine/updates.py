@@ -1,62 +1,148 @@
-"""AdaGrad and SGD as torch has them, with fewer operations.
+"""How gradients become updates: AdaGrad and SGD with fewer operations than torch's, and Adam.
 
-On a CPU an update's bits are torch's own. An embedding's sparse gradient takes less time, the more
-the wider it is; and an accelerator, which waits to be told what to do rather than for it to be
-done, is told less. It is an `update`, for around a method `step` torch lays hooks and profiling.
+On a CPU an update's bits are those of `torch.optim`. An embedding's sparse gradient takes less
+time, the more the wider it is; and an accelerator, which waits to be told what to do rather than
+for it to be done, is told less. Nor does a run wait at its start for what torch brings along with
+its own optimizers: a compiler, which takes a second or two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Protocol
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+Memory = dict[int, dict[str, Any]]  # by parameter, counted from 0: what is remembered of it
 
 
-class Adagrad(torch.optim.Adagrad):
-    """See `torch.optim.Adagrad`, whose state it keeps; its rate does not decay."""
+class Rule(Protocol):
+    """An optimizer of some parameters."""
+
+    name: str
+    parameters: Sequence[nn.Parameter]
+    remembers: set[str]  # of a parameter: numbers, scalars, or tensors of its shape
+
+    def update(self) -> None:
+        """Apply the gradients."""
+        ...
+
+    def memory(self) -> Memory:
+        """What is remembered, as it is: the next update writes to it."""
+        ...
+
+    def remember(self, memory: Memory) -> None:
+        """Go on from this, which is from now on written to."""
+        ...
+
+
+class Adagrad:
+    """AdaGrad; its rate does not decay."""
+
+    name = "Adagrad"
+    remembers = {"sum"}
+    _EPS = 1e-10
+
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, accumulator: float) -> None:
+        self.parameters = parameters
+        self._lr = lr
+        self._sums = [torch.full_like(p, accumulator, requires_grad=False) for p in parameters]
 
     @torch.no_grad()
     def update(self) -> None:
-        """Apply the gradients."""
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            dense = [weight for weight in weights if not weight.grad.is_sparse]
-            lr, eps = group["lr"], group["eps"]
-            for weight in weights:
-                self.state[weight]["step"] += 1
-                if weight.grad.is_sparse:
-                    _apply_sparse(weight, self.state[weight]["sum"], weight.grad, lr, eps)
-            if dense:
-                sums = [self.state[weight]["sum"] for weight in dense]
-                _apply_dense(dense, sums, [weight.grad for weight in dense], lr, eps)
+        """See `Rule`."""
+        weights: list[Tensor] = []
+        sums: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for weight, total in zip(self.parameters, self._sums, strict=True):
+            if weight.grad is None:
+                continue
+            if weight.grad.is_sparse:
+                self._apply_sparse(weight, total, weight.grad)
+            else:
+                weights.append(weight)
+                sums.append(total)
+                gradients.append(weight.grad)
+        if weights:
+            torch._foreach_addcmul_(sums, gradients, gradients, value=1.0)
+            roots = torch._foreach_sqrt(sums)
+            torch._foreach_add_(roots, self._EPS)
+            torch._foreach_addcdiv_(weights, gradients, roots, value=-self._lr)
+
+    def memory(self) -> Memory:
+        """See `Rule`."""
+        return {index: {"sum": total} for index, total in enumerate(self._sums)}
+
+    def remember(self, memory: Memory) -> None:
+        """See `Rule`."""
+        self._sums = [memory[index]["sum"] for index in range(len(self.parameters))]
+
+    def _apply_sparse(self, weight: Tensor, total: Tensor, gradient: Tensor) -> None:
+        gradient = gradient.coalesce()
+        rows, values = gradient._indices()[0], gradient._values()
+        sums = total.index_select(0, rows).add_(values.pow(2))
+        total.index_copy_(0, rows, sums)
+        weight.index_add_(0, rows, values / sums.sqrt_().add_(self._EPS), alpha=-self._lr)
 
 
-class Sgd(torch.optim.SGD):
-    """See `torch.optim.SGD`, of which it has the rate and the momentum alone."""
+class Sgd:
+    """Stochastic gradient descent, with momentum where it is not 0."""
+
+    name = "SGD"
+    remembers = {"momentum_buffer"}
+
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float) -> None:
+        self.parameters = parameters
+        self._lr = lr
+        self._momentum = momentum
+        self._buffers: dict[int, Tensor] = {}
 
     @torch.no_grad()
     def update(self) -> None:
-        """Apply the gradients."""
-        for group in self.param_groups:
-            if group["momentum"]:
-                self.step()
-                return
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    weight.add_(weight.grad, alpha=-group["lr"])
+        """See `Rule`."""
+        for index, weight in enumerate(self.parameters):
+            if weight.grad is not None:
+                direction = self._heavy(index, weight.grad) if self._momentum else weight.grad
+                weight.add_(direction, alpha=-self._lr)
+
+    def memory(self) -> Memory:
+        """See `Rule`."""
+        return {index: {"momentum_buffer": buffer} for index, buffer in self._buffers.items()}
+
+    def remember(self, memory: Memory) -> None:
+        """See `Rule`."""
+        self._buffers = {index: kept["momentum_buffer"] for index, kept in memory.items()}
+
+    def _heavy(self, index: int, gradient: Tensor) -> Tensor:
+        """The gradient with those before it, each counting less."""
+        if index not in self._buffers:
+            self._buffers[index] = gradient.clone()
+        else:
+            self._buffers[index].mul_(self._momentum).add_(gradient)
+        return self._buffers[index]
 
 
-def _apply_dense(
-    weights: list[Tensor], sums: list[Tensor], gradients: list[Tensor], lr: float, eps: float
-) -> None:
-    torch._foreach_addcmul_(sums, gradients, gradients, value=1.0)
-    roots = torch._foreach_sqrt(sums)
-    torch._foreach_add_(roots, eps)
-    torch._foreach_addcdiv_(weights, gradients, roots, value=-lr)
+class Adam:
+    """Adam as torch has it, or its form for sparse gradients."""
 
+    remembers = {"step", "exp_avg", "exp_avg_sq"}
 
-def _apply_sparse(weight: Tensor, total: Tensor, gradient: Tensor, lr: float, eps: float) -> None:
-    gradient = gradient.coalesce()
-    rows, values = gradient._indices()[0], gradient._values()
-    sums = total.index_select(0, rows).add_(values.pow(2))
-    total.index_copy_(0, rows, sums)
-    weight.index_add_(0, rows, values / sums.sqrt_().add_(eps), alpha=-lr)
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, *, sparse: bool) -> None:
+        kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
+        self.name = kind.__name__
+        self.parameters = parameters
+        self._optimizer: torch.optim.Optimizer = kind(parameters, lr=lr)
+
+    def update(self) -> None:
+        """See `Rule`."""
+        self._optimizer.step()
+
+    def memory(self) -> Memory:
+        """See `Rule`."""
+        state: Memory = self._optimizer.state_dict()["state"]
+        return state
+
+    def remember(self, memory: Memory) -> None:
+        """See `Rule`."""
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": memory})
