@@ -20,7 +20,7 @@ from celu.data.table import Batch
 from celu.engine.coding import Coding
 from celu.engine.keeping import Keeper, Place
 from celu.engine.kept import Tensors, TrainerFacts, get, put, put_record_back
-from celu.engine.local import Workset, device_of, same_rows, seed_step
+from celu.engine.local import Workset, device_of, same_rows, seed_step, wake_autograd
 from celu.engine.observe import Observer
 from celu.engine.optim import Optimizer
 from celu.engine.plan import Outcome, Plan, Times
@@ -39,6 +39,7 @@ class GuestTrainer:
     """The guest's models and cache."""
 
     def __init__(self, name: str, guest: Guest, job: Job, spans: Spans | None = None) -> None:
+        wake_autograd()
         self._name = name
         self._guest = guest
         self._modules = {"top": guest.top}

@@ -21,7 +21,7 @@ from celu.data.table import Batch
 from celu.engine.coding import Coding
 from celu.engine.keeping import Keeper, Place
 from celu.engine.kept import Tensors, TrainerFacts, get, put, put_record_back
-from celu.engine.local import Workset, device_of, same_rows, seed_step
+from celu.engine.local import Workset, device_of, same_rows, seed_step, wake_autograd
 from celu.engine.observe import Observer
 from celu.engine.optim import Optimizer
 from celu.engine.plan import HostPlan
@@ -49,6 +49,7 @@ class HostTrainer:
     """One host's model, its cache and its rounds in flight."""
 
     def __init__(self, name: str, host: Host, job: Job, spans: Spans | None = None) -> None:
+        wake_autograd()
         self._name = name
         self._host = host
         self._bottom = host.bottom

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +104,15 @@ def device_of(modules: Iterable[nn.Module]) -> torch.device:
     """Where a party's modules compute; main memory where none of them has parameters."""
     parameters = (p for module in modules for p in module.parameters())
     return next((p.device for p in parameters), torch.device("cpu"))
+
+
+@cache
+def wake_autograd() -> None:
+    """Have torch load now what its first backward pass would: half a second of a round's time.
+
+    By the first rounds `auto` tells how far away the peer is.
+    """
+    torch.ones(1, requires_grad=True).backward(torch.ones(1))
 
 
 def seed_step(seed: int, party: str, round_: int, use: int) -> None:

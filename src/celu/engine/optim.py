@@ -10,15 +10,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from celu.config.job import Optimizer as Settings
 from celu.engine.updates import Adagrad, Adam, Memory, Rule, Sgd
 from celu.errors import CheckpointError, ConfigError
-
-# Say so explicitly: torch warns once where this is left open.
-torch.sparse.check_sparse_tensor_invariants.disable()
 
 _NAME = re.compile(r"(\d{1,6})\.(\d{1,9})\.(\w+)")
 Remembered = dict[str, Any]  # by "optimizer.parameter.what", counted from 0

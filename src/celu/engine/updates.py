@@ -14,6 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+# Say so explicitly: torch warns once where this is left open.
+torch.sparse.check_sparse_tensor_invariants.disable()
+
 Memory = dict[int, dict[str, Any]]  # by parameter, counted from 0: what is remembered of it
 
 
