@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import nn
 
+import celu
+from celu.engine.optim import Optimizer, remembered
 from celu.engine.updates import Adagrad, Sgd
+from celu.errors import CheckpointError
 
 LR = 0.07
 
@@ -46,6 +49,19 @@ def test_every_bit_is_that_of_torch(
         kept, due = memory.get(index, {}), reference.state[b]
         assert kept.keys() == due.keys() - {"step"}  # nobody asks AdaGrad how many
         assert all(torch.equal(kept[name], due[name]) for name in kept)
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adam"])
+def test_a_part_of_what_is_remembered_is_refused(name: Literal["adagrad", "adam"]) -> None:
+    layer = nn.Linear(2, 1)
+    optimizer = Optimizer([layer], celu.Optimizer(name=name, lr=LR))
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    whole = remembered(optimizer.state())
+    assert remembered(optimizer.state_of(whole)).keys() == whole.keys()
+    whole.pop(next(iter(whole)))
+    with pytest.raises(CheckpointError, match="got a part of it"):
+        optimizer.state_of(whole)
 
 
 def told_by(code: str) -> list[str]:

@@ -64,8 +64,8 @@ class Optimizer:
                 )
             states[int(found[1])].setdefault(int(found[2]), {})[found[3]] = value
         for rule, state in zip(self._rules, states, strict=True):
-            whole = not isinstance(rule, Adagrad) or len(state) == len(rule.parameters)
-            if not whole or any(kept.keys() != rule.remembers for kept in state.values()):
+            lacking = rule.of_all and len(state) < len(rule.parameters)
+            if lacking or any(kept.keys() != rule.remembers for kept in state.values()):
                 raise CheckpointError(
                     f"optimizer: expected all that {self._names()} remembers, got a part of it"
                 )

@@ -26,6 +26,7 @@ class Rule(Protocol):
     name: str
     parameters: Sequence[nn.Parameter]
     remembers: set[str]  # of a parameter: numbers, scalars, or tensors of its shape
+    of_all: bool  # whether of every parameter from the start, or of those updated so far
 
     def update(self) -> None:
         """Apply the gradients."""
@@ -45,6 +46,7 @@ class Adagrad:
 
     name = "Adagrad"
     remembers = {"sum"}
+    of_all = True
     _EPS = 1e-10
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, accumulator: float) -> None:
@@ -94,6 +96,7 @@ class Sgd:
 
     name = "SGD"
     remembers = {"momentum_buffer"}
+    of_all = False
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float) -> None:
         self.parameters = parameters
@@ -130,6 +133,7 @@ class Adam:
     """Adam as torch has it, or its form for sparse gradients."""
 
     remembers = {"step", "exp_avg", "exp_avg_sq"}
+    of_all = False
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, *, sparse: bool) -> None:
         kind = torch.optim.SparseAdam if sparse else torch.optim.Adam

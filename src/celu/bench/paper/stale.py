@@ -209,7 +209,7 @@ def joint_gradients(
     own, theirs = _parameters(guest), list(host.bottom.parameters())
     gradients = torch.autograd.grad(_losses(guest, batch, output).mean(), [*own, *theirs])
     by_party = {"guest": _flat(gradients[: len(own)]), "host": _flat(gradients[len(own) :])}
-    return by_party, lean(guest, output.detach(), batch)
+    return by_party, lean(guest, output, batch)
 
 
 def lean(guest: celu.Guest, output: Tensor, batch: Batch) -> Tensor:
@@ -218,7 +218,7 @@ def lean(guest: celu.Guest, output: Tensor, batch: Batch) -> Tensor:
     The mean loss's derivative by a number that is added to every output: for clicks, the mean
     probability less the share of clicks.
     """
-    output = output.requires_grad_()
+    output = output.detach().requires_grad_()
     (derivative,) = torch.autograd.grad(_losses(guest, batch, output).mean(), output)
     return derivative.sum()
 
