@@ -57,6 +57,12 @@ def test_a_mean_over_seeds_is_none_where_a_seed_never_got_there() -> None:
     assert ratio(None, 2.0) is None and ratio(1.0, None) is None and ratio(1.0, 4.0) == 0.25
 
 
+def test_how_many_seeds_got_there_is_told_where_not_all_did() -> None:
+    assert Spread.of([1000.0, 1401.0]).told("rounds") == "1,200 rounds"
+    assert Spread.of([10.0, None, 12.0]).told("rounds") == "by 2 of 3 seeds"
+    assert Spread.of([None, None]).told("rounds") == "not reached"
+
+
 def test_rounds_and_seconds_to_a_target_are_means_over_seeds() -> None:
     seeds = [Run([(10, 2.0, 0.6), (20, 4.0, 0.7)]), Run([(10, 3.0, 0.7)])]
     assert rounds_to(seeds, 0.7).mean == 15
@@ -334,6 +340,22 @@ def test_a_part_writes_its_table_and_its_figures(
     text = (tmp_path / "similarity.md").read_text()
     assert "![similarity-quantiles](similarity-quantiles.svg)" in text
     assert "| setting | party |" in text
+
+
+@pytest.mark.parametrize("part", ["theory", "beyond"])
+def test_what_is_shown_of_the_paper_s_sizes_follows_from_the_runs_that_are_kept(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Path(__file__).parents[2] / "docs" / "results" / "paper-gpu"
+    shutil.copy(shown / "runs.jsonl", tmp_path)
+    written = json.loads((shown / f"{part}.json").read_text(encoding="utf-8"))
+    monkeypatch.setattr(celu, "__version__", written["versions"]["celu"])
+    ((result, files),) = making.bench_paper(print, tmp_path, parts=[part], profile="gpu")
+    made = {"rows": result.rows, "figures": result.figures, "notes": result.notes}
+    assert made == {name: written[name] for name in made}
+    kept = {path.name for path in shown.glob(f"{part}*")}
+    assert {file.name for file in files if file.suffix != ".png"} == kept
+    assert (tmp_path / f"{part}.md").read_bytes() == (shown / f"{part}.md").read_bytes()
 
 
 def test_without_matplotlib_all_is_measured_and_the_next_step_told(

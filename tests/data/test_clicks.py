@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,26 @@ def test_the_host_adds_to_the_guest_and_their_crossing_adds_to_both(shape: Shape
     assert 0.64 < auc["guest"] < 0.72
     assert auc["both"] > auc["guest"] + 0.03
     assert auc["joint"] > auc["both"] + 0.01
+
+
+def test_only_the_crossing_lifts_the_auc_over_0_78() -> None:
+    hidden = click_model.hidden_model("criteo", 1, click_model.MAX_CODES)
+    guest, host = (
+        {name: replace(field, latent=()) for name, field in party.items()}
+        for party in (hidden.guest, hidden.host)
+    )
+    # As `click_chunk` spawns them: the same rows, scored by all of the model and by its sum alone.
+    chunk = click_chunk("criteo", seed=1, chunk=0, rows=100_000)
+    auc = {}
+    for name, model in (
+        ("all", hidden),
+        ("sum", click_model.Hidden(guest, host, hidden.intercept)),
+    ):
+        streams = np.random.SeedSequence((1, 0)).spawn(len(guest) + len(host) + 1)
+        _, _, logit = click_model.draw_and_score(model, iter(streams), 100_000)
+        auc[name] = roc_auc_score(chunk.label, logit)
+    assert auc["sum"] < 0.78
+    assert auc["all"] > 0.81
 
 
 @both_shapes

@@ -5,19 +5,27 @@ Rounds and virtual seconds to the same AUC, against both baselines.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import celu
 from celu.bench.curves import Run
 from celu.bench.pair import VANILLA
 from celu.bench.paper.drawing import (
+    BLACK,
     BLUE,
+    ORDERED,
     VERMILLION,
     Dot,
     DotRow,
     Drawing,
+    Line,
     draw_dots,
+    draw_key,
+    draw_lines,
     draw_marks,
+    frame_curves,
     new_figure,
 )
 from celu.bench.paper.study import Baseline, Study, ratio, rounds_to, seconds_to, tune_all
@@ -88,7 +96,10 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
         "several hosts, the host's fields are dealt out to them, each with a Z of the same width.",
         *_findings(baselines, found),
     ]
-    return result, [Drawing("variants", lambda: _draw(baselines, found))]
+    return result, [
+        Drawing("variants", lambda: _draw(baselines, found)),
+        Drawing("curves", lambda: _curves(baselines, found)),
+    ]
 
 
 def _report(result: BenchResult, baseline: Baseline, found: Found) -> None:
@@ -105,6 +116,8 @@ def _report(result: BenchResult, baseline: Baseline, found: Found) -> None:
                 "rounds": of_rounds.mean,
                 "deviation": of_rounds.deviation,
                 "rounds over vanilla": ratio(of_rounds.mean, rounds.mean),
+                "by seed": [None if r is None else round(r) for r in of_rounds.by_seed],
+                "best AUC by seed": [round(run.best_by(math.inf), 4) for run in runs],
                 "seconds": of_seconds.mean,
                 "speed-up": ratio(seconds.mean, of_seconds.mean),
             }
@@ -155,10 +168,13 @@ def _draw(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
                     colour, marker, below = _MARKS[regime]
                     vanilla = measure_(baseline.runs, baseline.target).mean
                     spread = measure_(found[regime][axis, name], baseline.target)
-                    value = ratio(spread.mean, vanilla)
+                    value, deviation = (ratio(s, vanilla) for s in (spread.mean, spread.deviation))
                     if inverse:
-                        value = ratio(vanilla, spread.mean)
-                    dots.append(Dot(value, None, colour, marker=marker, below=below))
+                        value, deviation = ratio(vanilla, spread.mean), None
+                    told = spread.told("")
+                    dots.append(
+                        Dot(value, deviation, colour, marker=marker, told=told, below=below)
+                    )
                 rows.append(DotRow(name, dots))
         draw_dots(axes, rows)
         axes.axvline(1, color="#999999", lw=0.8)
@@ -172,3 +188,39 @@ def _draw(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
         left, [("● paper's optimizer", BLUE), ("■ strongest vanilla's optimizer", VERMILLION)]
     )
     return figure
+
+
+def _curves(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
+    """A line for each seed: a mean would hide that one leaves a plateau long before another."""
+    figure, grid = new_figure(len(baselines), len(VARIANTS), 14.0, 8.2, sharey="row")
+    for row, (regime, baseline) in zip(grid, baselines.items(), strict=True):
+        every = [line for runs in found[regime].values() for line in _seeds(runs, BLACK)]
+        row[0].set_ylabel(f"held-out AUC, {regime} regime")
+        for axes, (axis, variants) in zip(row, variants_in(regime).items(), strict=True):
+            shown = [("vanilla", baseline.runs, BLACK, ":")]
+            for index, name in enumerate(variants):
+                colour, style = ORDERED[index % 3 - 3], "--" if index >= 3 else "-"
+                shown.append((name, found[regime][axis, name], colour, style))
+            key = []
+            for name, runs, colour, style in shown:
+                lines = _seeds(runs, colour, style)
+                draw_lines(axes, lines)
+                told = rounds_to(runs, baseline.target).told("rounds")
+                key.append(Line(f"{name}: {told}", colour, [], []))
+            draw_key(axes, key, columns=1)
+            frame_curves(axes, every, baseline.target)
+            axes.set_title(axis.capitalize())
+            axes.set_xlabel("communication rounds")
+    figure.suptitle(
+        "A line for each seed; dotted: vanilla; dashed, of several hosts: with local steps. "
+        "Across: the target, at which all but vanilla end.",
+        fontsize=8.5,
+        x=0.01,
+        ha="left",
+    )
+    return figure
+
+
+def _seeds(runs: Sequence[Run], colour: str, style: str = "-") -> list[Line]:
+    curves = [list(zip(*run.curve, strict=True)) or [(), (), ()] for run in runs]
+    return [Line("", colour, rounds, aucs, style=style) for rounds, _, aucs in curves]

@@ -64,13 +64,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Dot:
-    """A value in a row of a figure; one that there is none of is told in words."""
+    """A value in a row of a figure, or where there is none, what to say instead."""
 
     value: float | None
     spread: float | None = None
     colour: str = BLUE
     open: bool = False
     marker: str = "o"
+    told: str = ""
     below: float = 0.0  # the row's middle, in rows: for values of one row that may be alike
 
 
@@ -184,7 +185,7 @@ def draw_dots(axes: Axes, rows: Sequence[DotRow]) -> None:
                 axes.text(
                     0.99,
                     y,
-                    "not reached",
+                    dot.told,
                     color=dot.colour,
                     fontsize=7,
                     transform=axes.get_yaxis_transform(),

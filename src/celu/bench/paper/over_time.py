@@ -149,8 +149,7 @@ def _draw(found: dict[str, tuple[Baseline, ByName]]) -> Figure:
     for axes, (task, (baseline, runs)) in zip(row, found.items(), strict=True):
         lines = []
         for name, (_, colour) in _METHODS.items():
-            seconds = seconds_to(runs[name], baseline.target).mean
-            told = "not reached" if seconds is None else f"{seconds:,.0f} s"
+            told = seconds_to(runs[name], baseline.target).told("s")
             lines.append(curve_line(runs[name], f"{name}: {told}", colour, over="seconds"))
         draw_lines(axes, lines)
         draw_key(axes, lines)

@@ -117,6 +117,13 @@ class Spread:
             list(values),
         )
 
+    def told(self, unit: str) -> str:
+        """In a word or two: the mean, or that no seed has one, or how many have."""
+        if self.mean is not None:
+            return f"{self.mean:,.0f} {unit}"
+        known = sum(value is not None for value in self.by_seed)
+        return f"by {known} of {len(self.by_seed)} seeds" if known else "not reached"
+
 
 def rounds_to(runs: Sequence[Run], target: float) -> Spread:
     """Rounds to a target over seeds."""

@@ -229,8 +229,7 @@ def _curves(baseline: Baseline, runs: _Runs) -> Figure:
     figure, grid = new_figure(2, 3, 10.5, 6.8, sharey=True)
 
     def line(method: celu.Method, name: str, colour: str, style: str = "-") -> Line:
-        rounds = rounds_to(runs[method], baseline.target).mean
-        told = "not reached" if rounds is None else f"{rounds:,.0f} rounds"
+        told = rounds_to(runs[method], baseline.target).told("rounds")
         return curve_line(runs[method], f"{_greek(name)}: {told}", colour, style=style)
 
     every = [curve_line(of_seeds, "", "") for of_seeds in runs.values()]
@@ -291,4 +290,5 @@ def _dot(baseline: Baseline, runs: _Runs, method: celu.Method, colour: str, mark
     vanilla = rounds_to(runs[VANILLA], baseline.target).mean
     spread = rounds_to(runs[method], baseline.target)
     deviation = ratio(spread.deviation, vanilla)
-    return Dot(ratio(spread.mean, vanilla), deviation, colour, marker=marker)
+    told = spread.told("rounds")
+    return Dot(ratio(spread.mean, vanilla), deviation, colour, marker=marker, told=told)
