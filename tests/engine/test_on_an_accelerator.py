@@ -7,10 +7,12 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 import celu
 from celu.data.feed import Feed
 from celu.data.order import BatchOrder
+from celu.engine.updates import Adagrad
 from celu.models.tops import InnerProductTop
 from federation import BATCH, ROWS, Federation, federation
 
@@ -54,6 +56,27 @@ def test_a_guest_whose_top_has_no_parameters_computes_where_its_bottom_does() ->
     for rows_too in (True, False):
         there = on_device(fed, rows_too=rows_too)
         assert celu.simulate(there.job, there.guest, there.hosts).rounds == fed.job.rounds
+
+
+def test_an_embedding_is_updated_there_as_here_and_the_same_every_time() -> None:
+    draws = torch.Generator().manual_seed(1)
+    # Skewed, as ids are: one of them is most of a batch.
+    batches = [(torch.rand(3000, generator=draws) ** 6 * 40).long() for _ in range(5)]
+    aims = [torch.randn(3000, 8, generator=draws) for _ in batches]
+    table = torch.randn(40, 8, generator=draws)
+
+    def trained(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+        embedding = nn.Embedding(40, 8, sparse=True, _weight=table.clone()).to(device)
+        rule = Adagrad([embedding.weight], lr=0.1, accumulator=0.1)
+        for ids, aim in zip(batches, aims, strict=True):
+            (embedding(ids.to(device)) - aim.to(device)).pow(2).sum().backward()
+            rule.update()
+            embedding.weight.grad = None
+        return embedding.weight.detach().cpu(), rule.memory()[0]["sum"].cpu()
+
+    once, again, here = trained("cuda"), trained("cuda"), trained("cpu")
+    assert all(a.equal(b) for a, b in zip(once, again, strict=True))
+    torch.testing.assert_close(once, here)
 
 
 def test_a_batch_comes_to_the_device_by_way_of_page_locked_memory() -> None:

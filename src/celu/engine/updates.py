@@ -84,11 +84,25 @@ class Adagrad:
         self._sums = [memory[index]["sum"] for index in range(len(self.parameters))]
 
     def _apply_sparse(self, weight: Tensor, total: Tensor, gradient: Tensor) -> None:
-        gradient = gradient.coalesce()
-        rows, values = gradient._indices()[0], gradient._values()
+        rows, values = _summed(gradient)
         sums = total.index_select(0, rows).add_(values.pow(2))
         total.index_copy_(0, rows, sums)
         weight.index_add_(0, rows, values / sums.sqrt_().add_(self._EPS), alpha=-self._lr)
+
+
+def _summed(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that a sparse gradient is of, each once, and what it is of each."""
+    if not gradient.is_cuda:
+        gradient = gradient.coalesce()
+        return gradient._indices()[0], gradient._values()
+    # There `coalesce` adds up a row's values one after the other, and where a field has few ids,
+    # a batch has thousands of one. What a dense gradient is made with adds them up in pieces,
+    # always the same ones.
+    rows, places = torch.unique(gradient._indices()[0], return_inverse=True)
+    values: Tensor = torch.ops.aten.embedding_dense_backward(
+        gradient._values(), places, num_weights=len(rows), padding_idx=-1, scale_grad_by_freq=False
+    )
+    return rows, values
 
 
 class Sgd:
