@@ -226,6 +226,13 @@ def test_steps_that_no_longer_pay_are_made_fewer() -> None:
     assert any("R 2 and 1 did best" in step.reason for step in steps)
 
 
+def test_where_fewer_steps_pay_twice_as_many_are_not_tried_at_once() -> None:
+    made = plan()
+    steps = run_plan(made, {(5, 1): 0.8, (2, 1): 0.9})
+    fell = next(step for step in steps if step.reason.startswith("R 2 and 1 did best"))
+    assert "trial" not in fell.reason
+
+
 def test_fewer_steps_must_be_better_by_more_than_noise() -> None:
     steady, random = [0.70] * 32, [0.70 + 0.05 * (-1) ** n for n in range(32)]
     better = [x + 0.001 for x in random]

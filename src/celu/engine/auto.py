@@ -12,7 +12,7 @@ The best is the one that foretells best what it has not seen: in the first epoch
 of the trial's second half, before it learns from them, which costs nothing; later, when every row
 has been seen, the held-out rows. Steps that hold are given up for fewer only where these are better
 by more than the standard error of the difference, batch by batch, since what steps gain shows late;
-at first the guest's hold, which pay on most data. Where others pay, twice as many are tried at
+at first the guest's hold, which pay on most data. Where more pay, twice as many are tried at
 once. It is done early, and again when training has become many times as long or rows begin to be
 seen again: what paid at first may overfit later.
 
@@ -151,7 +151,7 @@ class AutoPlan:
                 R, held, reason = yield from self._trial(here, trial, pairs, costs, held, reason)
                 here += trial
                 more = self._more(costs, R)  # what paid may pay more
-                pairs = [more, R] if pairs[-1] != R and R not in (more, (1, 1)) else []
+                pairs = [more, R] if not _fewer(R, pairs[-1]) and more != R else []
             step = self._step(here, self._next_trial(here), self._filling(costs, R), reason)
             outcome = yield replace(step, restore=held, forget=True)
             here, costs, held = outcome.segment.stop, self._note(outcome, costs), None
@@ -185,8 +185,8 @@ class AutoPlan:
             challengers = {p: mean(s) for p, s in scores.items() if p != pairs[-1]}
             best = max(challengers, key=challengers.__getitem__)
             save, restore = best_at if best == pair else None, base
-        fewer = all(ours <= theirs for ours, theirs in zip(best, pairs[-1], strict=True))
-        holds = not _beats(scores[best], scores[pairs[-1]], clearly=fewer)
+        clearly = _fewer(best, pairs[-1])
+        holds = not _beats(scores[best], scores[pairs[-1]], clearly=clearly)
         best = pairs[-1] if holds else best
         shown = ", ".join(f"{g} and {h}: {abs(mean(s)):.4f}" for (g, h), s in scores.items())
         words = "hold after" if holds else "did best in"
@@ -274,6 +274,11 @@ class AutoPlan:
 
 def _all(codec: str) -> Codecs:
     return Codecs(activation=codec, derivative=codec, evaluation=codec)
+
+
+def _fewer(pair: Pair, other: Pair) -> bool:
+    """Whether no party makes more local steps by one than by the other."""
+    return all(ours <= theirs for ours, theirs in zip(pair, other, strict=True))
 
 
 def _beats(challenger: list[float], holder: list[float], *, clearly: bool) -> bool:
