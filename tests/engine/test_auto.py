@@ -2,6 +2,8 @@
 
 import copy
 import math
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,22 @@ def test_on_a_slow_line_it_fills_the_line_and_tries_local_steps() -> None:
     assert any(choice.get("back_to") == "base" for choice in choices)
     assert result.rounds == 200
     assert [c.round for c in result.choices] == sorted({c.round for c in result.choices})
+
+
+def test_a_slow_first_update_is_not_taken_for_distance() -> None:
+    fed = choosing(rounds=20)
+    (host,) = fed.hosts.values()
+    slow = [0.5]  # seconds, once
+
+    def at_a_gradient(*_: Any) -> None:
+        time.sleep(slow.pop() if slow else 0)
+
+    next(host.bottom.parameters()).register_hook(at_a_gradient)
+    result = celu.simulate(fed.job, fed.guest, fed.hosts, link=SLOW)
+    assert not slow
+    told = next(c.reason for c in result.choices if "round trip" in c.reason)
+    (round_trip_ms,) = re.findall(r"a round trip ([\d.]+) ms", told)
+    assert 20 < float(round_trip_ms) < 150  # 40 there and back; a third of the half second is 167
 
 
 @pytest.mark.parametrize("hosts", [{"host": 64}, {"one": 64, "two": 32}], ids=["one", "two"])

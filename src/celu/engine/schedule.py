@@ -36,8 +36,12 @@ class Segment:
 
     @property
     def measured(self) -> range:
-        """The rounds by which time is measured: those before them fill the pipeline."""
-        return self.rounds[min(self.tuning.depth, len(self.rounds) // 2) :]
+        """The rounds by which time is measured: those before them fill the pipeline.
+
+        And one more: a guest waits for the Z of a round until the host has applied the round
+        before, so a host's first update, slow as first times are, would pass for distance.
+        """
+        return self.rounds[min(self.tuning.depth + 1, len(self.rounds) // 2) :]
 
     def sends_in(self, round_: int) -> Iterator[int]:
         """The rounds whose Z leaves a host just before it waits for the derivative of `round_`."""
