@@ -148,6 +148,12 @@ def edit_schema(store: Store, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def misname(store: Store) -> None:
+    """As flipped bits may: a column's name is no longer UTF-8."""
+    path = store.path / "train.parquet"
+    path.write_bytes(path.read_bytes().replace(b"label", b"\xf4abel"))
+
+
 def spoil(store: Store, at: float, part: str = "train") -> None:
     """Flip bits in the middle of a file."""
     file = store.path / f"{part}.parquet"
@@ -188,6 +194,7 @@ BROKEN: dict[str, tuple[Callable[[Store], None], str]] = {
     ),
     "flipped bits": (lambda s: spoil(s, 0.3), "train.parquet: expected a readable Parquet"),
     "flipped bits later": (lambda s: spoil(s, 0.5), "train.parquet: expected a readable Parquet"),
+    "a name that is no text": (misname, "train.parquet: expected a readable Parquet"),
     "a column gone": (
         lambda s: rewrite(s, lambda t: t.drop_columns(["x"])),
         "train.parquet: expected a column 'x'",

@@ -92,12 +92,11 @@ def open_store(path: Path) -> Store:
         with _readable(file):
             metadata = pq.read_metadata(file)
             found = metadata.schema.to_arrow_schema()
+            names = ", ".join(found.names[:20])
         for field in expected:
             at = found.get_field_index(field.name)
             if at < 0:
-                raise DataError(
-                    f"{file}: expected a column {field.name!r}, got {', '.join(found.names[:20])}"
-                )
+                raise DataError(f"{file}: expected a column {field.name!r}, got {names}")
             if found.field(at).type != field.type:
                 raise DataError(
                     f"{file}: column {field.name!r}: expected {field.type} as the schema says, "
@@ -195,7 +194,7 @@ def _readable(file: Path) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0][:200]
         raise DataError(
             f"{file}: expected a readable Parquet file, got: {reason}; prepare the store again"

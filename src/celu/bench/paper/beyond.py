@@ -21,6 +21,7 @@ from celu.bench.paper.drawing import (
     DotRow,
     Drawing,
     Line,
+    draw_caption,
     draw_dots,
     draw_key,
     draw_lines,
@@ -211,12 +212,10 @@ def _curves(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
             frame_curves(axes, every, baseline.target)
             axes.set_title(axis.capitalize())
             axes.set_xlabel("communication rounds")
-    figure.suptitle(
+    draw_caption(
+        figure,
         "A line for each seed; dotted: vanilla; dashed, of several hosts: with local steps. "
         "Across: the target, at which all but vanilla end.",
-        fontsize=8.5,
-        x=0.01,
-        ha="left",
     )
     return figure
 

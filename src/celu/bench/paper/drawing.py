@@ -128,6 +128,11 @@ def new_figure(
     return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False, **options)]
 
 
+def draw_caption(figure: Figure, text: str) -> None:
+    """How a figure is to be read, above it."""
+    figure.suptitle(text, fontsize=8.5, x=0.01, ha="left")
+
+
 def draw_lines(axes: Axes, lines: Sequence[Line]) -> None:
     """Lines with the range around them."""
     for line in lines:

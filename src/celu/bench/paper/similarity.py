@@ -18,6 +18,7 @@ from celu.bench.paper.drawing import (
     VERMILLION,
     Drawing,
     Line,
+    draw_caption,
     draw_key,
     draw_lines,
     new_figure,
@@ -128,11 +129,9 @@ def _draw(courses: dict[tuple[str, str], Course]) -> Figure:
     for axes in grid[-1]:
         axes.set_xlabel("communication rounds")
         draw_key(axes, lines, columns=len(lines))
-    figure.suptitle(
+    draw_caption(
+        figure,
         "Dashed: 0.5, which 90% of the cosines exceed in the paper; what is below is left out.",
-        fontsize=8.5,
-        x=0.01,
-        ha="left",
     )
     return figure
 

@@ -24,6 +24,7 @@ from celu.bench.paper.drawing import (
     Drawing,
     Line,
     curve_line,
+    draw_caption,
     draw_dots,
     draw_key,
     draw_lines,
@@ -245,11 +246,9 @@ def _curves(baseline: Baseline, runs: _Runs) -> Figure:
             frame_curves(axes, every, baseline.target)
             axes.set_title(_greek(f"{cells[0].axis.capitalize()} ({cells[0].setting})"))
             axes.set_xlabel("communication rounds")
-    figure.suptitle(
+    draw_caption(
+        figure,
         f"Dashed: AUC {baseline.target:.4f}, at which runs end. Bands: the range over seeds.",
-        fontsize=8.5,
-        x=0.01,
-        ha="left",
     )
     return figure
 
