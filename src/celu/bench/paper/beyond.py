@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 TASK = "criteo"
 _MARKS = {"paper": (BLUE, "o", -0.17), "strong": (VERMILLION, "s", 0.17)}
+_COLOURS = ORDERED[-3:]  # of the variants of an axis; those beyond are dashed
 _HOST_ONLY = celu.Method(W=5, R={"guest": 1, "host": 5}, xi=60)
 _BOTH_TOGETHER = celu.Method(W=5, R=5, xi=60, depth=4)
 HOSTS = (2, 3, 5)
@@ -200,7 +201,8 @@ def _curves(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
         for axes, (axis, variants) in zip(row, variants_in(regime).items(), strict=True):
             shown = [("vanilla", baseline.runs, BLACK, ":")]
             for index, name in enumerate(variants):
-                colour, style = ORDERED[index % 3 - 3], "--" if index >= 3 else "-"
+                again, place = divmod(index, len(_COLOURS))
+                colour, style = _COLOURS[place], "--" if again else "-"
                 shown.append((name, found[regime][axis, name], colour, style))
             key = []
             for name, runs, colour, style in shown:
