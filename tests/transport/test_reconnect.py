@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -127,3 +130,23 @@ def test_a_link_that_nobody_keeps_up_any_more_says_so(
     assert isinstance(got["host"].__cause__, ZeroDivisionError)
     assert time.monotonic() - began < 30
     guest.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are not listed here")
+def test_grpc_is_not_taken_down_between_attempts() -> None:
+    code = """if True:
+    import time
+    from pathlib import Path
+    from celu.transport.carrier import Route
+    from celu.transport.grpc_carrier import Connection
+    from celu.transport.stream import StreamLink
+
+    def make_leg():
+        return StreamLink("guest", deadline_s=1).leg(calls=True)
+
+    Connection(Route("127.0.0.1:9"), "bank", "guest", None, make_leg).stop()
+    time.sleep(1)  # what is taken down, is within some ms
+    threads = {task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")}
+    assert "event_engine" in threads, threads
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

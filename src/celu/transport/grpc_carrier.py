@@ -7,6 +7,7 @@ limits them beyond the size of a piece.
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import threading
@@ -51,11 +52,23 @@ _AT_THE_DOOR = [
 _NEAR = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 256 * 1024)]
 
 
+@functools.cache
+def _keep_loaded() -> Any:
+    """Have gRPC's threads last as long as the process, once there are any.
+
+    gRPC takes its thread pool down, on threads of its own, when nothing uses it any more: for a
+    party that connects, after every attempt. Now and then one of them meets what is gone already,
+    and the process dies of it. A channel that is never used, nor closed, keeps the pool.
+    """
+    return grpc.insecure_channel("localhost:0")
+
+
 class Listener(carrier.Listener):
     """Waits for peers on one port."""
 
     def __init__(self, address: str, arrivals: Arrivals) -> None:
         super().__init__(arrivals)
+        _keep_loaded()
         self._bundles = Bundles()
         # A stream that was let in keeps a thread while it lasts, and one connection may replace
         # another; two more turn away others. Threads are made when they are needed: bounds.
@@ -137,6 +150,7 @@ class Connection:
         self, route: Route, name: str, peer: str, identity: Identity | None, make_leg: MakeLeg
     ) -> None:
         self.leg = leg = make_leg()
+        _keep_loaded()
         self._channels = [_channel(route, peer, identity) for _ in range(route.connections)]
         count = route.streams * route.connections
         leg.explain = lambda error: _explain(error, peer, route.address)
