@@ -236,6 +236,27 @@ def test_whose_local_steps_pay_is_found_by_trying(best: tuple[int, int]) -> None
     assert [step.restore for step in trial] == [None, "base", "base", "base"]
 
 
+def test_what_is_tried_pauses_for_evaluations_and_is_not_evaluated() -> None:
+    fed = choosing(rounds=2000)
+    schedule = Schedule(2000, 700, 10, test_rows=10, part_rows=10)
+    steps = run_plan(AutoPlan(fed.job, schedule), {(5, 1): 0.8})
+    tried, for_good = [], []
+    for step in steps:
+        if "trial" in step.reason:
+            doing = tried
+        elif step.reason != "as before" or step.forget:
+            doing = for_good
+        assert step.segment.stop <= schedule.evaluation_after(step.segment.start)
+        doing.append(step.segment)
+    assert all(s.scored == schedule.is_evaluation(s.stop) for s in for_good)
+    # In the first epoch fresh batches tell; later the held-out rows, where a trial ends.
+    early = [s for s in tried if s.start < 300]
+    assert early
+    assert all(s.judged and not s.scored for s in early)
+    late = [s for s in tried if s.start >= 700]
+    assert 0 < sum(s.scored for s in late) <= len(late) / 5
+
+
 def test_steps_that_no_longer_pay_are_made_fewer() -> None:
     # A pair that wins at first, and is beaten by its half when tried again.
     made = plan()

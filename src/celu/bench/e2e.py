@@ -84,8 +84,8 @@ def _bench(say: Say, shape: Shape, seeds: list[int], pair: Pair) -> BenchResult:
         f"{shape.line.delay_ms:g} ms one way, on which a message takes as long as the paper's 4 "
         f"MiB at 300 Mbps; parties compute {speed:.2f} times as fast as here "
         f"({shape.device}). {shape.rounds} rounds; AUC on {shape.test_rows:,} held-out rows every "
-        f"{shape.every}, whose time is left out, but for the trials of auto, which cost none of "
-        "it. Targets: what tuned vanilla reached with every seed in 70% of the rounds. Rates "
+        f"{shape.every}, whose time is left out, but where auto scores them to choose. "
+        "Targets: what tuned vanilla reached with every seed in 70% of the rounds. Rates "
         "tuned for vanilla, with the first seed. link_share: the line's part of a round of vanilla."
     )
     return result

@@ -117,11 +117,16 @@ class AutoPlan:
         return replace(step, segment=self._cut(step.segment))
 
     def _cut(self, segment: Segment) -> Segment:
-        """As much of a segment as there is before the contract's next evaluation."""
+        """As much of a segment as there is before the contract's next evaluation.
+
+        What is only tried pauses there as well, since a run that is told the choices does; but it
+        is not evaluated, which takes as long as many rounds and would mostly be undone.
+        """
         evaluation = self._schedule.evaluation_after(segment.start)
-        if segment.stop < evaluation:
+        is_tried = segment.judged or segment.scored
+        if segment.stop < evaluation or (is_tried and segment.stop == evaluation):
             return segment
-        return replace(segment, stop=evaluation, scored=True)
+        return replace(segment, stop=evaluation, scored=not is_tried)
 
     def _run(self) -> _Course:
         outcome = yield replace(
