@@ -23,9 +23,8 @@ LAYERS = [
     ["engine", "psi"],
     ["session", "doctor"],
     ["simulation", "launch", "report", "dashboard", "tracking"],
-    ["chaos"],
     ["__init__"],  # the public names
-    ["bench"],
+    ["testing"],
     ["cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

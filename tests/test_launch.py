@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 
 import celu
 from celu import launch
-from celu.bench.processes import read_events
 from celu.config.party import read_party
 from celu.errors import PeerRestarted
 from celu.events import RunFolder
 from celu.handshake import tell
+from celu.testing import read_events
 from celu.transport.link import run_blocking
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from celu.bench.codec import EVERY, LONGER, _over
-from celu.bench.curves import Run
-from celu.bench.real_path import RealPath
+from bench.codec import EVERY, LONGER, _over
+from bench.curves import Run
+from bench.real_path import RealPath
 from celu.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from celu.bench.line_proxy import LineProxy
+from bench.line_proxy import LineProxy
 from celu.config.link import LinkSettings
 
 LINE = LinkSettings(mbps=400.0, delay_ms=20.0)

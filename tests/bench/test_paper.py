@@ -14,23 +14,23 @@ import torch
 from typer.testing import CliRunner
 
 import celu
-from bench.works import Count, Fail
+from bench.__main__ import _seeds
+from bench.curves import Run
+from bench.pair import VANILLA, Shape, open_pair, with_hosts
+from bench.paper import drawing, making, over_time, similarity, table2, training
+from bench.paper.drawing import Artefact, Drawing, Line, curve_line, draw_lines, new_figure
+from bench.paper.profiles import PROFILES, Profile, Task
+from bench.paper.runs import Lacking, Runs, together
+from bench.paper.stores import Stores
+from bench.paper.study import Baseline, Spread, Study, ratio, rounds_to, seconds_to, tune
+from bench.paper.training import CELU, GUEST_ONLY, Train
+from bench.paper.words import against_paper, trend
+from bench.report import BenchResult
 from browser import browser
-from celu.bench.curves import Run
-from celu.bench.pair import VANILLA, Shape, open_pair, with_hosts
-from celu.bench.paper import drawing, making, over_time, similarity, table2, training
-from celu.bench.paper.drawing import Artefact, Drawing, Line, curve_line, draw_lines, new_figure
-from celu.bench.paper.profiles import PROFILES, Profile, Task
-from celu.bench.paper.runs import Lacking, Runs, together
-from celu.bench.paper.stores import Stores
-from celu.bench.paper.study import Baseline, Spread, Study, ratio, rounds_to, seconds_to, tune
-from celu.bench.paper.training import CELU, GUEST_ONLY, Train
-from celu.bench.paper.words import against_paper, trend
-from celu.bench.report import BenchResult
 from celu.cli.app import app
-from celu.cli.bench import _seeds
 from celu.config.link import PROFILES as LINES
 from celu.errors import ConfigError, DataError
+from study_tasks import Count, Fail
 
 SHAPE = Shape(32, 8, 2, (8,), rows=2000, rounds=12, every=4, test_rows=150)
 TINY = Profile(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from celu.bench.report import BenchResult
-from celu.bench.rounds import _ratio, best
+from bench.report import BenchResult
+from bench.rounds import _ratio, best
 
 
 def test_a_result_holds_what_is_needed_to_follow_and_repeat_it(tmp_path: Path) -> None:
@@ -14,7 +14,7 @@ def test_a_result_holds_what_is_needed_to_follow_and_repeat_it(tmp_path: Path) -
     written = json.loads(result.write(tmp_path / "new").read_text())
     assert written["bench"] == "step" and written["seeds"] == [1]
     assert written["figures"] == {"x_over_y": 1.1} and written["rows"] == [{"a": 1.5}]
-    assert written["command"].split()[0] == "celu"
+    assert written["command"].split()[0] == "scripts/bench"
     assert written["versions"]["torch"] and written["hardware"]["cpus"]
 
 

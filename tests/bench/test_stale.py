@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import celu
-from celu.bench.paper import theory
-from celu.bench.paper.stale import (
+from bench.paper import theory
+from bench.paper.stale import (
     FILL,
     _cosine,
     _Moments,

@@ -11,10 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from celu.chaos.cases import Case, case
-from celu.chaos.life import Party
-from celu.chaos.nemesis import KINDS, Fault, Scale, draw
-from celu.chaos.running import _Run
 from celu.config.job import Job
 from celu.config.writing import replay_toml
 from celu.engine import auto
@@ -23,6 +19,10 @@ from celu.engine.local import Workset
 from celu.engine.state import TrainerState
 from celu.errors import CeluError
 from celu.session import Result
+from chaos.cases import Case, case
+from chaos.life import Party
+from chaos.nemesis import KINDS, Fault, Scale, draw
+from chaos.running import _Run
 
 ONE_HOST, TWO_HOSTS = 2, 8  # cases of which method and codec are left open
 NUM_SEEDS = 8

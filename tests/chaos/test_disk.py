@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from celu.chaos.disk import Interruption, SimDisk
 from celu.checkpoint.disk import Disk, RealDisk
+from chaos.disk import Interruption, SimDisk
 
 RUN = Path("/run")
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from celu.chaos.checks import Ledger
-from celu.chaos.connection import HEARTBEAT_S, Surroundings
-from celu.chaos.link import CONNECT_S, DEADLINE_S, OUTAGE_S, ChaosLink
-from celu.chaos.wire import Network
-from celu.chaos.world import Process, World
 from celu.errors import CeluError, PeerFailed, PeerLost, PeerRestarted
 from celu.transport.message import Kind, Message
 from celu.transport.wire import PIECE_BYTES
+from chaos.checks import Ledger
+from chaos.connection import HEARTBEAT_S, Surroundings
+from chaos.link import CONNECT_S, DEADLINE_S, OUTAGE_S, ChaosLink
+from chaos.wire import Network
+from chaos.world import Process, World
 
 
 class Net:

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from celu.chaos import connection, link
-from celu.chaos.disk import SimDisk, _File
-from celu.chaos.nemesis import KINDS
-from celu.chaos.running import Verdict, run_seed
 from celu.checkpoint.disk import Part
 from celu.transport.delivery import Delivery, Leg
+from chaos import connection, link
+from chaos.disk import SimDisk, _File
+from chaos.nemesis import KINDS
+from chaos.running import Verdict, run_seed
 
 NUM_SEEDS, MOST_S = 300, 50.0
 PATIENCE = 200  # seeds within which what is broken must show
@@ -53,9 +53,7 @@ def test_what_befalls_single_records_stops_nobody(kind: str) -> None:
 
 
 def test_the_same_seed_gives_the_same_run_also_in_another_process() -> None:
-    code = (
-        "from celu.chaos.running import run_seed; print(*run_seed(9, traced=True).trace, sep='\\n')"
-    )
+    code = "from chaos.running import run_seed; print(*run_seed(9, traced=True).trace, sep='\\n')"
     trace = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": "3"},

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from celu.bench.processes import free_port
 from celu.data.starter import Starter, write_settings
+from celu.testing import free_port
 from stores import write_store
 
 TINY = Starter(

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from celu.bench.processes import free_port, make_keys
 from celu.data.starter import Starter, write_settings
+from celu.testing import free_port, make_keys
 from stores import write_store
 
 TINY = Starter(

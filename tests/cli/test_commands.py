@@ -21,7 +21,7 @@ from stores import write_store
 
 COMMANDS = (
     *("demo", "certs", "data", "prepare", "split", "inspect", "align", "doctor", "run"),
-    *("simulate", "report", "chaos", "bench", "version"),
+    *("simulate", "report", "bench", "version"),
 )
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from celu.bench.processes import free_port, make_keys
 from celu.cli.app import app
 from celu.data.starter import Starter, write_settings
 from celu.errors import CeluError, CertificateError, ConfigError
+from celu.testing import free_port, make_keys
 
 TINY = Starter(guest="airline", host="weather", bottom='"wdl"', top='"wdl"', z_width=64)
 PARTIES = ("airline", "weather")

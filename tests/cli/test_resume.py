@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from celu.bench.processes import read_events
+from celu.testing import read_events
 from cli.pair import Pair, ended, pair_at
 
 # Long enough to be caught in the middle of it, over a line that takes some time.

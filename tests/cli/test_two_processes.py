@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from celu.bench.nginx import find_nginx, running_nginx
-from celu.bench.processes import read_events
+from bench.nginx import find_nginx, running_nginx
 from celu.certs import make_authority, make_party
+from celu.testing import read_events
 from cli.pair import Pair, celu, ended, pair_at
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from celu.bench.processes import free_port
+from celu.testing import free_port
 from docs.blocks import ROOT, read
 from docs.shell import Reader
 

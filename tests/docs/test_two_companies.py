@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from celu.bench.processes import free_port
 from celu.config.party import read_party
+from celu.testing import free_port
 from docs.blocks import ROOT, Block, read
 from docs.shell import BLOCK_S, Reader
 

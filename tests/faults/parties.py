@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from celu.bench.processes import Event, make_keys
+from celu.testing import Event, make_keys
 from stores import write_store
 
 GUEST, HOSTS = "guest", ["host", "other"]

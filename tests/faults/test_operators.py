@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from celu.bench.processes import make_keys
 from celu.certs import make_party
+from celu.testing import make_keys
 from faults.conftest import Federate
 from faults.parties import GUEST, HOSTS, Federation, Ground
 

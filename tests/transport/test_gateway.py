@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import celu
-from celu.bench.nginx import find_nginx, running_nginx
-from celu.bench.processes import free_port
+from bench.nginx import find_nginx, running_nginx
 from celu.certs import make_authority, make_party
 from celu.errors import CertificateError, ConfigError, PeerLost
+from celu.testing import free_port
 from celu.transport import opening, stream
 from celu.transport.carrier import Route
 from celu.transport.knock import Gateway
@@ -183,7 +183,7 @@ def test_a_party_that_never_comes_behind_its_gateway_is_lost(
 def test_a_gateway_without_http2_is_named(
     tmp_path: Path, nginx: InFront, companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from celu.bench import nginx as configured
+    from bench import nginx as configured
 
     monkeypatch.setattr(configured, "_CONFIG", configured._CONFIG.replace(" ssl http2", " ssl"))
     certs = nginx.ca.parent

@@ -38,7 +38,6 @@ for _name in (
     "simulate",
     "report",
     "dashboard",
-    "chaos",
     "bench",
     "version",
 ):
@@ -47,6 +46,11 @@ for _name in (
 
 def main() -> None:
     """Run the command line."""
+    run_app(app)
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run a command line; an error becomes a message and an exit code."""
     try:
         app()
     except CeluError as error:

@@ -89,9 +89,9 @@ def demo(
 
 
 def _run(folder: Path, line: LinkSettings) -> None:
-    from celu.bench.processes import make_keys
     from celu.data.flights import write_flights
     from celu.data.starter import FLIGHTS_PAPER, write_settings
+    from celu.testing import make_keys
 
     console = Console()
     console.print(
@@ -157,8 +157,8 @@ def _contest(
     folder: Path, contestant: _Contestant, line: LinkSettings, console: Console
 ) -> tuple[list[str], float | None, float]:
     """One method to the target: its row of the table, seconds, and the share spent waiting."""
-    from celu.bench.processes import free_port, run_parties
     from celu.data.starter import FLIGHTS_PAPER, write_settings
+    from celu.testing import free_port, run_parties
 
     write_settings(folder, FLIGHTS_PAPER, port=free_port(), local=True)
     for name in ("airline", "weather"):

@@ -1,0 +1,227 @@
+"""Part `beyond`: what the paper did not try: depth, codecs, who makes local steps, auto, hosts.
+
+Rounds and virtual seconds to the same AUC, against both baselines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import celu
+from bench.curves import Run
+from bench.pair import VANILLA
+from bench.paper.drawing import (
+    BLACK,
+    BLUE,
+    ORDERED,
+    VERMILLION,
+    Dot,
+    DotRow,
+    Drawing,
+    Line,
+    draw_caption,
+    draw_dots,
+    draw_key,
+    draw_lines,
+    draw_marks,
+    frame_curves,
+    new_figure,
+)
+from bench.paper.study import Baseline, Study, ratio, rounds_to, seconds_to, tune_all
+from bench.paper.training import CELU, GUEST_ONLY, TOGETHER
+from bench.report import BenchResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TASK = "criteo"
+_MARKS = {"paper": (BLUE, "o", -0.17), "strong": (VERMILLION, "s", 0.17)}
+_COLOURS = ORDERED[-3:]  # of the variants of an axis; those beyond are dashed
+_HOST_ONLY = celu.Method(W=5, R={"guest": 1, "host": 5}, xi=60)
+_BOTH_TOGETHER = celu.Method(W=5, R=5, xi=60, depth=4)
+HOSTS = (2, 3, 5)
+
+Variant = tuple[celu.Method, dict[str, Any]]
+# By axis and name; each is vanilla but for what its name says.
+VARIANTS: dict[str, dict[str, Variant]] = {
+    "rounds in flight": {
+        f"depth {depth}": (celu.Method(R=1, depth=depth), {}) for depth in (2, 4, 8)
+    },
+    "codec": {codec: (VANILLA, {"codec": codec}) for codec in ("bf16", "int8", "4bit")},
+    "local steps by": {
+        "the guest": (GUEST_ONLY, {}),
+        "the host": (_HOST_ONLY, {}),
+        "both": (CELU, {}),
+    },
+    "all of it": {
+        "guest, depth 4, 4bit": (TOGETHER, {"codec": "4bit"}),
+        "both, depth 4, 4bit": (_BOTH_TOGETHER, {"codec": "4bit"}),
+        "auto": (celu.Method(auto=True), {}),
+    },
+    "hosts": {f"{num} hosts, vanilla": (VANILLA, {"hosts": num}) for num in HOSTS},
+}
+# With several hosts, local steps by those whose steps pay in a regime with one.
+_STEPS_WITH_HOSTS = {"paper": ("both", CELU), "strong": ("the guest", GUEST_ONLY)}
+
+Found = dict[tuple[str, str], list[Run]]  # by axis and name
+
+
+def variants_in(regime: str) -> dict[str, dict[str, Variant]]:
+    """What is tried in a regime."""
+    who, method = _STEPS_WITH_HOSTS[regime]
+    stepping = {f"{num} hosts, local steps by {who}": (method, {"hosts": num}) for num in HOSTS}
+    return {**VARIANTS, "hosts": {**VARIANTS["hosts"], **stepping}}
+
+
+def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
+    """Every variant in both regimes, until it reaches vanilla's target."""
+    result = BenchResult("paper beyond", list(study.seeds), profile=study.profile.name)
+    baselines = tune_all(study, TASK, ("paper", "strong"))
+    asked = {
+        (regime, axis, name): baseline.of(method, **more)
+        for regime, baseline in baselines.items()
+        for axis, variants in variants_in(regime).items()
+        for name, (method, more) in variants.items()
+    }
+    done = study.train(asked.values())
+    found: dict[str, Found] = {regime: {} for regime in baselines}
+    for (regime, axis, name), train in asked.items():
+        found[regime][axis, name] = done[train]
+    for regime, baseline in baselines.items():
+        _report(result, baseline, found[regime])
+        result.notes.append(baseline.words)
+    result.notes += [
+        f"Rounds and virtual seconds to vanilla's target: {baselines['paper'].task.words}. Each "
+        "variant is vanilla but for what its name says; local steps are W=5, R=5, xi=60. With "
+        "several hosts, the host's fields are dealt out to them, each with a Z of the same width.",
+        *_findings(baselines, found),
+    ]
+    return result, [
+        Drawing("variants", lambda: _draw(baselines, found)),
+        Drawing("curves", lambda: _curves(baselines, found)),
+    ]
+
+
+def _report(result: BenchResult, baseline: Baseline, found: Found) -> None:
+    regime, target = baseline.vanilla.regime, baseline.target
+    rounds, seconds = rounds_to(baseline.runs, target), seconds_to(baseline.runs, target)
+    rows = {("vanilla", "one round at a time, fp32"): baseline.runs, **found}
+    for (axis, name), runs in rows.items():
+        of_rounds, of_seconds = rounds_to(runs, target), seconds_to(runs, target)
+        result.rows.append(
+            {
+                "optimizer": f"{regime}, lr {baseline.vanilla.lr:g}",
+                "axis": axis,
+                "variant": name,
+                "rounds": of_rounds.mean,
+                "deviation": of_rounds.deviation,
+                "rounds over vanilla": ratio(of_rounds.mean, rounds.mean),
+                "by seed": [None if r is None else round(r) for r in of_rounds.by_seed],
+                "best AUC by seed": [round(run.best_by(math.inf), 4) for run in runs],
+                "seconds": of_seconds.mean,
+                "speed-up": ratio(seconds.mean, of_seconds.mean),
+            }
+        )
+    figures = {
+        "depth4_speedup": ("rounds in flight", "depth 4"),
+        "codec_4bit_speedup": ("codec", "4bit"),
+        "guest_only_speedup": ("local steps by", "the guest"),
+        "together_speedup": ("all of it", "guest, depth 4, 4bit"),
+        "both_together_speedup": ("all of it", "both, depth 4, 4bit"),
+        "auto_speedup": ("all of it", "auto"),
+    }
+    for figure, which in figures.items():
+        name = figure if regime == "paper" else f"{figure}_strongest"
+        result.figures[name] = ratio(seconds.mean, seconds_to(found[which], target).mean)
+
+
+def _findings(baselines: dict[str, Baseline], found: dict[str, Found]) -> list[str]:
+    """Who does best with local steps, by the numbers, and what auto made of it; by regime."""
+    lines = []
+    for regime, baseline in baselines.items():
+        rounds = {"nobody": rounds_to(baseline.runs, baseline.target).mean} | {
+            name: rounds_to(found[regime]["local steps by", name], baseline.target).mean
+            for name in VARIANTS["local steps by"]
+        }
+        there = {name: count for name, count in rounds.items() if count is not None}
+        order = ", ".join(f"{n} {c:.0f}" for n, c in sorted(there.items(), key=lambda p: p[1]))
+        never = [name for name, count in rounds.items() if count is None]
+        told = f"; never by {', '.join(never)}" if never else ""
+        lines.append(f"Local steps in the {regime} regime, fewest rounds first: {order}{told}.")
+        chosen = "; ".join(found[regime]["all of it", "auto"][0].choices)
+        lines.append(f"What auto chose in the {regime} regime, with the first seed: {chosen}.")
+    return lines
+
+
+def _draw(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
+    figure, ((left, right),) = new_figure(1, 2, 10.5, 6.6, sharey=True)
+    for axes, measure_, inverse in ((left, rounds_to, False), (right, seconds_to, True)):
+        rows = []
+        for axis in VARIANTS:
+            rows.append(DotRow(axis))
+            names = dict.fromkeys(name for r in baselines for name in variants_in(r)[axis])
+            for name in names:
+                dots = []
+                for regime, baseline in baselines.items():
+                    if (axis, name) not in found[regime]:
+                        continue
+                    colour, marker, below = _MARKS[regime]
+                    vanilla = measure_(baseline.runs, baseline.target).mean
+                    spread = measure_(found[regime][axis, name], baseline.target)
+                    value, deviation = (ratio(s, vanilla) for s in (spread.mean, spread.deviation))
+                    if inverse:
+                        value, deviation = ratio(vanilla, spread.mean), None
+                    told = spread.told("")
+                    dots.append(
+                        Dot(value, deviation, colour, marker=marker, told=told, below=below)
+                    )
+                rows.append(DotRow(name, dots))
+        draw_dots(axes, rows)
+        axes.axvline(1, color="#999999", lw=0.8)
+    left.set_xlim(left=0)
+    left.set_xlabel("rounds to the same AUC, over vanilla's (fewer is better)")
+    right.set_xscale("log", base=2)
+    right.xaxis.set_major_formatter("{x:g}x")
+    right.set_xlabel("speed-up in virtual seconds to the same AUC (more is better)")
+    right.set_title("On a line of 300 Mbps, 40 ms there and back")
+    draw_marks(
+        left, [("● paper's optimizer", BLUE), ("■ strongest vanilla's optimizer", VERMILLION)]
+    )
+    return figure
+
+
+def _curves(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
+    """A line for each seed: a mean would hide that one leaves a plateau long before another."""
+    figure, grid = new_figure(len(baselines), len(VARIANTS), 14.0, 8.2, sharey="row")
+    for row, (regime, baseline) in zip(grid, baselines.items(), strict=True):
+        every = [line for runs in found[regime].values() for line in _seeds(runs, BLACK)]
+        row[0].set_ylabel(f"held-out AUC, {regime} regime")
+        for axes, (axis, variants) in zip(row, variants_in(regime).items(), strict=True):
+            shown = [("vanilla", baseline.runs, BLACK, ":")]
+            for index, name in enumerate(variants):
+                again, place = divmod(index, len(_COLOURS))
+                colour, style = _COLOURS[place], "--" if again else "-"
+                shown.append((name, found[regime][axis, name], colour, style))
+            key = []
+            for name, runs, colour, style in shown:
+                lines = _seeds(runs, colour, style)
+                draw_lines(axes, lines)
+                told = rounds_to(runs, baseline.target).told("rounds")
+                key.append(Line(f"{name}: {told}", colour, [], []))
+            draw_key(axes, key, columns=1)
+            frame_curves(axes, every, baseline.target)
+            axes.set_title(axis.capitalize())
+            axes.set_xlabel("communication rounds")
+    draw_caption(
+        figure,
+        "A line for each seed; dotted: vanilla; dashed, of several hosts: with local steps. "
+        "Across: the target, at which all but vanilla end.",
+    )
+    return figure
+
+
+def _seeds(runs: Sequence[Run], colour: str, style: str = "-") -> list[Line]:
+    curves = [list(zip(*run.curve, strict=True)) or [(), (), ()] for run in runs]
+    return [Line("", colour, rounds, aucs, style=style) for rounds, _, aucs in curves]

@@ -1,0 +1,106 @@
+"""How large a study is: data, sizes, lengths and rates, by the machine that it is made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from bench.pair import Shape
+
+Source = Literal["made-up", "sample", "flights"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A data set, and what is trained on it for how long."""
+
+    name: str
+    source: Source
+    shape: Shape
+
+    @property
+    def words(self) -> str:
+        """What a reader of a figure must know of it."""
+        shape = self.shape
+        rows = {
+            "made-up": f"made-up clicks of {self.name.title()}'s shape, {shape.rows:,} rows",
+            "sample": f"a sample of {self.name.title()}",
+            "flights": "flights of 2013",
+        }[self.source]
+        return (
+            f"{rows}, {shape.model.upper()}, batch {shape.batch}, Z {shape.width}, embedding "
+            f"{shape.embedding}, {shape.rounds} rounds at most, AUC on {shape.test_rows:,} "
+            f"held-out rows at most, every {shape.every}"
+        )
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Everything that differs from machine to machine."""
+
+    name: str
+    tasks: dict[str, Task]
+    seeds: tuple[int, ...]
+    rates: dict[str, tuple[float, ...]]  # by regime: the grid on which vanilla is tuned
+    checkpoints: tuple[int, ...]  # after how many rounds gradients are looked at
+    replicas: int  # how many draws of a workset there
+
+    @property
+    def needs_samples(self) -> bool:
+        """Whether it takes data that celu does not ship."""
+        return any(task.source == "sample" for task in self.tasks.values())
+
+
+def _tasks(*tasks: Task) -> dict[str, Task]:
+    return {task.name: task for task in tasks}
+
+
+_TINY = Shape(256, 32, 4, (32,), rows=60_000, rounds=80, every=8, test_rows=4000)
+_SMALL = Shape(512, 64, 8, (64,), rows=0, rounds=1000, every=25, test_rows=10_000)
+# The paper's constants. Fewer rows than its 41 and 36 million, and fewer rounds.
+_PAPER = Shape(4096, 256, 128, (256, 256), 10_000_000, rounds=2000, every=50, device="cuda")
+_FLIGHTS = Shape(1024, 64, 8, (64,), rows=0, rounds=600, every=20, test_rows=10_000)
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            "smoke",
+            _tasks(
+                Task("criteo", "made-up", _TINY),
+                Task("avazu", "made-up", replace(_TINY, model="dssm")),
+                Task("flights", "flights", replace(_TINY, rows=0, embedding=8, rounds=60)),
+            ),
+            seeds=(1, 2),
+            rates={"paper": (0.2, 0.5), "strong": (0.01, 0.03)},
+            checkpoints=(20, 60),
+            replicas=6,
+        ),
+        Profile(
+            "cpu",
+            _tasks(
+                Task("criteo", "sample", _SMALL),
+                Task("avazu", "sample", replace(_SMALL, batch=256, rounds=600, model="dssm")),
+                Task("flights", "flights", _FLIGHTS),
+            ),
+            seeds=(1, 2, 3),
+            rates={"paper": (0.1, 0.2, 0.5, 1.0), "strong": (0.003, 0.01, 0.03, 0.1)},
+            checkpoints=(100, 300, 600),
+            replicas=24,
+        ),
+        Profile(
+            "gpu",
+            _tasks(
+                Task("criteo", "made-up", _PAPER),
+                Task(
+                    "avazu", "made-up", replace(_PAPER, model="dssm", rows=6_000_000, rounds=1200)
+                ),
+                Task("flights", "flights", replace(_FLIGHTS, device="cuda")),
+            ),
+            seeds=(1, 2, 3),
+            rates={"paper": (0.05, 0.1, 0.2, 0.5, 1.0), "strong": (0.003, 0.01, 0.03, 0.1)},
+            checkpoints=(100, 400, 1000),
+            replicas=12,
+        ),
+    )
+}

@@ -1,0 +1,57 @@
+"""The data sets of a study on disk, made once: worker processes open them from there.
+
+FOLDER/NAME/guest/store and FOLDER/NAME/host/store; a folder appears under its name when it is
+complete.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.pair import MAX_CODES
+from bench.paper.profiles import Task
+from bench.report import Say
+from bench.samples import prepare_sample
+from celu.config.schema import Split
+from celu.data.clicks import Shape, write_clicks
+from celu.data.flights import write_flights
+from celu.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Stores:
+    """Where data sets are, and the folder of the user's own samples, if one was given."""
+
+    folder: Path
+    data: Path | None
+    say: Say
+
+    def of(self, task: Task) -> Path:
+        """The folder of a task's data, made if need be; raises DataError."""
+        rows = f"-{task.shape.rows}" if task.source == "made-up" else ""
+        folder = self.folder / f"{task.name}-{task.source}{rows}"
+        if not folder.exists():
+            self.say(f"making {folder.name} (once; it is kept in {self.folder})")
+            partial = folder.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            self._make(task, partial)
+            partial.rename(folder)
+        return folder
+
+    def _make(self, task: Task, folder: Path) -> None:
+        if task.source == "flights":
+            write_flights(folder)
+            (folder / "airline").rename(folder / "guest")
+            (folder / "weather").rename(folder / "host")
+        elif task.source == "sample":
+            if self.data is None:
+                raise ConfigError(
+                    f"--data: expected the folder with a sample of {task.name}, which celu does "
+                    "not ship, got none; name it, or choose --profile smoke"
+                )
+            prepare_sample(folder, task.name, self.data, Split())
+        else:
+            clicks: Shape = "avazu" if task.name == "avazu" else "criteo"
+            write_clicks(folder, clicks, rows=task.shape.rows, max_codes=MAX_CODES)

@@ -1,0 +1,131 @@
+"""`celu bench psi`: what `celu align` costs, against the multiplications that it cannot do without.
+
+Two parties are processes of their own with one worker each, over mutual TLS. Every id is
+multiplied twice, once by each party, so n ids here and m there take 2 (n + m) multiplications in
+all. The bound is that many bare ones of the same library, measured while both cores are busy, as in
+the runs. Cost is processor time of both parties, all their processes, with the cost of an alignment
+of very few ids (starting Python, reading stores, TLS) taken off.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+
+from bench.report import BenchResult, Say
+from celu.config.schema import Split
+from celu.data.starter import Starter, write_settings
+from celu.data.store import PARTS, StoreWriter, coded_schema, with_ids
+from celu.testing import align_parties, free_port, make_keys
+
+PAIRS = ((10_000, 10_000), (100_000, 100_000), (300_000, 300_000), (30_000, 300_000))
+_FEW = 200
+_STARTER = Starter(guest="guest", host="host", bottom='"wdl"', top='"wdl"')
+# Prints the processor seconds of one multiplication: of a point in hand, and of one off the wire.
+_MULTIPLY = """
+import json, os, time
+from cryptography.hazmat.primitives.asymmetric import ec
+curve, ecdh, count = ec.SECP256R1(), ec.ECDH(), 20_000
+key = ec.generate_private_key(curve)
+points = [ec.generate_private_key(curve).public_key() for _ in range(1000)] * (count // 1000)
+started = time.process_time()
+wire = [b"\\x02" + key.exchange(ecdh, point) for point in points]
+middle = time.process_time()
+load = ec.EllipticCurvePublicKey.from_encoded_point
+for x in wire:
+    key.exchange(ecdh, load(curve, x))
+print(json.dumps([(middle - started) / count, (time.process_time() - middle) / count]))
+"""
+
+
+def bench_psi(say: Say, pairs: tuple[tuple[int, int], ...] = PAIRS) -> BenchResult:
+    """Align pairs of growing and of unequal sizes, either side the larger one."""
+    result = BenchResult("psi", [])
+    sizes = [*pairs, *((there, here) for here, there in pairs if here != there)]
+    with tempfile.TemporaryDirectory() as scratch:
+        bare: list[float] = []
+        wire: list[float] = []
+        start_up = _align(Path(scratch) / "few", _FEW, _FEW)[0]
+        for here, there in sizes:
+            for listed, seconds in zip((bare, wire), _multiplications(), strict=True):
+                listed.append(seconds)
+            cpu, wall = _align(Path(scratch) / f"{here}-{there}", here, there)
+            count = here + there
+            row = {
+                "ids of the guest": here,
+                "ids of the host": there,
+                "us of processor time an id": 1e6 * (cpu - start_up) / count,
+                "multiplications of a point off the wire": 2 * count * wire[-1] / (cpu - start_up),
+                "of a point in hand": 2 * count * bare[-1] / (cpu - start_up),
+                "wall seconds": round(wall, 1),
+            }
+            result.rows.append(row)
+            say(f"{here:,} x {there:,}: {cpu:.1f} s of processor time, {wall:.1f} s")
+    per_id = [row["us of processor time an id"] for row in result.rows]
+    largest = max(range(len(pairs)), key=lambda i: sum(pairs[i]))
+    small = min(range(len(pairs)), key=lambda i: sum(pairs[i]))
+    cost = 1e-6 * per_id[largest]
+    result.figures |= {
+        "fraction_of_bound": 2 * mean(wire) / cost,
+        "fraction_of_bound_in_hand": 2 * mean(bare) / cost,
+        "growth_largest_over_smallest": per_id[largest] / per_id[small],
+        "ids_a_second_a_core": 1 / cost,
+        "multiplications_a_second_a_core": 1 / mean(wire),
+    }
+    result.notes.append(
+        f"fraction_of_bound: of {sum(pairs[largest]):,} ids, two multiplications each, in the time "
+        "that bare multiplications of points off the wire (32 bytes, as `cryptography` must take "
+        "them: decompress, check, multiply) need. In hand: against the multiplication alone, of "
+        "points that were decompressed before. Growth: processor time an id, largest over "
+        f"smallest. {1000 * start_up:.0f} ms of start-up of both parties together taken off."
+    )
+    return result
+
+
+def _multiplications() -> list[float]:
+    """Seconds of a bare multiplication, (in hand, off the wire), while both cores are busy."""
+    command = [sys.executable, "-c", _MULTIPLY]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    measured = [json.loads(process.communicate(timeout=120)[0]) for process in running]
+    return [mean(pair) for pair in zip(*measured, strict=True)]
+
+
+def _align(folder: Path, here: int, there: int) -> tuple[float, float]:
+    """Processor and wall seconds of an alignment of which half of the smaller set is common."""
+    common = min(here, there) // 2
+    for name, count in (("guest", here), ("host", there)):
+        own = [f"{name}-{i}" for i in range(count - common)]
+        _write_ids(folder / name / "store", [f"both-{i}" for i in range(common)] + own)
+    write_settings(folder, _STARTER, port=free_port(), local=True, aligned=False)
+    make_keys(folder, ["guest", "host"])
+    before, started = _children(), time.perf_counter()
+    align_parties(folder, ["guest", "host"], folder / "job.toml", timeout_s=1800)
+    wall = time.perf_counter() - started
+    for name in ("guest", "host"):
+        facts = json.loads((folder / name / "alignment" / "alignment.json").read_text())
+        assert sum(facts["rows"].values()) == common
+    return _children() - before, wall
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _write_ids(path: Path, ids: list[str]) -> None:
+    import pyarrow as pa
+
+    split = Split()
+    with StoreWriter(path, coded_schema(["label", "x"], {}, split)) as store:
+        cut = len(ids) // 10
+        for part, names in zip(PARTS, (ids[cut:], ids[:cut]), strict=True):
+            values = np.zeros(len(names), np.float32)
+            store.write(part, with_ids(pa.table({"label": values, "x": values}), names, split))

@@ -1,0 +1,124 @@
+"""How a real line compares with the emulated one: between two network namespaces, with root.
+
+Somebody else makes the line: two namespaces joined at the rate and delay of a profile. One-way
+traffic is what `celu doctor` measures with nothing coming back; ping-pong is vanilla training one
+round at a time; duplex is the same with rounds in flight. The emulated line is measured alike.
+Two TCP streams against each other are not the same twice, so each case is run three times, in turns
+with the emulated line, and the middle one stands.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.line_use import PARTIES, line_use, write_job
+from bench.report import Say
+from bench.step import THIN
+from celu.config.link import find_link
+from celu.data.starter import write_settings
+from celu.errors import ConfigError
+from celu.testing import examine_parties, free_port, run_parties
+
+DEPTHS = (1, 4, 8)
+_TURNS = 3
+
+
+@dataclass(frozen=True)
+class RealPath:
+    """Two network namespaces, and the guest's address in its own."""
+
+    guest: str
+    host: str
+    address: str
+
+    @staticmethod
+    def read(text: str) -> RealPath:
+        """From GUEST,HOST,ADDRESS as on the command line; raises ConfigError."""
+        parts = text.split(",")
+        if len(parts) != 3 or not all(re.fullmatch(r"[\w.:-]+", part) for part in parts):
+            raise ConfigError(
+                "--between: expected the guest's namespace, the host's namespace and the guest's "
+                f"address, with commas in between, got {text!r}"
+            )
+        return RealPath(*parts)
+
+    def inside(self) -> dict[str, list[str]]:
+        """What runs each party's command."""
+        names = {"guest": self.guest, "host": self.host}
+        return {party: ["ip", "netns", "exec", name] for party, name in names.items()}
+
+
+def compare(
+    folder: Path, path: RealPath, profile: str, rounds: int, say: Say
+) -> list[dict[str, Any]]:
+    """A row for each kind of traffic: what the real line carried, and the emulated one."""
+    rows = []
+
+    def add(kind: str, real: tuple[float, float], emulated: tuple[float, float]) -> None:
+        row = {"way": kind, "line in use, host to guest": real[0], "guest to host": real[1]}
+        ratios = [e / r for e, r in zip(emulated, real, strict=True)]
+        farthest = max(ratios, key=lambda ratio: abs(ratio - 1))
+        rows.append({**row, "emulated over real": farthest})
+        say(f"{kind}: {real[0]:.3f} and {real[1]:.3f}; emulated over real {farthest:.3f}")
+
+    one_way = [_one_way(folder, where, profile) for where in (path, None)]
+    add("real path, one way", *one_way)
+    for depth in DEPTHS:
+        job = folder / "real.toml"
+        write_job(job, rounds=rounds, codec="fp32", depth=depth)
+        turns = [
+            [_use(folder, where, profile, job, depth) for where in (path, None)]
+            for _ in range(_TURNS)
+        ]
+        real, emulated = (_middle(side) for side in zip(*turns, strict=True))
+        add(f"real path, {depth} in flight", real, emulated)
+    return rows
+
+
+def _use(
+    folder: Path, path: RealPath | None, profile: str, job: Path, depth: int
+) -> tuple[float, float]:
+    """The share of the line that training used: to the guest, and from it."""
+    _settings(folder, path, profile)
+    out = f"run-{time.monotonic_ns()}"
+    inside = path.inside() if path else None
+    runs = run_parties(folder, list(PARTIES), job, out, timeout_s=300, inside=inside)
+    events, mbps = runs["host"].events, find_link(profile).mbps
+    return line_use(events, "sent", mbps, depth), line_use(events, "received", mbps, depth)
+
+
+def _middle(turns: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """That of the turn in which the emptier direction was neither the fullest nor the emptiest."""
+    return sorted(turns, key=min)[len(turns) // 2]
+
+
+def _one_way(folder: Path, path: RealPath | None, profile: str) -> tuple[float, float]:
+    """The share of the line that traffic in one direction alone gets: to the guest, and from it."""
+    _settings(folder, path, profile)
+    mbps = find_link(profile).mbps
+    job = folder / "real.toml"
+    write_job(job, rounds=1, codec="fp32", depth=1)
+    inside = path.inside() if path else None
+    found = examine_parties(folder, list(PARTIES), job, timeout_s=120, inside=inside)
+    measured = found["guest"]["peers"]["host"]["measured"]
+    return measured["to_guest"]["mbps"] / mbps, measured["to_host"]["mbps"] / mbps
+
+
+def _settings(folder: Path, path: RealPath | None, profile: str) -> None:
+    """The guest at its address in a namespace; or both here, with an emulated line."""
+    port = free_port()
+    write_settings(folder, THIN, port=port, local=True)
+    for name in PARTIES:
+        file = folder / name / "party.toml"
+        text = file.read_text(encoding="utf-8")
+        if path is None:
+            text = f'link = "{profile}"\n{text}'
+        else:
+            text = text.replace(f'"localhost:{port}"', f'"{path.address}:{port}"')
+            text = re.sub(r'listen = "[^"]*"', f'listen = "{path.address}:{port}"', text)
+        file.write_text(text, encoding="utf-8")
