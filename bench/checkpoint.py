@@ -18,7 +18,7 @@ from bench.line_use import PARTIES, line_use
 from bench.report import BenchResult, Say
 from bench.step import BATCH, WIDTH, write_pair
 from celu.config.link import find_link
-from celu.data.starter import CRITEO, write_settings
+from celu.config.templates import CRITEO, write_settings
 from celu.testing import Event, free_port, run_parties
 
 PROFILE = "wan-300"

@@ -92,7 +92,7 @@ def bench_codec(say: Say, data: Path | None, seeds: list[int]) -> BenchResult:
         "small_bytes": plain / small,
     }
     result.notes.append(
-        f"Times: {SHAPE}, one thread, against a copy of it. Rounds: WDL, Z {WIDTH}, batch 1024, on "
+        f"Timings: {SHAPE}, one thread, against a copy of it. Rounds: WDL, Z {WIDTH}, batch 1024, on "
         f"the sample 512, AdaGrad with its accumulator at 0, lr {LR}, one codec for all messages, "
         "local steps at the guest alone. Ratios are means over seeds and over the AUCs that fp32 "
         f"had after {SHARES[0]:.0%} to {SHARES[-1]:.0%} of its rounds; one not reached in {LONGER} "
@@ -145,7 +145,7 @@ def _open(folder: Path) -> Pair:
     rows = {}
     for name in ("guest", "host"):
         store = celu.open_store(folder / name / "store")
-        rows[name] = celu.open_rows(store, store.inputs(), label=name == "guest")
+        rows[name] = celu.open_datasets(store, store.inputs(), label=name == "guest")
     return rows
 
 

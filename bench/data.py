@@ -23,8 +23,8 @@ import torch
 
 import celu
 from bench.report import BenchResult, Say
+from celu.data.batch_loader import BatchLoader
 from celu.data.clicks import click_chunk
-from celu.data.feed import Feed
 from celu.data.order import BatchOrder
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
@@ -83,7 +83,7 @@ def bench_data(
     }
     result.notes.append(
         f"prepare: {small:,} rows of 13 numbers and 26 hashed categories into stores of both, "
-        f"median of {turns}; peaks are of the process, at {small:,} and {large:,} rows. Feed: "
+        f"median of {turns}; peaks are of the process, at {small:,} and {large:,} rows. BatchLoader: "
         f"batches of {BATCH} for both parties from the {large:,} rows, against a round of training "
         "(the paper's WDL, embedding 128, both parties' steps, one thread). By blocks: as for a "
         "store larger than memory, read from files that were dropped from the page cache."
@@ -125,7 +125,7 @@ def _raw_columns(chunk: int, rows: int) -> Iterator[tuple[str, Any]]:
 def prepare_file(file: Path, out: Path) -> None:
     """What `celu prepare criteo` does, replacing what an earlier turn left."""
     from celu.config.schema import Split
-    from celu.prepare.making import Target, prepare
+    from celu.prepare.pipeline import Target, prepare
     from celu.prepare.presets import criteo
 
     parties = criteo(Split())
@@ -169,7 +169,7 @@ def _feeds(say: Say, stores: Path) -> dict[str, float]:
     tables = {}
     for name in ("guest", "host"):
         store = celu.open_store(stores / name / "store")
-        tables[name] = celu.open_rows(store, store.inputs(), label=name == "guest")
+        tables[name] = celu.open_datasets(store, store.inputs(), label=name == "guest")
     step = _step_seconds(tables["guest"], tables["host"])
     say(f"a round of training: {1000 * step:.1f} ms")
     figures = {}
@@ -220,10 +220,10 @@ def _step_seconds(guest: celu.Rows, host: celu.Rows, rounds: int = 12) -> float:
     return median(np.diff(at).tolist())
 
 
-def _feed_seconds(tables: list[celu.Table], order: celu.Order, rounds: int = 600) -> float:
+def _feed_seconds(tables: list[celu.Dataset], order: celu.Order, rounds: int = 600) -> float:
     """Seconds for a batch of each table, nothing computed in between."""
     feeds = [
-        Feed(table, BatchOrder(1, table.num_rows, BATCH, order), torch.device("cpu"))
+        BatchLoader(table, BatchOrder(1, table.num_rows, BATCH, order), torch.device("cpu"))
         for table in tables
     ]
     for feed in feeds:

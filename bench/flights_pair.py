@@ -8,20 +8,20 @@ from pathlib import Path
 
 import celu
 from celu.config.party import PartySettings, read_party
-from celu.data.columns import Rows
+from celu.config.templates import FLIGHTS_PAPER, write_settings
 from celu.data.flights import write_flights
-from celu.data.starter import FLIGHTS_PAPER, write_settings
+from celu.data.memory_map import StoreDatasets
 from celu.launch import load_party, read_rows
 from celu.party import Guest, Host
 
 
 @dataclass(frozen=True)
 class FlightsPair:
-    """Rows read once; modules built anew for each run, as a function of the job's seed."""
+    """StoreDatasets read once; modules built anew for each run, as a function of the job's seed."""
 
     airline: PartySettings
     weather: PartySettings
-    rows: dict[str, Rows]
+    rows: dict[str, StoreDatasets]
 
     @staticmethod
     def load() -> FlightsPair:

@@ -19,7 +19,7 @@ from bench.nginx import find_nginx, running_nginx
 from bench.report import Say
 from bench.step import THIN
 from celu.config.link import find_link
-from celu.data.starter import write_settings
+from celu.config.templates import write_settings
 from celu.testing import free_port, make_keys, run_parties
 
 DEPTH = 4

@@ -14,7 +14,7 @@ import time
 from types import TracebackType
 
 from celu.config.link import LinkSettings
-from celu.transport.emulation import Line
+from celu.transport.emulation import LinkEmulator
 
 _CHUNK_BYTES = 32 * 1024
 _QUEUE_BYTES = 4 * 1024 * 1024  # what waits in front of the line, as in a router
@@ -67,7 +67,7 @@ class _Way:
     """One direction of the line."""
 
     def __init__(self, link: LinkSettings) -> None:
-        self._line = Line.of(link)
+        self._line = LinkEmulator.of(link)
         self._lock = threading.Lock()
         in_flight = int(link.mbps * 1e6 / 8 * 2 * link.delay_ms / 1000)
         self._room = (in_flight + _QUEUE_BYTES) // _CHUNK_BYTES  # chunks that a connection may have

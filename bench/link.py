@@ -22,7 +22,7 @@ from bench.step import BATCH, WIDTH, write_pair
 from celu.config.job import read_job
 from celu.config.link import find_link
 from celu.config.party import read_party
-from celu.data.starter import write_settings
+from celu.config.templates import write_settings
 from celu.launch import load_party
 from celu.party import Guest, Host
 from celu.simulation import simulate

@@ -36,7 +36,7 @@ VANILLA = celu.Method(R=1)
 _CALIBRATION_ROUNDS = 30
 
 Model = Literal["wdl", "dssm"]
-Tables = tuple[celu.Table, celu.Table]  # to train on, to test on
+Tables = tuple[celu.Dataset, celu.Dataset]  # to train on, to test on
 Pair = dict[str, Tables]  # "guest", and one or more hosts
 Timer = Callable[[], float]
 
@@ -89,7 +89,7 @@ def open_pair(folder: Path, device: str) -> Pair:
     pair = {}
     for name in ("guest", "host"):
         store = celu.open_store(folder / name / "store")
-        rows = celu.open_rows(store, store.inputs(), label=name == "guest")
+        rows = celu.open_datasets(store, store.inputs(), label=name == "guest")
         train, test = (table.to(torch.device(device)) for table in (rows.train, rows.test))
         pair[name] = train, test
     return pair
@@ -104,7 +104,7 @@ def with_hosts(pair: Pair, num: int) -> Pair:
     return {"guest": pair["guest"], **dealt}
 
 
-def _part(table: celu.Table, index: int, num: int) -> celu.Table:
+def _part(table: celu.Dataset, index: int, num: int) -> celu.Dataset:
     """One of `num` shares of every input's columns."""
 
     def cut(columns: int) -> slice:
@@ -112,7 +112,7 @@ def _part(table: celu.Table, index: int, num: int) -> celu.Table:
 
     inputs = {name: tensor[:, cut(tensor.shape[1])] for name, tensor in table.inputs.items()}
     sizes = {name: sizes[cut(len(sizes))] for name, sizes in table.sizes.items()}
-    return celu.Table(inputs, table.labels, sizes, table.tags)
+    return celu.Dataset(inputs, table.labels, sizes, table.tags)
 
 
 def pair_job(

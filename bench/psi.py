@@ -22,13 +22,13 @@ import numpy as np
 
 from bench.report import BenchResult, Say
 from celu.config.schema import Split
-from celu.data.starter import Starter, write_settings
+from celu.config.templates import SettingsTemplate, write_settings
 from celu.data.store import PARTS, StoreWriter, coded_schema, with_ids
 from celu.testing import align_parties, free_port, make_keys
 
 PAIRS = ((10_000, 10_000), (100_000, 100_000), (300_000, 300_000), (30_000, 300_000))
 _FEW = 200
-_STARTER = Starter(guest="guest", host="host", bottom='"wdl"', top='"wdl"')
+_STARTER = SettingsTemplate(guest="guest", host="host", bottom='"wdl"', top='"wdl"')
 # Prints the processor seconds of one multiplication: of a point in hand, and of one off the wire.
 _MULTIPLY = """
 import json, os, time

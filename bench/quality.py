@@ -21,21 +21,21 @@ from bench.samples import FILES, KNOWN, prepare_sample, sample_file
 from celu.config.job import Job, read_job
 from celu.config.party import read_party
 from celu.config.schema import Split
-from celu.data.starter import Starter, write_settings
+from celu.config.templates import SettingsTemplate, write_settings
 from celu.launch import load_party, read_rows
 from celu.party import Guest, Host
 from celu.simulation import simulate
 from celu.testing import align_parties, free_port, make_keys
 
 PARTIES = ("guest", "host")
-_WDL = Starter(
+_WDL = SettingsTemplate(
     guest="guest",
     host="host",
     bottom='{ use = "wdl", embedding_dim = 8, hidden = [64], init_std = 0.03 }',
     top='{ use = "wdl", hidden = [64], init_std = 0.03 }',
     z_width=64,
 )
-_DSSM = Starter(
+_DSSM = SettingsTemplate(
     guest="guest",
     host="host",
     bottom='{ use = "dssm", embedding_dim = 16, hidden = [64] }',
@@ -49,7 +49,7 @@ class Model:
     """A model and the settings it is trained with: one epoch, AdaGrad with its accumulator at 0."""
 
     name: str
-    starter: Starter
+    starter: SettingsTemplate
     batch_size: int
     guest_R: int
     lr: float = 0.03

@@ -20,9 +20,9 @@ from bench.line_use import PARTIES, line_use, write_job
 from bench.report import Say
 from bench.step import THIN
 from celu.config.link import find_link
-from celu.data.starter import write_settings
+from celu.config.templates import write_settings
 from celu.errors import ConfigError
-from celu.testing import examine_parties, free_port, run_parties
+from celu.testing import diagnose_parties, free_port, run_parties
 
 DEPTHS = (1, 4, 8)
 _TURNS = 3
@@ -104,7 +104,7 @@ def _one_way(folder: Path, path: RealPath | None, profile: str) -> tuple[float, 
     job = folder / "real.toml"
     write_job(job, rounds=1, codec="fp32", depth=1)
     inside = path.inside() if path else None
-    found = examine_parties(folder, list(PARTIES), job, timeout_s=120, inside=inside)
+    found = diagnose_parties(folder, list(PARTIES), job, timeout_s=120, inside=inside)
     measured = found["guest"]["peers"]["host"]["measured"]
     return measured["to_guest"]["mbps"] / mbps, measured["to_host"]["mbps"] / mbps
 

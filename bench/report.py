@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from celu.events import hardware, versions
+from celu.run_folder import hardware, versions
 
 Say = Callable[[str], None]
 

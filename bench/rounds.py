@@ -1,7 +1,7 @@
 """`celu bench rounds`: rounds to the same AUC on the flights data.
 
 Vanilla's learning rate is tuned on a grid first, with the paper's optimizer, and used unchanged
-for all methods, as the paper does. Beside it stands the strongest vanilla found on a grid that
+for all methods, as the paper does. Monitors it stands the strongest vanilla found on a grid that
 includes the accumulator: what local updates have to beat to be worth it.
 """
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from celu.config.schema import Category, Split
 from celu.errors import DataError
-from celu.prepare.making import Target, prepare
+from celu.prepare.pipeline import Target, prepare
 from celu.prepare.presets import PRESETS
 
 FILES = {"criteo": "criteo_random.tsv.gz", "avazu": "avazu_all.csv.gz"}

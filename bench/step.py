@@ -22,11 +22,11 @@ import torch
 import celu
 from bench.report import BenchResult, Say
 from celu.config.schema import Split
+from celu.config.templates import CRITEO, SettingsTemplate, write_settings
 from celu.data.clicks import click_chunk, field_sizes
+from celu.data.dataset import Dataset
 from celu.data.order import BatchOrder
-from celu.data.starter import CRITEO, Starter, write_settings
 from celu.data.store import PARTS, StoreWriter, coded_schema, with_ids
-from celu.data.table import Table
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
 from celu.party import Guest, Host
@@ -124,8 +124,8 @@ def paper_parties() -> tuple[Guest, Host]:
     numbers = torch.stack([torch.from_numpy(c) for c in clicks.guest.values()], dim=1)
     ids = torch.stack([torch.from_numpy(c).long() for c in clicks.host.values()], dim=1)
     sizes = {"ids": tuple(field_sizes("criteo")["host"].values())}
-    guest_rows = Table({"numbers": numbers}, torch.from_numpy(clicks.label))
-    host_rows = Table({"ids": ids}, None, sizes)
+    guest_rows = Dataset({"numbers": numbers}, torch.from_numpy(clicks.label))
+    host_rows = Dataset({"ids": ids}, None, sizes)
     torch.manual_seed(1)
     bottom = Tower(WIDTH, {"numbers": 13}, {}, hidden=(256, 256))
     guest = Guest(
@@ -181,7 +181,10 @@ def _table_steps(table_rows: int, rounds: int) -> list[float]:
     sizes = {"ids": (table_rows, *([1] * 25))}
     bottom = Tower(WIDTH, {"ids": 26}, sizes, EMBEDDING)
     bottom.get_buffer("embeddings.ids.offsets").zero_()
-    host_rows, guest_rows = Table({"ids": ids}, None, sizes), Table({"numbers": numbers}, labels)
+    host_rows, guest_rows = (
+        Dataset({"ids": ids}, None, sizes),
+        Dataset({"numbers": numbers}, labels),
+    )
     top = WideDeepTop((WIDTH, WIDTH))
     guest_bottom = Tower(WIDTH, {"numbers": 13}, {})
     guest = Guest(top, celu.LOSSES["binary"], guest_rows, guest_rows, guest_bottom)
@@ -211,7 +214,7 @@ def write_pair(folder: Path, thin: bool, rounds: int) -> None:
     make_keys(folder, ["guest", "host"])
 
 
-THIN = Starter(
+THIN = SettingsTemplate(
     guest="guest",
     host="host",
     bottom='"bench.split_models:ThinBottom"',

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from celu.config.job import Job
-from celu.data.table import Table
+from celu.data.dataset import Dataset
 from celu.models.losses import LOSSES
 from celu.party import Guest, Host
 
@@ -161,10 +161,10 @@ def _names(job: Job) -> list[str]:
     return [job.guest, *job.hosts]
 
 
-def _tables(numbers: Tensor, labels: Tensor | None) -> tuple[Table, Table]:
+def _tables(numbers: Tensor, labels: Tensor | None) -> tuple[Dataset, Dataset]:
     cuts = (slice(None, _ROWS), slice(_ROWS, None))
     train, test = (
-        Table({"numbers": numbers[cut].clone()}, None if labels is None else labels[cut].clone())
+        Dataset({"numbers": numbers[cut].clone()}, None if labels is None else labels[cut].clone())
         for cut in cuts
     )
     return train, test

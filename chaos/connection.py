@@ -1,6 +1,6 @@
-"""One connection of a link in virtual time: TLS and a `Leg` between a wire and the link.
+"""One connection of a link in virtual time: TLS and a `ConnectionProtocol` between a wire and the link.
 
-Some links are sealed, as through a gateway: there the TLS is ours (`Sealing`). Others are direct,
+Some links are sealed, as through a gateway: there the TLS is ours (`InnerTlsEngine`). Others are direct,
 and a carrier makes its own TLS below us (`CarriersTls`).
 """
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from celu.errors import CeluError, PeerLost
-from celu.transport.delivery import Delivery, Leg
-from celu.transport.keeping import is_silent
+from celu.transport.delivery import ConnectionProtocol, Delivery
+from celu.transport.inner_tls_engine import InnerTlsEngine
 from celu.transport.message import Message
-from celu.transport.sealing import Sealing
+from celu.transport.reconnect import is_silent
 from celu.transport.stream import CONFIRM_S
 from chaos.keys import Keys, keys
 from chaos.wire import End, Network
@@ -74,7 +74,7 @@ class CarriersTls:
     def __init__(self) -> None:
         self._sent = self._taken = 0
 
-    def seal(self, piece: bytes) -> bytes:
+    def encrypt(self, piece: bytes) -> bytes:
         """A piece as the record that stands for it."""
         self._sent += 1
         return _mark(self._sent, piece) + piece
@@ -93,7 +93,9 @@ class Connection:
 
     def __init__(self, link: Holder, end: End, *, calls: bool) -> None:
         process = link.around.process
-        self.leg = Leg(link.delivery, calls=calls, piece_bytes=link.around.piece_bytes)
+        self.connection = ConnectionProtocol(
+            link.delivery, calls=calls, piece_bytes=link.around.piece_bytes
+        )
         self.heard_at = process.world.now
         self.is_over = False
         self._link = link
@@ -101,7 +103,7 @@ class Connection:
         self._end = end
         self._owes = False  # the peer has not been told what was received
         # None before the one that is called has answered.
-        self._tls: Sealing | CarriersTls | None = None
+        self._tls: InnerTlsEngine | CarriersTls | None = None
         end.on_record = self._record
         end.on_close = lambda: self.end("closed by the other side")
         process.after(HEARTBEAT_S, self._beat)
@@ -116,13 +118,13 @@ class Connection:
     def pump(self) -> None:
         """Send what is to be sent."""
         is_open = self._tls is not None and self._tls.is_open and not self.is_over
-        while is_open and (piece := self.leg.outgoing()) is not None:
+        while is_open and (piece := self.connection.outgoing()) is not None:
             self._say(piece)
 
     def confirm(self) -> None:
         """Say what was received, unless something that was sent has said so."""
-        if self.leg.greeted and not self.is_over:
-            self._say(self.leg.pulse())
+        if self.connection.greeted and not self.is_over:
+            self._say(self.connection.heartbeat())
 
     def confirm_soon(self, *, urgent: bool) -> None:
         """Say what was received, with the next message or without."""
@@ -150,8 +152,8 @@ class Connection:
 
     def _sealing(
         self, own: Keys, context: ssl.SSLContext, admit: Callable[[], None] | None
-    ) -> Sealing:
-        return Sealing(context, self._link.peer, own.authority, self._end.send, admit)
+    ) -> InnerTlsEngine:
+        return InnerTlsEngine(context, self._link.peer, own.authority, self._end.send, admit)
 
     def _record(self, record: bytes) -> None:
         assert self._tls is not None  # who was called says nothing before it is spoken to
@@ -172,7 +174,7 @@ class Connection:
     def _say(self, piece: bytes) -> None:
         assert self._tls is not None
         self._owes = False
-        self._end.send(self._tls.seal(piece))
+        self._end.send(self._tls.encrypt(piece))
 
     def _confirm_if_due(self) -> None:
         if self._owes:

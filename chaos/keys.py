@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from celu.certs import make_authority, make_party
-from celu.transport.tls import Identity, answering, calling
+from celu.transport.tls import Credentials, answering, calling
 
 NAMES = ("guest", "host", "other")
 
@@ -40,7 +40,7 @@ def keys() -> dict[tuple[str, str], Keys]:
 
 
 def _read(folder: Path, name: str, peer: str) -> Keys:
-    identity = Identity.read(
+    identity = Credentials.read(
         folder / name / f"{name}.pem",
         folder / name / f"{name}.key",
         {peer: folder / peer / "ca.pem"},

@@ -1,6 +1,6 @@
-"""A `Link` in virtual time: what `stream` is over threads, over the same `Delivery`, `Leg` and TLS.
+"""A `Link` in virtual time: what `stream` is over threads, over the same `Delivery`, `ConnectionProtocol` and TLS.
 
-The side that calls dials again with growing pauses; the other waits to be called. A connection
+The side that calls dials again with growing backoff; the other waits to be called. A connection
 that is not heard of for two heartbeats is ended, whatever is wrong with it, and so is one whose
 bytes TLS does not accept: neither ends the link.
 """
@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from celu.errors import CeluError, PeerLost, PeerRestarted, ProtocolError
 from celu.transport.delivery import Delivery
-from celu.transport.keeping import pauses
 from celu.transport.message import Kind, Message, TensorSpec, TrafficBothWays, failure_of
+from celu.transport.reconnect import backoff
 from celu.transport.stream import QUEUED_MESSAGES
 from celu.transport.wire import check_finite, check_sendable
 from chaos.connection import HEARTBEAT_S, Connection, Surroundings
@@ -45,7 +45,7 @@ class ChaosLink:
         self._was_up = False
         self._up_since = self._world.now
         self._down_since: float | None = self._world.now
-        self._pauses = pauses(self._world.chance)
+        self._pauses = backoff(self._world.chance)
         if calls:
             self._dial()
 
@@ -109,9 +109,9 @@ class ChaosLink:
 
     def arrived(self, connection: Connection, piece: bytes) -> None:
         """Take in a piece."""
-        greeted = connection.leg.greeted
+        greeted = connection.connection.greeted
         try:
-            message = connection.leg.take(piece)
+            message = connection.connection.take(piece)
         except PeerRestarted as error:
             if self._is_alive(self._current) and self._current is not connection:
                 connection.end(f"refused: {self.peer} is connected already")
@@ -124,15 +124,15 @@ class ChaosLink:
                 self._finish(type(error)(f"from {self.peer}: {error}"))
             connection.end(str(error))
             return
-        if connection.leg.greeted and not greeted:
+        if connection.connection.greeted and not greeted:
             self._take_over(connection)
         connection.pump()
-        if connection.leg.is_over:
+        if connection.connection.is_over:
             connection.end(f"{self.peer} takes us for another process")
         if message is None:
             return
         self.around.watcher.delivered(self.delivery.their_token or "", message)
-        self.traffic.received.count(message.kind, connection.leg.taken_bytes)
+        self.traffic.received.count(message.kind, connection.connection.taken_bytes)
         connection.confirm_soon(urgent=message.kind in (Kind.GOODBYE, Kind.FAILURE))
         if message.kind is Kind.FAILURE:
             self._finish(failure_of(self.peer, message))
@@ -158,7 +158,7 @@ class ChaosLink:
             old.end("another connection took over")
         self._world.note(self.around.process.name, f"link to {self.peer} up")
         self._was_up, self._up_since, self._down_since = True, self._world.now, None
-        self._pauses = pauses(self._world.chance)
+        self._pauses = backoff(self._world.chance)
 
     def _is_alive(self, connection: Connection | None) -> bool:
         if connection is None or connection.is_over:
@@ -170,7 +170,9 @@ class ChaosLink:
         self.around.wake()
 
     def _has_room(self) -> bool:
-        unsent = self.delivery.unconfirmed if self._current is None else self._current.leg.unsent
+        unsent = (
+            self.delivery.unconfirmed if self._current is None else self._current.connection.unsent
+        )
         return unsent < QUEUED_MESSAGES and self.delivery.has_room()
 
     async def _wait(self, ready: Callable[[], bool], did: str) -> None:

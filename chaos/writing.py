@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from celu.checkpoint.generations import Checkpoints, Snapshot
-from celu.checkpoint.identity import Identity
+from celu.checkpoint.identity import RunIdentity
 from celu.checkpoint.writer import Writer
 from celu.errors import CheckpointError
 from chaos.disk import SimDisk
@@ -62,7 +62,7 @@ class SimCheckpoints(Checkpoints):
         super().__init__(_FOLDER, disk, writer)
         self._promised = promised
 
-    def begin(self, identity: Identity, round_: int) -> None:
+    def begin(self, identity: RunIdentity, round_: int) -> None:
         """See `Checkpoints`."""
         self._promised.round = min(self._promised.round, round_)
         super().begin(identity, round_)

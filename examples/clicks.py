@@ -27,14 +27,14 @@ def parties() -> tuple[celu.Guest, celu.Host]:
     guest = celu.Guest(
         WideDeepTop([Z_WIDTH, Z_WIDTH]),
         celu.LOSSES["binary"],
-        celu.Table({"numbers": numbers[train]}, labels[train]),
-        celu.Table({"numbers": numbers[test]}, labels[test]),
+        celu.Dataset({"numbers": numbers[train]}, labels[train]),
+        celu.Dataset({"numbers": numbers[test]}, labels[test]),
         Tower(Z_WIDTH, {"numbers": 13}, {}, hidden=(64,)),
     )
     host = celu.Host(
         Tower(Z_WIDTH, {"ids": 26}, sizes, embedding_dim=8, hidden=(64,)),
-        celu.Table({"ids": ids[train]}, None, sizes),
-        celu.Table({"ids": ids[test]}, None, sizes),
+        celu.Dataset({"ids": ids[train]}, None, sizes),
+        celu.Dataset({"ids": ids[test]}, None, sizes),
     )
     return guest, host
 

@@ -18,9 +18,9 @@ from celu.models.tower import Tower
 Z_WIDTH = 32
 
 
-def open_party(store: Path, *, label: bool) -> tuple[Tower, celu.Rows]:
+def open_party(store: Path, *, label: bool) -> tuple[Tower, celu.StoreDatasets]:
     opened = celu.open_store(store)
-    rows = celu.open_rows(opened, opened.inputs(), label=label)
+    rows = celu.open_datasets(opened, opened.inputs(), label=label)
     columns = {name: column.shape[1] for name, column in rows.train.inputs.items()}
     bottom = Tower(Z_WIDTH, columns, rows.train.sizes, embedding_dim=8, hidden=(32,))
     return bottom, rows

@@ -42,8 +42,8 @@ def main() -> None:
         method=celu.Method(W=5, R=3, xi=60),
         evaluation=celu.Evaluation(every=50, metric="accuracy"),
     )
-    labels = celu.Table({}, risk)
-    rows = celu.Table({"readings": readings})
+    labels = celu.Dataset({}, risk)
+    rows = celu.Dataset({"readings": readings})
     torch.manual_seed(job.seed)
     result = celu.simulate(
         job,

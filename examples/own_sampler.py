@@ -32,14 +32,14 @@ def parties() -> tuple[celu.Guest, celu.Host]:
     guest = celu.Guest(
         WideDeepTop([32, 32]),
         celu.LOSSES["binary"],
-        celu.Table({"numbers": numbers[train]}, labels[train]),
-        celu.Table({"numbers": numbers[test]}, labels[test]),
+        celu.Dataset({"numbers": numbers[train]}, labels[train]),
+        celu.Dataset({"numbers": numbers[test]}, labels[test]),
         Tower(32, {"numbers": 13}, {}, hidden=(32,)),
     )
     host = celu.Host(
         Tower(32, {"ids": 26}, sizes, embedding_dim=8, hidden=(32,)),
-        celu.Table({"ids": ids[train]}, None, sizes),
-        celu.Table({"ids": ids[test]}, None, sizes),
+        celu.Dataset({"ids": ids[train]}, None, sizes),
+        celu.Dataset({"ids": ids[test]}, None, sizes),
     )
     return guest, host
 

@@ -48,15 +48,15 @@ def main() -> None:
         guest = celu.Guest(
             Top([8, *(WIDTHS[name] for name in names)]),
             celu.LOSSES["binary"],
-            celu.Table({"x": x["insurer"][train]}, label[train]),
-            celu.Table({"x": x["insurer"][test]}, label[test]),
+            celu.Dataset({"x": x["insurer"][train]}, label[train]),
+            celu.Dataset({"x": x["insurer"][test]}, label[test]),
             Bottom(8),
         )
         hosts = {
             name: celu.Host(
                 Bottom(WIDTHS[name]),
-                celu.Table({"x": x[name][train]}),
-                celu.Table({"x": x[name][test]}),
+                celu.Dataset({"x": x[name][train]}),
+                celu.Dataset({"x": x[name][test]}),
             )
             for name in names
         }

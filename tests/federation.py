@@ -15,13 +15,13 @@ from torch import Tensor, nn
 import celu
 from celu.certs import make_authority, make_party
 from celu.data.order import BatchOrder
-from celu.engine.optim import Optimizer
+from celu.engine.optimizer import Optimizer
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
 from celu.session import guest_session, host_session
 from celu.transport.carrier import Route
+from celu.transport.connect import Endpoint, open_links
 from celu.transport.link import run_blocking
-from celu.transport.opening import Endpoint, open_links
 
 ROWS, BATCH = 192, 32
 OUTPUTS = {"binary": 1, "multiclass": 3, "regression": 1}
@@ -71,8 +71,8 @@ def federation(
     }[loss]
     columns, sizes = {"numbers": 4, "ids": 3}, {"ids": (20, 20, 20)}
 
-    def table(name: str, labels: Tensor | None = None) -> celu.Table:
-        return celu.Table({"numbers": numbers[name], "ids": ids[name]}, labels, sizes)
+    def table(name: str, labels: Tensor | None = None) -> celu.Dataset:
+        return celu.Dataset({"numbers": numbers[name], "ids": ids[name]}, labels, sizes)
 
     def tower(width: int) -> Tower:
         return Tower(width, columns, sizes, embedding_dim=4, hidden=(8,), init_std=init_std)
@@ -82,7 +82,7 @@ def federation(
     top = WideDeepTop([*own, *widths.values()], OUTPUTS[loss], hidden=(7,), init_std=init_std)
     guest_table = table("guest", labels)
     if not guest_has_features:
-        guest_table = celu.Table({}, labels)
+        guest_table = celu.Dataset({}, labels)
     guest = celu.Guest(
         top,
         celu.LOSSES[loss],

@@ -130,7 +130,7 @@ def test_a_host_that_only_one_party_knows_of_is_refused_by_name() -> None:
 def test_other_rows_are_refused_by_name(part: str) -> None:
     fed = federation()
     host, table = fed.hosts["host"], fed.hosts["host"].train
-    fewer = celu.Table({n: t[:-1] for n, t in table.inputs.items()}, None, table.sizes)
+    fewer = celu.Dataset({n: t[:-1] for n, t in table.inputs.items()}, None, table.sizes)
     named = dataclasses.replace(table, tags=np.zeros((ROWS, 16), np.uint8))
     for field, other in ((f"{part}_rows", fewer), (f"{part}_ids", named)):
         fed.hosts["host"] = dataclasses.replace(host, **{part: other})

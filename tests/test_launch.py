@@ -14,8 +14,8 @@ import celu
 from celu import launch
 from celu.config.party import read_party
 from celu.errors import PeerRestarted
-from celu.events import RunFolder
 from celu.handshake import tell
+from celu.run_folder import RunFolder
 from celu.testing import read_events
 from celu.transport.link import run_blocking
 from celu.transport.memory import memory_links

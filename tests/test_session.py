@@ -77,7 +77,7 @@ def test_a_bottom_that_gives_nan_is_refused_with_the_round_and_no_step_is_made(b
     host = fed.hosts["host"]
     poisoned = {n: t.clone() for n, t in host.train.inputs.items()}
     poisoned["numbers"][:, 0] = bad
-    train = celu.Table(poisoned, None, host.train.sizes)
+    train = celu.Dataset(poisoned, None, host.train.sizes)
     fed.hosts["host"] = dataclasses.replace(host, train=train)
     before = fed.weights()
     with pytest.raises(NonFiniteError, match="ACTIVATION of round 0"):
@@ -120,8 +120,8 @@ def test_a_peer_that_sends_another_shape_is_refused(
         await to_guest.send(Message(Kind.HELLO, body={**hello.body, "name": "host"}))
         await to_guest.receive()
         await to_guest.send(Message(Kind.READY))
-        check = fed.guest.train.take(BatchOrder(1, ROWS, BATCH).rows(0)).check
-        await to_guest.send(Message(Kind.ACTIVATION, 0, tensor=tensor, check=check))
+        check = fed.guest.train.take(BatchOrder(1, ROWS, BATCH).rows(0)).row_digest
+        await to_guest.send(Message(Kind.ACTIVATION, 0, tensor=tensor, row_digest=check))
         await to_guest.receive()
 
     guest = guest_session("guest", fed.guest, fed.job, {"host": to_host}, lambda e, f: None)
@@ -132,7 +132,7 @@ def test_a_peer_that_sends_another_shape_is_refused(
 def test_the_peer_learns_why_but_no_more_than_it_may() -> None:
     fed = federation()
     to_host, to_guest = memory_links("guest", "host")
-    small = celu.Table({}, torch.zeros(5))
+    small = celu.Dataset({}, torch.zeros(5))
     guest = dataclasses.replace(fed.guest, train=small)
     session = guest_session("guest", guest, fed.job, {"host": to_host}, lambda e, f: None)
     with pytest.raises(DataError, match="got 5"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celu.errors import ConfigError
-from celu.events import RunFolder
+from celu.run_folder import RunFolder
 from celu.tracking import FOLDER, TensorBoard
 from record.folders import evaluation_event, events, round_event
 

@@ -9,8 +9,8 @@ import pytest
 
 import celu
 from celu.config.link import PROFILES, LinkSettings
-from celu.transport.emulation import Line
-from celu.transport.virtual import Clock
+from celu.transport.emulation import LinkEmulator
+from celu.transport.virtual_clock import VirtualClock
 from federation import assert_same_bits, federation, train_in_memory
 
 
@@ -26,7 +26,7 @@ class Ticker:
 
 def test_a_clock_runs_while_its_party_computes_and_jumps_while_it_waits() -> None:
     ticker = Ticker()
-    clock = Clock(timer=ticker)
+    clock = VirtualClock(timer=ticker)
     with clock.running():
         ticker.at = 2.0
         assert clock.now() == 2.0
@@ -42,18 +42,18 @@ def test_a_clock_runs_while_its_party_computes_and_jumps_while_it_waits() -> Non
 
 def test_a_faster_party_takes_less_time() -> None:
     ticker = Ticker()
-    clock = Clock(speed=4.0, timer=ticker)
+    clock = VirtualClock(speed=4.0, timer=ticker)
     with clock.running():
         ticker.at = 2.0
         assert clock.now() == 0.5
 
 
 def test_a_line_in_virtual_time_is_the_line_of_a_real_run() -> None:
-    line = Line.of(LinkSettings(mbps=8.0, delay_ms=500.0))
+    line = LinkEmulator.of(LinkSettings(mbps=8.0, delay_ms=500.0))
     # A megabyte of payload, 52 bytes of headers in every packet of 1500, acknowledgements, and
     # one part in fifty of the time in which TCP all but stops.
     assert line.arrival(1_000_000, 0.0) == pytest.approx(0.5 + 1526 / 1448 / 0.98)
-    line = Line(mbps=8.0, delay_s=0.5)
+    line = LinkEmulator(mbps=8.0, delay_s=0.5)
     assert line.arrival(1_000_000, 0.0) == 1.5
     assert line.arrival(1_000_000, 0.0) == 2.5, "behind the first"
     assert line.arrival(1_000_000, 10.0) == 11.5, "the line was free again"
@@ -61,23 +61,23 @@ def test_a_line_in_virtual_time_is_the_line_of_a_real_run() -> None:
 
 def test_jitter_delays_at_random_and_never_reorders() -> None:
     link = LinkSettings(mbps=800.0, delay_ms=10.0, jitter_ms=50.0)
-    late = [Line.of(link, seed).arrival(1000, 0.0) for seed in range(200)]
+    late = [LinkEmulator.of(link, seed).arrival(1000, 0.0) for seed in range(200)]
     assert 0.01 < min(late) < 0.02 and 0.05 < max(late) < 0.0601
-    line = Line.of(link, 3)
+    line = LinkEmulator.of(link, 3)
     arrivals = [line.arrival(1000, 0.001 * i) for i in range(300)]
     assert arrivals == sorted(arrivals)
-    again = Line.of(link, 3)
+    again = LinkEmulator.of(link, 3)
     assert arrivals == [again.arrival(1000, 0.001 * i) for i in range(300)]
 
 
 def test_nothing_passes_in_an_outage_and_nothing_is_lost() -> None:
     # Up for 8 of every 10 s; a megabyte takes one.
-    line = Line(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
+    line = LinkEmulator(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
     arrivals = [line.arrival(1_000_000, 0.0) for _ in range(17)]
     assert arrivals == [*map(float, range(1, 9)), *map(float, range(11, 19)), 21.0]
-    long = Line(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
+    long = LinkEmulator(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
     assert long.arrival(20_000_000, 0.0) == 24.0, "two outages on its way"
-    late = Line(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
+    late = LinkEmulator(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
     late.arrival(0, 0.0)
     assert late.arrival(1_000_000, 9.0) == 11.0, "given in an outage"
 

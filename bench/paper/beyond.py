@@ -20,7 +20,7 @@ from bench.paper.drawing import (
     Dot,
     DotRow,
     Drawing,
-    Line,
+    LinkEmulator,
     draw_caption,
     draw_dots,
     draw_key,
@@ -209,7 +209,7 @@ def _curves(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
                 lines = _seeds(runs, colour, style)
                 draw_lines(axes, lines)
                 told = rounds_to(runs, baseline.target).told("rounds")
-                key.append(Line(f"{name}: {told}", colour, [], []))
+                key.append(LinkEmulator(f"{name}: {told}", colour, [], []))
             draw_key(axes, key, columns=1)
             frame_curves(axes, every, baseline.target)
             axes.set_title(axis.capitalize())
@@ -222,6 +222,6 @@ def _curves(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
     return figure
 
 
-def _seeds(runs: Sequence[Run], colour: str, style: str = "-") -> list[Line]:
+def _seeds(runs: Sequence[Run], colour: str, style: str = "-") -> list[LinkEmulator]:
     curves = [list(zip(*run.curve, strict=True)) or [(), (), ()] for run in runs]
-    return [Line("", colour, rounds, aucs, style=style) for rounds, _, aucs in curves]
+    return [LinkEmulator("", colour, rounds, aucs, style=style) for rounds, _, aucs in curves]

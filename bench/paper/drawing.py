@@ -48,7 +48,7 @@ _SCREEN_DPI = 100
 
 
 @dataclass(frozen=True)
-class Line:
+class LinkEmulator:
     """Something over x: its middle, and the range around it where there is one."""
 
     label: str
@@ -133,7 +133,7 @@ def draw_caption(figure: Figure, text: str) -> None:
     figure.suptitle(text, fontsize=8.5, x=0.01, ha="left")
 
 
-def draw_lines(axes: Axes, lines: Sequence[Line]) -> None:
+def draw_lines(axes: Axes, lines: Sequence[LinkEmulator]) -> None:
     """Lines with the range around them."""
     for line in lines:
         if line.low:
@@ -149,7 +149,7 @@ def draw_lines(axes: Axes, lines: Sequence[Line]) -> None:
         )
 
 
-def draw_key(axes: Axes, lines: Sequence[Line], columns: int = 2) -> None:
+def draw_key(axes: Axes, lines: Sequence[LinkEmulator], columns: int = 2) -> None:
     """Names in the colours of what they name, below the panel, where nothing is hidden by them."""
     for index, line in enumerate(lines):
         across, down = index % columns, index // columns
@@ -221,11 +221,11 @@ def draw_dots(axes: Axes, rows: Sequence[DotRow]) -> None:
 
 def curve_line(
     runs: Sequence[Run], label: str, colour: str, *, over: str = "rounds", style: str = "-"
-) -> Line:
+) -> LinkEmulator:
     """The AUC of several seeds, mean and range, as far as all of them went."""
     points = list(zip(*(run.curve for run in runs), strict=False))
     at = 0 if over == "rounds" else 1
-    return Line(
+    return LinkEmulator(
         label,
         colour,
         [mean(point[at] for point in seeds) for seeds in points],
@@ -236,7 +236,7 @@ def curve_line(
     )
 
 
-def frame_curves(axes: Axes, lines: Sequence[Line], target: float) -> None:
+def frame_curves(axes: Axes, lines: Sequence[LinkEmulator], target: float) -> None:
     """Limits that leave out the steep first evaluations, and the target as a line."""
     axes.axhline(target, color=GREY, lw=0.8, ls=(0, (4, 3)))
     tops = [max(line.ys) for line in lines if line.ys] or [target]

@@ -23,10 +23,10 @@ from bench.paper.runs import Values
 from bench.paper.study import Study, tune
 from bench.paper.training import CELU, FEDBCD, TOGETHER, Train
 from bench.report import BenchResult
-from celu.events import RunFolder
-from celu.record.figures import figures
 from celu.record.run import RunRecord
-from celu.report.writing import render, write
+from celu.record.summary import figures
+from celu.report.render import render, write
+from celu.run_folder import RunFolder
 
 TASK = "criteo"
 _FILES = ("settings.json", "events.jsonl", "summary.json")

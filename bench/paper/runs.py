@@ -27,7 +27,7 @@ from bench.paper.profiles import Profile, Task
 from bench.paper.stores import Stores
 from bench.report import Say
 from celu.errors import CeluError, ConfigError
-from celu.events import hardware, versions
+from celu.run_folder import hardware, versions
 
 _MOST_S = 3600.0  # that one run may take
 

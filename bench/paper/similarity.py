@@ -3,7 +3,7 @@
 Quantiles of the cosines over the instances of a batch, in the course of training, at both parties:
 of Z at the host and of dZ at the guest. With the paper's linear top every instance's dZ is a
 multiple of one vector, so that at the guest all cosines of a batch are alike; the regime of the
-strongest vanilla has a top with a hidden layer. Beside the paper's W=5 also W=1: instances whose
+strongest vanilla has a top with a hidden layer. Monitors the paper's W=5 also W=1: instances whose
 cosine is below that of xi are left out, and by how many more that happens where one batch is used
 again and again says what weighting does for which W.
 """
@@ -17,7 +17,7 @@ from bench.pair import REGIMES
 from bench.paper.drawing import (
     VERMILLION,
     Drawing,
-    Line,
+    LinkEmulator,
     draw_caption,
     draw_key,
     draw_lines,
@@ -26,7 +26,7 @@ from bench.paper.drawing import (
 from bench.paper.study import Study, tune_all
 from bench.paper.training import CELU, CONSECUTIVE, Train
 from bench.report import BenchResult
-from celu.engine.observe import QUANTILES
+from celu.engine.observer import QUANTILES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,11 +136,11 @@ def _draw(courses: dict[tuple[str, str], Course]) -> Figure:
     return figure
 
 
-def _draw_course(axes: Axes, course: Course) -> list[Line]:
+def _draw_course(axes: Axes, course: Course) -> list[LinkEmulator]:
     rounds = [at for at, _ in course]
     by_quantile = dict(zip(QUANTILES, zip(*(q for _, q in course), strict=True), strict=True))
     lines = [
-        Line(name, colour, rounds, by_quantile[quantile])
+        LinkEmulator(name, colour, rounds, by_quantile[quantile])
         for quantile, (name, colour) in _SHADES.items()
     ]
     draw_lines(axes, lines)

@@ -29,7 +29,7 @@ from bench.paper.profiles import Task
 from bench.paper.runs import Values
 from bench.paper.training import CELU
 from celu.config.job import Tuning
-from celu.data.table import Batch
+from celu.data.dataset import Batch
 from celu.engine.guest import GuestTrainer
 from celu.engine.host import HostTrainer
 from celu.workset.table import Entry

@@ -22,7 +22,7 @@ from bench.paper.drawing import (
     Dot,
     DotRow,
     Drawing,
-    Line,
+    LinkEmulator,
     curve_line,
     draw_caption,
     draw_dots,
@@ -229,7 +229,7 @@ def _panels() -> list[list[list[Cell]]]:
 def _curves(baseline: Baseline, runs: _Runs) -> Figure:
     figure, grid = new_figure(2, 3, 10.5, 6.8, sharey=True)
 
-    def line(method: celu.Method, name: str, colour: str, style: str = "-") -> Line:
+    def line(method: celu.Method, name: str, colour: str, style: str = "-") -> LinkEmulator:
         told = rounds_to(runs[method], baseline.target).told("rounds")
         return curve_line(runs[method], f"{_greek(name)}: {told}", colour, style=style)
 

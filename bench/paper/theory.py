@@ -16,7 +16,7 @@ from bench.paper.drawing import (
     GREY,
     VERMILLION,
     Drawing,
-    Line,
+    LinkEmulator,
     draw_key,
     draw_lines,
     draw_marks,
@@ -133,7 +133,7 @@ def _mean_known(looks: Sequence[Values], party: str, name: str) -> float | None:
 
 def _draw_variance(found: Found) -> Figure:
     figure, (row,) = new_figure(1, 2, 8, 3.9, sharey=True)
-    bound = Line(
+    bound = LinkEmulator(
         "as 1 + 1/W, the paper's bound", GREY, WS, [(1 + 1 / W) / 2 for W in WS], style=":"
     )
     for axes, party in zip(row, PARTIES, strict=True):
@@ -144,7 +144,7 @@ def _draw_variance(found: Found) -> Figure:
         ):
             values = [_over_first(found, party, name, W) for W in WS]
             lines.append(
-                Line(
+                LinkEmulator(
                     label,
                     _COLOURS[party],
                     WS,
@@ -173,7 +173,7 @@ def _draw_rho(found: Found) -> Figure:
         for party in PARTIES:
             weighted = [[look[party]["cosine"] for look in found[at]] for at in places]
             plain = [_mean(found[at], party, "unweighted_cosine") for at in places]
-            line = Line(
+            line = LinkEmulator(
                 party,
                 _COLOURS[party],
                 values,
@@ -182,7 +182,9 @@ def _draw_rho(found: Found) -> Figure:
                 [max(v) for v in weighted],
                 marker="o",
             )
-            hollow = Line("", _COLOURS[party], values, plain, style=":", marker="o", open=True)
+            hollow = LinkEmulator(
+                "", _COLOURS[party], values, plain, style=":", marker="o", open=True
+            )
             draw_lines(axes, [hollow, line])
             axes.annotate(
                 party,

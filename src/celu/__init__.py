@@ -26,9 +26,9 @@ if TYPE_CHECKING:
         Order,
     )
     from celu.config.link import LinkSettings, find_link
-    from celu.data.columns import Rows, open_rows
+    from celu.data.dataset import Dataset
+    from celu.data.memory_map import StoreDatasets, open_datasets
     from celu.data.store import Store, open_store
-    from celu.data.table import Table
     from celu.errors import CeluError
     from celu.models.losses import LOSSES, Loss
     from celu.party import Guest, Host
@@ -41,6 +41,7 @@ __all__ = [
     "Checkpoint",
     "Checkpoints",
     "Codecs",
+    "Dataset",
     "Evaluation",
     "Guest",
     "Host",
@@ -52,12 +53,11 @@ __all__ = [
     "Optimizer",
     "Order",
     "Result",
-    "Rows",
     "Store",
-    "Table",
+    "StoreDatasets",
     "__version__",
     "find_link",
-    "open_rows",
+    "open_datasets",
     "open_store",
     "simulate",
 ]
@@ -70,9 +70,9 @@ _HOMES = {
         *("Job", "Method", "Optimizer", "Order"),
     ),
     "config.link": ("LinkSettings", "find_link"),
-    "data.columns": ("Rows", "open_rows"),
+    "data.memory_map": ("StoreDatasets", "open_datasets"),
     "data.store": ("Store", "open_store"),
-    "data.table": ("Table",),
+    "data.dataset": ("Dataset",),
     "errors": ("CeluError",),
     "models.losses": ("LOSSES", "Loss"),
     "party": ("Guest", "Host"),

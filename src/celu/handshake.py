@@ -79,7 +79,7 @@ def compare(name: str, ours: Message, peer: str, theirs: Message) -> dict[str, A
     return body
 
 
-async def say_goodbye(links: Mapping[str, Link]) -> None:
+async def close_session(links: Mapping[str, Link]) -> None:
     """End every link once both sides are done."""
     for link in links.values():
         await link.send(Message(Kind.GOODBYE))

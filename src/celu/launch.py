@@ -17,36 +17,36 @@ import torch
 from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
 from celu.config.party import GatewaySettings, PartySettings
-from celu.config.writing import replay_toml
+from celu.config.replay import replay_toml
 from celu.data.alignment import Alignment, read_alignment, write_alignment
-from celu.data.columns import Rows, open_rows
+from celu.data.dataset import Dataset
+from celu.data.memory_map import StoreDatasets, open_datasets
 from celu.data.store import PARTS, open_store
-from celu.data.table import Table
 from celu.data.tags import ascending
-from celu.doctor.case import Case, make_case
-from celu.doctor.examination import examine_guest, examine_hosts
+from celu.doctor.diagnosis import diagnose_guest, diagnose_hosts
+from celu.doctor.facts import LinkFacts, gather_facts
 from celu.doctor.machine import read_certificates
-from celu.doctor.measuring import Plan
-from celu.doctor.trains import Watch
+from celu.doctor.measure import ProbePlan
+from celu.doctor.probes import Watch
 from celu.engine.coding import Coding
 from celu.engine.local import seed_step
 from celu.errors import CeluError, CheckpointError, ConfigError, DataError, PeerRestarted
-from celu.events import RunFolder
 from celu.models.building import BOTTOMS, TOPS, build, find_loss
 from celu.party import Guest, Host
 from celu.psi.protocol import Work, align_guest, align_host
 from celu.psi.workers import Workers
+from celu.run_folder import RunFolder
 from celu.session import Result, guest_session, host_session
 from celu.transport.carrier import Route
-from celu.transport.emulation import Line
-from celu.transport.knock import Gateway
+from celu.transport.connect import Endpoint, open_links
+from celu.transport.emulation import LinkEmulator
 from celu.transport.link import run_blocking
 from celu.transport.message import TrafficBothWays
-from celu.transport.opening import Endpoint, open_links
+from celu.transport.preflight import Gateway
 
 
 def load_party(
-    settings: PartySettings, job: Job, folder: Path, rows: Rows | None = None
+    settings: PartySettings, job: Job, folder: Path, rows: StoreDatasets | None = None
 ) -> Host | Guest:
     """A party's rows and modules; `folder` is searched first for modules of the user's own.
 
@@ -209,13 +209,13 @@ def align_party(
     return alignment, traffic
 
 
-def examine_party(
+def diagnose_party(
     settings: PartySettings,
     job: Job,
-    plan: Plan,
+    plan: ProbePlan,
     listening: Callable[[int], None],
     say: Callable[[str], None],
-) -> list[Case]:
+) -> list[LinkFacts]:
     """Measure the link to each peer, and gather what advice about it rests on.
 
     Raises ConfigError, CertificateError, and what `celu.doctor` raises.
@@ -230,11 +230,11 @@ def examine_party(
         certificates = read_certificates(settings.name, endpoint.keys, dt.datetime.now(dt.UTC))
     with open_links(endpoint, listening) as links:
         if settings.role == "guest":
-            program = examine_hosts(settings.name, job, links, plan, Watch(), say)
+            program = diagnose_hosts(settings.name, job, links, plan, Watch(), say)
         else:
-            program = examine_guest(settings.name, job, links[job.guest], Watch(), say)
+            program = diagnose_guest(settings.name, job, links[job.guest], Watch(), say)
         examined = run_blocking(program)
-    return [make_case(settings, job, found, certificates) for found in examined.values()]
+    return [gather_facts(settings, job, found, certificates) for found in examined.values()]
 
 
 def keep_freed_memory() -> None:
@@ -254,7 +254,7 @@ def keep_freed_memory() -> None:
     mallopt(top_pad, 64 << 20)
 
 
-def read_rows(settings: PartySettings) -> Rows:
+def read_rows(settings: PartySettings) -> StoreDatasets:
     """A party's training and held-out rows, in main memory; raises DataError, AlignmentError."""
     data = settings.data
     store = open_store(data.store)
@@ -264,11 +264,11 @@ def read_rows(settings: PartySettings) -> Rows:
         inputs = {}
     elif not inputs:
         raise DataError(f"{data.store}: expected features for the bottom model, got none")
-    return open_rows(store, inputs, label=settings.role == "guest", alignment=alignment)
+    return open_datasets(store, inputs, label=settings.role == "guest", alignment=alignment)
 
 
-def _to_device(table: Table, job: Job, device: torch.device) -> Table:
-    """Rows on the accelerator, if there is room beside the models; else batches are sent there."""
+def _to_device(table: Dataset, job: Job, device: torch.device) -> Dataset:
+    """StoreDatasets on the accelerator, if there is room beside the models; else batches are sent there."""
     if device.type != "cuda" or job.order.shuffle == "blocks":
         return table
     free, _ = torch.cuda.mem_get_info(device)
@@ -296,8 +296,8 @@ def _endpoint(
         keys = (settings.keys.certificate, settings.keys.key, authorities)
     link = settings.link
 
-    def line() -> Line | None:
-        return None if link is None else Line.of(link)
+    def line() -> LinkEmulator | None:
+        return None if link is None else LinkEmulator.of(link)
 
     connect = {
         name: Route(

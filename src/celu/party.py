@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from celu.data.table import Table
+from celu.data.dataset import Dataset
 from celu.models.losses import Loss
 
 
@@ -21,8 +21,8 @@ class Host:
     """A party with features only (Party A)."""
 
     bottom: nn.Module
-    train: Table
-    test: Table
+    train: Dataset
+    test: Dataset
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,6 @@ class Guest:
 
     top: nn.Module
     loss: Loss
-    train: Table
-    test: Table
+    train: Dataset
+    test: Dataset
     bottom: nn.Module | None = None

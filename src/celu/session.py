@@ -14,19 +14,19 @@ from typing import Any
 
 from celu.checkpoint.agreement import Agreement, Claim, agree
 from celu.checkpoint.generations import Checkpoints
-from celu.checkpoint.identity import Identity
+from celu.checkpoint.identity import RunIdentity
 from celu.config.job import Choice, Job
-from celu.data.table import Table
+from celu.data.dataset import Dataset
 from celu.engine.auto import AutoPlan
+from celu.engine.checkpointing import Checkpointer, ResumePoint
 from celu.engine.guest import GuestTrainer, train_guest
 from celu.engine.host import HostTrainer, train_host
-from celu.engine.keeping import Keeper, Place
-from celu.engine.observe import Emit, Observer
-from celu.engine.plan import HostPlan, Plan, WrittenPlan
+from celu.engine.observer import Emit, Observer
+from celu.engine.plan import FixedPlan, HostPlan, Plan
 from celu.engine.schedule import Schedule
 from celu.engine.spans import Spans
 from celu.errors import CheckpointError, ConfigError, DataError
-from celu.handshake import compare, differences, hello, say_goodbye, tell
+from celu.handshake import close_session, compare, differences, hello, tell
 from celu.party import Guest, Host
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
@@ -71,22 +71,26 @@ async def host_session(
         )
         spans = Spans(clock)
         trainer = HostTrainer(name, host, job, spans)
-        see = Observer(emit, [link.traffic], schedule.num_rounds, _report_every(schedule), spans)
+        observer = Observer(
+            emit, [link.traffic], schedule.num_rounds, _report_every(schedule), spans
+        )
         plan = HostPlan(job, schedule)
-        keeper = Keeper(job, checkpoints, trainer, plan, see)
+        checkpointer = Checkpointer(job, checkpoints, trainer, plan, observer)
         with closing(trainer.feed), _settling(checkpoints):
-            place = keeper.begin(agreement.round)
+            resume_point = checkpointer.begin(agreement.round)
             if checkpoints is not None:
-                checkpoints.begin(Identity(agreement.run, contract), agreement.round)
+                checkpoints.begin(RunIdentity(agreement.run, contract), agreement.round)
             await link.send(Message(Kind.READY))
-            _announce(emit, schedule, place)
-            rounds = await train_host(trainer, link, schedule, plan, see, keeper, place)
-            keeper.settle()
-        await say_goodbye(links)
+            _announce(emit, schedule, resume_point)
+            rounds = await train_host(
+                trainer, link, schedule, plan, observer, checkpointer, resume_point
+            )
+            checkpointer.settle()
+        await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
         await tell(links, error)
         raise
-    return _result(rounds, trainer, see, [])
+    return _result(rounds, trainer, observer, [])
 
 
 async def guest_session(
@@ -118,30 +122,32 @@ async def guest_session(
         spans = Spans(clock)
         trainer = GuestTrainer(name, guest, job, spans)
         traffic = [link.traffic for link in links.values()]
-        see = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule), spans)
-        plan: Plan = AutoPlan(job, schedule) if job.auto else WrittenPlan(job, schedule)
-        keeper = Keeper(job, checkpoints, trainer, plan, see)
+        observer = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule), spans)
+        plan: Plan = AutoPlan(job, schedule) if job.auto else FixedPlan(job, schedule)
+        checkpointer = Checkpointer(job, checkpoints, trainer, plan, observer)
         with closing(trainer.feed), _settling(checkpoints):
-            place = keeper.begin(agreement.round)
+            resume_point = checkpointer.begin(agreement.round)
             if checkpoints is not None:
-                checkpoints.begin(Identity(agreement.run, contract), agreement.round)
+                checkpoints.begin(RunIdentity(agreement.run, contract), agreement.round)
             for link in links.values():
-                if place.step is not None:  # before READY: what follows it may be a tensor
-                    link.allow(trainer.specs(link.peer, place.step.segment.tuning))
+                if resume_point.stage is not None:  # before READY: what follows it may be a tensor
+                    link.allow(trainer.specs(link.peer, resume_point.stage.segment.tuning))
                 await link.send(Message(Kind.READY, body=agreement.to_body()))
             for link in links.values():
                 expect(await link.receive(), Kind.READY)
-            _announce(emit, schedule, place)
-            rounds = await train_guest(trainer, links, schedule, plan, see, keeper, place)
-            keeper.settle()
-        await say_goodbye(links)
+            _announce(emit, schedule, resume_point)
+            rounds = await train_guest(
+                trainer, links, schedule, plan, observer, checkpointer, resume_point
+            )
+            checkpointer.settle()
+        await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
         await tell(links, error)
         raise
-    return _result(rounds, trainer, see, plan.choices)
+    return _result(rounds, trainer, observer, plan.choices)
 
 
-def _schedule(name: str, job: Job, train: Table, test: Table) -> Schedule:
+def _schedule(name: str, job: Job, train: Dataset, test: Dataset) -> Schedule:
     rounds_per_epoch = train.num_rows // job.batch_size
     if rounds_per_epoch == 0:
         raise DataError(
@@ -161,7 +167,7 @@ def _report_every(schedule: Schedule) -> int:
     return max(1, schedule.num_rounds // _REPORTS)
 
 
-def _contract(job: Job, train: Table, test: Table) -> dict[str, Any]:
+def _contract(job: Job, train: Dataset, test: Dataset) -> dict[str, Any]:
     """What the parties must have in common, by the names of its fields."""
     return {
         "protocol": VERSION,
@@ -223,17 +229,22 @@ def _settling(checkpoints: Checkpoints | None) -> Iterator[None]:
         raise
 
 
-def _announce(emit: Emit, schedule: Schedule, place: Place) -> None:
-    if place.round == 0:
+def _announce(emit: Emit, schedule: Schedule, resume_point: ResumePoint) -> None:
+    if resume_point.round == 0:
         emit("started", {"num_rounds": schedule.num_rounds})
     else:
-        emit("resumed", {"round": place.round, "num_rounds": schedule.num_rounds})
+        emit("resumed", {"round": resume_point.round, "num_rounds": schedule.num_rounds})
 
 
 def _result(
-    rounds: int, trainer: HostTrainer | GuestTrainer, see: Observer, choices: list[Choice]
+    rounds: int, trainer: HostTrainer | GuestTrainer, observer: Observer, choices: list[Choice]
 ) -> Result:
     workset = trainer.workset
     return Result(
-        rounds, workset.local_steps, workset.bubbles, see.evaluations, see.bytes(), choices
+        rounds,
+        workset.local_steps,
+        workset.bubbles,
+        observer.evaluations,
+        observer.bytes(),
+        choices,
     )

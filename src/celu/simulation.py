@@ -14,13 +14,13 @@ from typing import Any
 from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
 from celu.config.link import LinkSettings
-from celu.engine.observe import Emit
+from celu.engine.observer import Emit
 from celu.errors import ConfigError, ProtocolError
 from celu.party import Guest, Host
 from celu.session import Result, guest_session, host_session
-from celu.transport.emulation import Line
+from celu.transport.emulation import LinkEmulator
 from celu.transport.memory import MemoryLink, memory_links
-from celu.transport.virtual import Clock
+from celu.transport.virtual_clock import VirtualClock
 
 
 def _say_nothing(event: str, fields: dict[str, Any]) -> None:
@@ -52,13 +52,15 @@ def simulate(
     """
     if set(hosts) != set(job.hosts):
         raise ConfigError(f"hosts: expected {sorted(job.hosts)} as in the job, got {sorted(hosts)}")
-    clocks = {name: Clock(speed, timer) for name in (job.guest, *job.hosts)}
+    clocks = {name: VirtualClock(speed, timer) for name in (job.guest, *job.hosts)}
     pairs = {
         name: memory_links(
             job.guest,
             name,
             clocks=None if link is None else (clocks[job.guest], clocks[name]),
-            lines=None if link is None else (Line.of(link, job.seed), Line.of(link, job.seed + 1)),
+            lines=None
+            if link is None
+            else (LinkEmulator.of(link, job.seed), LinkEmulator.of(link, job.seed + 1)),
         )
         for name in job.hosts
     }
@@ -87,7 +89,7 @@ def simulate(
 def _run_together(
     programs: dict[str, Coroutine[Any, Any, Result]],
     links: list[MemoryLink],
-    clocks: Mapping[str, Clock] | None = None,
+    clocks: Mapping[str, VirtualClock] | None = None,
 ) -> dict[str, Result]:
     results: dict[str, Result] = {}
     try:

@@ -92,7 +92,7 @@ def align_parties(folder: Path, names: list[str], job: Path, *, timeout_s: float
     return _run_together(commands, logs, timeout_s)
 
 
-def examine_parties(
+def diagnose_parties(
     folder: Path,
     names: list[str],
     job: Path,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celu.errors import ConfigError
-from celu.record.happened import SIMILARITY_AT, TYPES, Begun, Evaluated, Happened, RoundDone
+from celu.events import SIMILARITY_AT, TYPES, Evaluated, Event, RoundDone, TrainingStarted
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -57,8 +57,8 @@ class TensorBoard:
         except Exception as error:  # as above
             self._give_up(error)
 
-    def _take(self, event: Happened) -> None:
-        if isinstance(event, Begun):
+    def _take(self, event: Event) -> None:
+        if isinstance(event, TrainingStarted):
             if self._writer is not None:
                 self._writer.close()
             # What an earlier attempt wrote of later rounds is to be left out.

@@ -21,7 +21,7 @@ from bench.paper.stale import (
     lean,
     lockstep,
 )
-from celu.data.table import Batch
+from celu.data.dataset import Batch
 from celu.workset.sampling import RoundRobin
 from celu.workset.table import Entry, WorksetTable
 from federation import Federation, federation, train_in_memory

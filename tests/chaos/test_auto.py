@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from celu.config.job import Job
-from celu.config.writing import replay_toml
+from celu.config.replay import replay_toml
 from celu.engine import auto
-from celu.engine.costs import Costs
+from celu.engine.cost_model import Costs
 from celu.engine.local import Workset
 from celu.engine.state import TrainerState
 from celu.errors import CeluError

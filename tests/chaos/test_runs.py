@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from celu.checkpoint.disk import Part
-from celu.transport.delivery import Delivery, Leg
+from celu.transport.delivery import ConnectionProtocol, Delivery
 from chaos import connection, link
 from chaos.disk import SimDisk, _File
 from chaos.nemesis import KINDS
@@ -102,7 +102,7 @@ def test_a_file_that_is_not_synced_is_caught() -> None:
     assert is_caught("now holds", kinds=["power cut", "blackout"], make_disk=Slow)
 
 
-class Unsure(Leg):
+class Unsure(ConnectionProtocol):
     """Asks for a message once more that it has had."""
 
     def __init__(self, delivery: Delivery, *, calls: bool, piece_bytes: int) -> None:
@@ -111,10 +111,10 @@ class Unsure(Leg):
 
 
 def test_a_message_that_is_delivered_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "Leg", Unsure)
+    monkeypatch.setattr(connection, "ConnectionProtocol", Unsure)
     assert is_caught("delivered", kinds=["reset"])
 
 
 def test_a_link_that_never_comes_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "pauses", lambda chance: iter(lambda: 1e9, None))
+    monkeypatch.setattr(link, "backoff", lambda chance: iter(lambda: 1e9, None))
     assert is_caught("PeerLost", kinds=["reset"])

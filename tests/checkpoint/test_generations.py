@@ -12,13 +12,13 @@ import torch
 
 from celu.checkpoint.disk import Disk, RealDisk
 from celu.checkpoint.generations import Checkpoints, Snapshot
-from celu.checkpoint.identity import Identity, read_identity, write_identity
+from celu.checkpoint.identity import RunIdentity, read_identity, write_identity
 from celu.checkpoint.tensors import parts_of, tensors_of
 from celu.checkpoint.writer import Background, Inline
 from celu.errors import CheckpointError
 from checkpoint.disks import FailingDisk, QuickDisk
 
-IDENTITY = Identity("0123456789abcdef" * 2, {"seed": 1, "lr": 0.03, "choices": ""})
+IDENTITY = RunIdentity("0123456789abcdef" * 2, {"seed": 1, "lr": 0.03, "choices": ""})
 
 
 def snapshot(round_: int) -> Snapshot:
@@ -108,7 +108,7 @@ def test_a_generation_under_another_rounds_name_is_not_held(two: Path) -> None:
 
 
 def test_a_generation_of_another_run_is_not_held(two: Path) -> None:
-    write_identity(two, QuickDisk(), Identity("f" * 32, IDENTITY.contract))
+    write_identity(two, QuickDisk(), RunIdentity("f" * 32, IDENTITY.contract))
     kept = Checkpoints(two)
     assert kept.held() == [0] and kept.damaged[10] == "it is of another run"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from celu.data.starter import Starter, write_settings
+from celu.config.templates import SettingsTemplate, write_settings
 from celu.testing import free_port
 from stores import write_store
 
-TINY = Starter(
+TINY = SettingsTemplate(
     guest="airline",
     host="weather",
     bottom='{ use = "wdl", embedding_dim = 4, hidden = [8] }',

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from celu.data.starter import Starter, write_settings
+from celu.config.templates import SettingsTemplate, write_settings
 from celu.testing import free_port, make_keys
 from stores import write_store
 
-TINY = Starter(
+TINY = SettingsTemplate(
     guest="airline",
     host="weather",
     bottom='{ use = "wdl", hidden = [8] }',

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from celu.cli.app import app
-from celu.data.columns import open_rows
+from celu.data.memory_map import open_datasets
 from celu.data.store import open_store
 from celu.errors import CeluError, DataError
 from stores import write_store
@@ -115,7 +115,7 @@ def test_rows_made_up_again_with_the_same_seed_are_the_same(tmp_path: Path) -> N
     for name in ("a", "b"):
         invoke("data", "avazu", tmp_path / name, "--rows", "1000", "--seed", "5")
     a, b = (
-        open_rows(
+        open_datasets(
             open_store(tmp_path / n / "guest" / "store"), {"ids": ["C14", "C21"]}, label=True
         ).train
         for n in ("a", "b")

@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from celu.cli.app import app
-from celu.data.starter import Starter, write_settings
+from celu.config.templates import SettingsTemplate, write_settings
 from celu.errors import CeluError, CertificateError, ConfigError
 from celu.testing import free_port, make_keys
 
-TINY = Starter(guest="airline", host="weather", bottom='"wdl"', top='"wdl"', z_width=64)
+TINY = SettingsTemplate(guest="airline", host="weather", bottom='"wdl"', top='"wdl"', z_width=64)
 PARTIES = ("airline", "weather")
 
 

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from celu.dashboard.live import LiveRun, watch
 from celu.dashboard.metrics import metrics_text
-from celu.dashboard.watching import Watched, watch
 from record.folders import events, write_run
 
 # A line of the text format: a comment, or a name, labels and a number.
@@ -56,7 +56,7 @@ def test_before_the_first_round_there_is_little_to_tell(tmp_path: Path) -> None:
 
 def test_a_label_of_any_text_stays_one_label(tmp_path: Path) -> None:
     record = watch([write_run(tmp_path / "run")])[0].record
-    text = metrics_text([Watched(record, 'a"} 1\\\nceles 2')])
+    text = metrics_text([LiveRun(record, 'a"} 1\\\nceles 2')])
     assert 'run="a\\"} 1\\\\\\nceles 2",party="airline"' in text
     for line in text.splitlines():
         assert _LINE.fullmatch(line), line

@@ -15,8 +15,8 @@ import torch
 
 from celu.config.schema import LearntCategory
 from celu.data.alignment import read_alignment, write_alignment
-from celu.data.columns import Rows, open_rows
 from celu.data.gate import examine
+from celu.data.memory_map import StoreDatasets, open_datasets
 from celu.data.store import Store, open_store
 from celu.errors import AlignmentError, CeluError, DataError
 from stores import ids_of, write_store
@@ -44,13 +44,13 @@ def store(tmp_path: Path) -> Store:
     return write_store(tmp_path / "store", columns(), SIZES)
 
 
-def rows_of(store: Store, **options: Any) -> Rows:
-    return open_rows(store, store.inputs(), label=True, **options)
+def rows_of(store: Store, **options: Any) -> StoreDatasets:
+    return open_datasets(store, store.inputs(), label=True, **options)
 
 
 def test_rows_are_read_as_they_were_written_in_the_order_asked_for(store: Store) -> None:
     assert store.inputs() == {"ids": ["c", "d"], "numbers": ["x", "y"]}
-    rows = open_rows(store, {"a": ["d"], "b": ["y", "x"], "c": ["c", "d"]}, label=True)
+    rows = open_datasets(store, {"a": ["d"], "b": ["y", "x"], "c": ["c", "d"]}, label=True)
     expected = columns()
     assert rows.train.inputs["a"][:, 0].tolist() == expected["d"].tolist()
     assert rows.train.inputs["b"].tolist() == np.stack([expected["y"], expected["x"]], 1).tolist()
@@ -62,8 +62,8 @@ def test_rows_are_read_as_they_were_written_in_the_order_asked_for(store: Store)
 
 
 def test_a_host_reads_no_label_and_a_guest_may_read_nothing_else(store: Store) -> None:
-    assert open_rows(store, {"x": ["x"]}, label=False).train.labels is None
-    alone = open_rows(store, {}, label=True).train
+    assert open_datasets(store, {"x": ["x"]}, label=False).train.labels is None
+    alone = open_datasets(store, {}, label=True).train
     assert (alone.num_rows, alone.inputs) == (ROWS, {})
 
 
@@ -77,7 +77,7 @@ def test_columns_are_laid_out_once_and_again_when_anything_changes(store: Store)
     (made / "train.ids.bin").unlink()
     (made / "train.ids.bin").write_bytes(b"cut")  # found out by its size, and made again
     assert rows_of(store).train.inputs["ids"].equal(first.train.inputs["ids"])
-    open_rows(store, {"x": ["x"]}, label=True)
+    open_datasets(store, {"x": ["x"]}, label=True)
     assert len(list(folder.iterdir())) == 2
     store = write_store(store.path, columns(x=np.ones(ROWS, np.float32)), SIZES)
     assert rows_of(store).train.inputs["numbers"][:, 0].tolist() == [1.0] * ROWS
@@ -387,12 +387,12 @@ def test_a_broken_alignment_is_refused(store: Store, tmp_path: Path, name: str) 
 
 def test_an_input_of_two_sorts_or_of_nothing_known_is_refused(store: Store) -> None:
     with pytest.raises(DataError, match="'both' mixes categories and numbers"):
-        open_rows(store, {"both": ["c", "x"]}, label=True)
+        open_datasets(store, {"both": ["c", "x"]}, label=True)
     with pytest.raises(DataError, match=r"'ids': expected features of a store .*got 'z'"):
-        open_rows(store, {"ids": ["z"]}, label=True)
+        open_datasets(store, {"ids": ["z"]}, label=True)
     host = write_store(store.path.parent / "host", {"x": columns()["x"]})
     with pytest.raises(DataError, match="expected a label"):
-        open_rows(host, host.inputs(), label=True)
+        open_datasets(host, host.inputs(), label=True)
 
 
 def test_a_failed_write_leaves_what_was_there(store: Store) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celu.data.tags import ascending, batch_check, commitment, held_out, make_tags
+from celu.data.tags import ascending, commitment, digest_rows, held_out, make_tags
 
 
 def test_tags_and_digests_are_pinned() -> None:
@@ -19,7 +19,7 @@ def test_tags_and_digests_are_pinned() -> None:
         "eb30da6436698928",
     ]
     assert commitment(tags)[:16] == "b87058ee577de11c"
-    assert batch_check(tags).hex()[:16] == "e0342e281a749d3b"
+    assert digest_rows(tags).hex()[:16] == "e0342e281a749d3b"
 
 
 def test_another_seed_gives_other_tags() -> None:

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import celu
-from celu.doctor.advising import advise
-from celu.doctor.case import Case, Finding
-from celu.doctor.examination import Examined, examine_guest, examine_hosts, own_versions
-from celu.doctor.forecast import foresee, foresee_codecs
-from celu.doctor.measured import Measured
-from celu.doctor.measuring import Plan
-from celu.doctor.trains import Watch
+from celu.doctor.advice import advise
+from celu.doctor.diagnosis import Diagnosis, diagnose_guest, diagnose_hosts, own_versions
+from celu.doctor.estimate import estimate_codecs, estimate_rounds
+from celu.doctor.facts import Finding, LinkFacts
+from celu.doctor.measure import ProbePlan
+from celu.doctor.measurement import Measured
+from celu.doctor.probes import Watch
 from celu.simulation import _run_together
-from celu.transport.emulation import Line
+from celu.transport.emulation import LinkEmulator
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
-from celu.transport.virtual import Clock
+from celu.transport.virtual_clock import VirtualClock
 
 # Virtual seconds cost nothing, but each megabyte is looked at.
-PLAN = Plan(pings=6, bulk_s=0.5, max_bytes=64 << 20)
+PLAN = ProbePlan(pings=6, bulk_s=0.5, max_bytes=64 << 20)
 
 
 def make_job(*hosts: str, **fields: Any) -> celu.Job:
@@ -29,7 +29,7 @@ def make_job(*hosts: str, **fields: Any) -> celu.Job:
     return celu.Job(**{"rounds": 100, "hosts": terms, **fields})
 
 
-def watch_of(clock: Clock, ahead_s: float = 0.0) -> Watch:
+def watch_of(clock: VirtualClock, ahead_s: float = 0.0) -> Watch:
     """A party's virtual time; its wall clock is ahead."""
     return Watch(
         clock.now,
@@ -43,17 +43,19 @@ class Room:
     """A guest and its hosts: the lines that each sends on, and what is odd about them."""
 
     job: celu.Job
-    lines: Callable[[], tuple[Line, Line]]  # the guest's, the host's; one pair a host
-    plan: Plan = PLAN
+    lines: Callable[
+        [], tuple[LinkEmulator, LinkEmulator]
+    ]  # the guest's, the host's; one pair a host
+    plan: ProbePlan = PLAN
     host_job: celu.Job | None = None
     host_ahead_s: float = 0.0
     wrap: Callable[[Link], Link] = lambda link: link  # the guest's link
     wrap_host: Callable[[Link], Link] = lambda link: link
 
-    def examine(self) -> tuple[dict[str, Examined], Mapping[str, Clock]]:
+    def examine(self) -> tuple[dict[str, Diagnosis], Mapping[str, VirtualClock]]:
         """What the guest found; hosts find the same."""
         names = list(self.job.hosts)
-        clocks = {name: Clock() for name in ("guest", *names)}
+        clocks = {name: VirtualClock() for name in ("guest", *names)}
         pairs = {
             name: memory_links(
                 "guest", name, clocks=(clocks["guest"], clocks[name]), lines=self.lines()
@@ -61,7 +63,7 @@ class Room:
             for name in names
         }
         programs: dict[str, Any] = {
-            name: examine_guest(
+            name: diagnose_guest(
                 name,
                 self.host_job or self.job,
                 self.wrap_host(pairs[name][1]),
@@ -71,7 +73,7 @@ class Room:
             for name in names
         }
         links = {name: self.wrap(pair[0]) for name, pair in pairs.items()}
-        programs["guest"] = examine_hosts(
+        programs["guest"] = diagnose_hosts(
             "guest", self.job, links, self.plan, watch_of(clocks["guest"]), lambda words: None
         )
         ends = [end for pair in pairs.values() for end in pair]
@@ -85,7 +87,7 @@ class Room:
         return found["host"].measured
 
 
-def case_of(measured: Measured, job: celu.Job | None = None, **more: Any) -> Case:
+def case_of(measured: Measured, job: celu.Job | None = None, **more: Any) -> LinkFacts:
     """A guest's case, all well but for what is given."""
     job = job or make_job()
     defaults: dict[str, Any] = {
@@ -98,15 +100,15 @@ def case_of(measured: Measured, job: celu.Job | None = None, **more: Any) -> Cas
         "versions": own_versions(),
         "peer_versions": own_versions(),
     }
-    return Case(
+    return LinkFacts(
         measured=measured,
-        forecast=foresee(job, "host", measured),
-        codecs=foresee_codecs(job, "host", measured),
+        forecast=estimate_rounds(job, "host", measured),
+        codecs=estimate_codecs(job, "host", measured),
         **{**defaults, **more},
     )
 
 
-def warned(case: Case) -> dict[str, Finding]:
+def warned(case: LinkFacts) -> dict[str, Finding]:
     """What a case is warned of, by what was looked at; each once."""
     findings = [finding for finding in advise(case) if finding.level == "warn"]
     assert all(finding.change for finding in findings), "a warning says what to change"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from celu.doctor.examination import examine_guest
-from celu.doctor.trains import Watch
+from celu.doctor.diagnosis import diagnose_guest
+from celu.doctor.probes import Watch
 from celu.errors import ProtocolError, ShapeError
 from celu.simulation import _run_together
-from celu.transport.emulation import Line
+from celu.transport.emulation import LinkEmulator
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
@@ -44,7 +44,7 @@ def with_body(key: str, value: Any, where: str | None = None) -> Callable[[Messa
 
 
 def room(**odd: Any) -> Room:
-    return Room(make_job(), lambda: (Line(100, 0.01), Line(100, 0.01)), **odd)
+    return Room(make_job(), lambda: (LinkEmulator(100, 0.01), LinkEmulator(100, 0.01)), **odd)
 
 
 @pytest.mark.parametrize("value", IMPOSSIBLE, ids=lambda value: str(value)[:8])
@@ -134,6 +134,6 @@ def test_a_guest_that_never_ends_is_left() -> None:
         while True:
             await to_host.send(Message(Kind.READY))
 
-    host = examine_guest("host", make_job(), to_guest, Watch(), lambda words: None)
+    host = diagnose_guest("host", make_job(), to_guest, Watch(), lambda words: None)
     with pytest.raises(ProtocolError, match="expected an end of the measuring"):
         _run_together({"host": host, "guest": guest()}, [to_host, to_guest])  # type: ignore[dict-item]

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 
 from celu.certs import make_authority, make_party
-from celu.doctor.examination import Examined, examine_guest, examine_hosts
-from celu.doctor.measuring import Plan
-from celu.doctor.trains import Watch
+from celu.doctor.diagnosis import Diagnosis, diagnose_guest, diagnose_hosts
+from celu.doctor.measure import ProbePlan
+from celu.doctor.probes import Watch
 from celu.transport.carrier import Route
-from celu.transport.emulation import Line
+from celu.transport.connect import Endpoint, open_links
+from celu.transport.emulation import LinkEmulator
 from celu.transport.link import run_blocking
-from celu.transport.opening import Endpoint, open_links
 from doctor.clinic import make_job
 
-PLAN = Plan(pings=5, bulk_s=0.4, rest_s=0.1, max_bytes=16 << 20)
+PLAN = ProbePlan(pings=5, bulk_s=0.4, rest_s=0.1, max_bytes=16 << 20)
 
 
 def examine(
-    folder: Path, line: Callable[[], Line | None]
-) -> tuple[dict[str, Examined], dict[str, Examined]]:
+    folder: Path, line: Callable[[], LinkEmulator | None]
+) -> tuple[dict[str, Diagnosis], dict[str, Diagnosis]]:
     job = make_job()
     for name in ("guest", "host"):
         make_authority(folder / name, name)
@@ -36,7 +36,7 @@ def examine(
 
     ports: queue.Queue[int] = queue.Queue()
 
-    def guest() -> dict[str, Examined]:
+    def guest() -> dict[str, Diagnosis]:
         here = Endpoint(
             "guest",
             "127.0.0.1:0",
@@ -48,10 +48,10 @@ def examine(
         )
         with open_links(here, ports.put) as links:
             said: list[str] = []
-            found = examine_hosts("guest", job, links, PLAN, Watch(), said.append)
+            found = diagnose_hosts("guest", job, links, PLAN, Watch(), said.append)
             return run_blocking(found)
 
-    def host() -> dict[str, Examined]:
+    def host() -> dict[str, Diagnosis]:
         there = Endpoint(
             "host",
             connect={"guest": Route(f"127.0.0.1:{ports.get(timeout=20)}")},
@@ -61,7 +61,7 @@ def examine(
             line=line,
         )
         with open_links(there) as links:
-            found = examine_guest("host", job, links["guest"], Watch(), lambda words: None)
+            found = diagnose_guest("host", job, links["guest"], Watch(), lambda words: None)
             return run_blocking(found)
 
     with ThreadPoolExecutor(2) as pool:
@@ -71,7 +71,7 @@ def examine(
 
 
 def test_an_emulated_line_is_found_at_both_parties(tmp_path: Path) -> None:
-    ours, theirs = examine(tmp_path, lambda: Line(100, 0.01))
+    ours, theirs = examine(tmp_path, lambda: LinkEmulator(100, 0.01))
     found = ours["host"].measured
     assert theirs["guest"].measured == found
     assert 0.02 <= found.rtt_min_s < 0.06

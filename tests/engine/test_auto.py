@@ -13,12 +13,12 @@ import pytest
 import celu
 from celu.config.job import Choice, Job, Tuning, read_job
 from celu.config.link import LinkSettings
-from celu.config.writing import replay_toml
+from celu.config.replay import replay_toml
 from celu.engine.auto import AutoPlan, _beats
-from celu.engine.costs import Costs
+from celu.engine.cost_model import Costs
 from celu.engine.guest import GuestTrainer
 from celu.engine.host import HostTrainer
-from celu.engine.plan import HostPlan, Outcome, Step, Times, first_step
+from celu.engine.plan import HostPlan, Outcome, Stage, Timings, first_stage
 from celu.engine.schedule import Schedule, Segment
 from celu.errors import ProtocolError
 from federation import (
@@ -185,11 +185,11 @@ def test_the_most_exact_codec_that_does_not_hold_up_the_parties(byte_s: float, c
     assert tuning.codecs.activation == tuning.codecs.derivative == codec
 
 
-def times(rounds: int, **spent: float) -> Times:
+def times(rounds: int, **spent: float) -> Timings:
     none: dict[str, Any] = dict.fromkeys(
         ("seconds", "waited_s", "local_s", "local_steps", "transfer_s", "transfer_bytes"), 0
     )
-    return Times(rounds=rounds, **{**none, **spent})  # type: ignore[arg-type]
+    return Timings(rounds=rounds, **{**none, **spent})  # type: ignore[arg-type]
 
 
 def outcome(segment: Segment, fresh: list[float] | None = None) -> Outcome:
@@ -206,7 +206,7 @@ def outcome(segment: Segment, fresh: list[float] | None = None) -> Outcome:
     return Outcome(segment, 0.5 if segment.scored else None, fresh or [], guest, (host,))
 
 
-def run_plan(plan: AutoPlan, gain: dict[tuple[int, int], float]) -> list[Step]:
+def run_plan(plan: AutoPlan, gain: dict[tuple[int, int], float]) -> list[Stage]:
     """Drive a plan: `gain` says how well a pair of R foretells fresh batches."""
     steps = [plan.first()]
     while True:
@@ -355,7 +355,7 @@ def host_plan() -> HostPlan:
 
 def test_a_host_follows_what_it_is_told() -> None:
     told = host_plan()
-    assert told.first() == first_step(choosing().job, Schedule(200, 6, 50, 10, 10))
+    assert told.first() == first_stage(choosing().job, Schedule(200, 6, 50, 10, 10))
     step = told.next({"next": {**BODY, "save": "base"}})
     assert step.segment == Segment(4, 14, Tuning(W=5, R=3, depth=4, codec="int8"), scored=False)
     back = told.next({"next": {**BODY, "restore": "base"}})
@@ -417,6 +417,6 @@ def test_a_verdict_without_an_order_is_refused(verdict: dict[str, Any]) -> None:
 def test_a_report_of_no_such_times_is_refused(change: dict[str, Any]) -> None:
     body = {**times(3).to_body(), **change}
     with pytest.raises(ProtocolError, match="REPORT"):
-        Times.from_body(body, 3)
+        Timings.from_body(body, 3)
     with pytest.raises(ProtocolError, match="REPORT"):
-        Times.from_body({"seconds": 1}, 3)
+        Timings.from_body({"seconds": 1}, 3)

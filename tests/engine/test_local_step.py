@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import celu
+from celu.data.dataset import Batch
 from celu.data.order import BatchOrder
-from celu.data.table import Batch
 from celu.engine.coding import Coding
 from celu.engine.guest import GuestTrainer
 from celu.engine.host import HostTrainer
@@ -60,7 +60,7 @@ X = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
 
 def host_with_cached(stale: Tensor, dz: Tensor, xi: float) -> tuple[HostTrainer, Scale]:
     bottom = Scale([1.0, 1.0])
-    table = celu.Table({"x": X})
+    table = celu.Dataset({"x": X})
     trainer = HostTrainer("host", celu.Host(bottom, table, table), job(W=1, R=2, xi=xi))
     trainer.workset.keep(0, Batch({"x": X}, None, NO_TAGS), (stale,), (dz,))
     return trainer, bottom
@@ -81,7 +81,7 @@ def test_a_hosts_local_step_weights_the_rows_of_the_stale_derivative() -> None:
 def test_without_weighting_a_hosts_local_step_repeats_the_derivative() -> None:
     dz = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
     bottom = Scale([1.0, 1.0])
-    table = celu.Table({"x": X})
+    table = celu.Dataset({"x": X})
     settings = job(W=1, R=2, weighting="none")
     trainer = HostTrainer("host", celu.Host(bottom, table, table), settings)
     trainer.workset.keep(0, Batch({"x": X}, None, NO_TAGS), (-X,), (dz,))
@@ -96,7 +96,7 @@ def squared(output: Tensor, labels: Tensor) -> Tensor:
 def guest(loss: Callable[[Tensor, Tensor], Tensor], xi: float) -> tuple[GuestTrainer, SumTop]:
     top = SumTop()
     labels = torch.tensor([0.0, 1.0, 5.0])
-    table = celu.Table({}, labels)
+    table = celu.Dataset({}, labels)
     trainer = GuestTrainer(
         "guest", celu.Guest(top, celu.Loss(loss), table, table), job(W=1, R=2, xi=xi)
     )
@@ -104,7 +104,7 @@ def guest(loss: Callable[[Tensor, Tensor], Tensor], xi: float) -> tuple[GuestTra
 
 
 def activation(trainer: GuestTrainer, z: Tensor) -> Message:
-    plain = Message(Kind.ACTIVATION, 0, tensor=z, check=trainer.feed.batch(0).check)
+    plain = Message(Kind.ACTIVATION, 0, tensor=z, row_digest=trainer.feed.batch(0).row_digest)
     return Coding(job(), "host").pack(plain)[0]
 
 
@@ -151,7 +151,7 @@ def test_a_binary_top_of_b_by_1_is_taken_as_b() -> None:
 
 
 def test_a_bottom_of_the_wrong_width_is_refused_by_name() -> None:
-    table = celu.Table({"x": X[:, :1]})
+    table = celu.Dataset({"x": X[:, :1]})
     trainer = HostTrainer("host", celu.Host(Scale([1.0]), table, table), job(R=1))
     with pytest.raises(ModelError, match=r"host: .* \[3, 2\] .* got \[3, 1\]"):
         trainer.activate(0)
@@ -166,7 +166,7 @@ def test_a_top_that_ignores_a_host_is_refused_by_name() -> None:
         def forward(self, z: Tensor) -> Tensor:
             return self.scale
 
-    table = celu.Table({}, torch.zeros(3))
+    table = celu.Dataset({}, torch.zeros(3))
     trainer = GuestTrainer("guest", celu.Guest(Deaf(), celu.Loss(squared), table, table), job(R=1))
     with pytest.raises(ModelError, match="does not use Z of host"):
         trainer.answer(0, [activation(trainer, torch.ones(3, 2))])

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import celu
-from celu.data.feed import Feed
+from celu.data.batch_loader import BatchLoader
 from celu.data.order import BatchOrder
-from celu.engine.updates import Adagrad
+from celu.engine.update_rules import Adagrad
 from celu.models.tops import InnerProductTop
 from federation import BATCH, ROWS, Federation, federation
 
@@ -28,7 +28,7 @@ def on_device(fed: Federation, *, rows_too: bool) -> Federation:
     if not rows_too:
         return fed
 
-    def moved(party: celu.Guest | celu.Host) -> dict[str, celu.Table]:
+    def moved(party: celu.Guest | celu.Host) -> dict[str, celu.Dataset]:
         return {"train": party.train.to(CUDA), "test": party.test.to(CUDA)}
 
     hosts = {n: dataclasses.replace(h, **moved(h)) for n, h in fed.hosts.items()}
@@ -83,10 +83,10 @@ def test_a_batch_comes_to_the_device_by_way_of_page_locked_memory() -> None:
     table = federation().guest.train
     batch = table.take(torch.arange(8))
     assert all(t.pin_memory().is_pinned() for t in batch.inputs.values())
-    feed = Feed(table, BatchOrder(1, ROWS, BATCH), CUDA)
+    feed = BatchLoader(table, BatchOrder(1, ROWS, BATCH), CUDA)
     for round_ in range(12):
         there, here = feed.batch(round_), table.take(BatchOrder(1, ROWS, BATCH).rows(round_))
         assert there.inputs["ids"].is_cuda
         assert there.inputs["ids"].cpu().equal(here.inputs["ids"])
-        assert there.check == here.check
+        assert there.row_digest == here.row_digest
     feed.close()

@@ -20,7 +20,7 @@ from celu.checkpoint.generations import Checkpoints
 from celu.checkpoint.writer import Inline
 from celu.config.job import Choice, read_job
 from celu.config.link import LinkSettings
-from celu.config.writing import replay_toml
+from celu.config.replay import replay_toml
 from celu.session import guest_session, host_session
 from celu.transport.memory import memory_links
 from checkpoint.disks import QuickDisk

@@ -34,11 +34,11 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def tagged(table: celu.Table) -> celu.Table:
+def tagged(table: celu.Dataset) -> celu.Dataset:
     return dataclasses.replace(table, tags=make_tags(map(str, range(ROWS)), 1))
 
 
-def reordered(table: celu.Table, change: Change) -> celu.Table:
+def reordered(table: celu.Dataset, change: Change) -> celu.Dataset:
     rows = change(torch.arange(ROWS))
     inputs = {name: tensor[rows] for name, tensor in table.inputs.items()}
     assert table.tags is not None

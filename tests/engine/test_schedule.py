@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 import celu
 from celu.config.job import Choice
-from celu.engine.schedule import Schedule, Segment, written_segments
+from celu.engine.schedule import Schedule, Segment, planned_segments
 
 
 def segments(
@@ -17,7 +17,7 @@ def segments(
         method=celu.Method(depth=depth),
         choices=choices or [],
     )
-    return list(written_segments(job, Schedule(num_rounds, 10, every, test_rows=10, part_rows=4)))
+    return list(planned_segments(job, Schedule(num_rounds, 10, every, test_rows=10, part_rows=4)))
 
 
 def sends(plan: list[Segment]) -> list[list[int]]:

@@ -10,7 +10,7 @@ import pytest
 import celu
 from celu.config.link import LinkSettings
 from celu.engine.local import Workset
-from celu.engine.observe import Observer
+from celu.engine.observer import Observer
 from celu.engine.spans import MOST, Spans
 from celu.transport.message import TrafficBothWays
 from federation import federation

@@ -21,7 +21,7 @@ from celu.config.job import read_job
 from celu.config.party import read_party
 from celu.config.schema import read_declared
 from celu.data.alignment import read_alignment, write_alignment
-from celu.data.columns import open_rows
+from celu.data.memory_map import open_datasets
 from celu.data.store import open_store
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
@@ -89,7 +89,7 @@ GENERATION = "checkpoints/round-00000002"
 def _train(run: Path) -> celu.Result:
     """A run of four rounds with a checkpoint after the second, from what a folder holds."""
     torch.manual_seed(1)
-    table = celu.Table({"numbers": torch.randn(16, 2)}, (torch.arange(16) % 2).float())
+    table = celu.Dataset({"numbers": torch.randn(16, 2)}, (torch.arange(16) % 2).float())
     bottom = Tower(3, {"numbers": 2}, {}, hidden=(4,))
     guest = celu.Guest(WideDeepTop([3]), celu.LOSSES["binary"], table, table, bottom)
     job = celu.Job(batch_size=8, rounds=4, hosts={}, checkpoint={"every": 2})
@@ -151,11 +151,11 @@ def make_files(folder: Path) -> list[Reader]:
         alignment = read_alignment(path / "alignment", store)
         shutil.rmtree(path / "store" / "columns", ignore_errors=True)
         inputs = {"ids": ["c"], "numbers": ["x"]}
-        return open_rows(store, inputs, label=True, alignment=alignment)
+        return open_datasets(store, inputs, label=True, alignment=alignment)
 
     def kept(path: Path) -> object:
         store = open_store(path / "store")
-        return open_rows(store, {"ids": ["c"]}, label=True)
+        return open_datasets(store, {"ids": ["c"]}, label=True)
 
     def checkpoint(path: Path) -> object:
         with TemporaryDirectory() as scratch:

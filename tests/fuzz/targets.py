@@ -18,13 +18,13 @@ import celu
 from celu.checkpoint.agreement import Agreement, Claim
 from celu.codecs.named import CODECS, ZSTD
 from celu.data.order import BatchOrder
-from celu.doctor import examination, trains
-from celu.doctor.measured import MAX_WALL_S, Measured, Way, number, read_measured
+from celu.doctor import diagnosis, probes
+from celu.doctor.measurement import MAX_WALL_S, Measured, Way, number, read_measured
 from celu.engine.coding import Coding
-from celu.engine.costs import Costs
+from celu.engine.cost_model import Costs
 from celu.engine.guest import GuestTrainer
 from celu.engine.host import HostTrainer
-from celu.engine.plan import HostPlan, Outcome, Step, Times
+from celu.engine.plan import HostPlan, Outcome, Stage, Timings
 from celu.engine.schedule import Schedule, Segment
 from celu.engine.state import TrainerState
 from celu.handshake import compare, hello
@@ -33,7 +33,7 @@ from celu.models.tower import Tower
 from celu.psi import exchange, protocol
 from celu.psi.state import VALUE_BYTES, State
 from celu.psi.workers import Workers
-from celu.transport.delivery import Delivery, Leg
+from celu.transport.delivery import ConnectionProtocol, Delivery
 from celu.transport.link import run_blocking
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message, TensorSpec, expect, failure_of, rows_of
@@ -108,9 +108,9 @@ def codecs() -> Iterator[Target]:
         yield Target(f"codec {name}", packed, read, coding.specs(*kinds), weight=0.4)
 
 
-def _table() -> celu.Table:
+def _table() -> celu.Dataset:
     torch.manual_seed(2)
-    return celu.Table({"numbers": torch.randn(64, 2)}, (torch.randn(64) > 0).float())
+    return celu.Dataset({"numbers": torch.randn(64, 2)}, (torch.randn(64) > 0).float())
 
 
 def _bits(state: TrainerState) -> object:
@@ -125,8 +125,8 @@ def a_hosts_update(stack: ExitStack) -> Target:
     trainer = HostTrainer("host", host, job)
     stack.callback(trainer.feed.close)
     before = trainer.state()
-    check = table.take(BatchOrder(job.seed, 64, ROWS).rows(0)).check
-    sent = Message(Kind.DERIVATIVE, 0, tensor=torch.randn(ROWS, WIDTH), check=check)
+    check = table.take(BatchOrder(job.seed, 64, ROWS).rows(0)).row_digest
+    sent = Message(Kind.DERIVATIVE, 0, tensor=torch.randn(ROWS, WIDTH), row_digest=check)
 
     def read(message: Message) -> None:
         trainer.activate(0)
@@ -150,8 +150,8 @@ def a_guests_answer(stack: ExitStack) -> Target:
     trainer = GuestTrainer("guest", celu.Guest(top, celu.LOSSES["binary"], table, table), job)
     stack.callback(trainer.feed.close)
     before = trainer.state()
-    check = table.take(BatchOrder(job.seed, 64, ROWS).rows(0)).check
-    sent = Message(Kind.ACTIVATION, 0, tensor=torch.randn(ROWS, WIDTH), check=check)
+    check = table.take(BatchOrder(job.seed, 64, ROWS).rows(0)).row_digest
+    sent = Message(Kind.ACTIVATION, 0, tensor=torch.randn(ROWS, WIDTH), row_digest=check)
 
     def read(message: Message) -> None:
         trainer.answer(0, [expect(message, Kind.ACTIVATION, 0)])
@@ -193,10 +193,10 @@ def greeting() -> Target:
         ours[0].give(Message(Kind.READY))
 
     def read(message: Message) -> None:
-        leg = Leg(ours[0], calls=False)
+        connection = ConnectionProtocol(ours[0], calls=False)
         for piece in encode(message, 0):
-            leg.take(piece)
-        assert not leg.greeted or ours[0].their_token is not None
+            connection.take(piece)
+        assert not connection.greeted or ours[0].their_token is not None
 
     anew()
     known = [None, "a" * 32]
@@ -239,9 +239,9 @@ def verdict() -> Target:
     here = plans[0].first().segment.stop
     tuning = make_job(method=celu.Method(W=4, R=2), codec="int8").tuning()
     steps = [
-        Step(Segment(here, 50, tuning)),
-        Step(Segment(here, 20, tuning, scored=False), save="base"),
-        Step(Segment(here, 9, tuning), save="best", restore="best", forget=True),
+        Stage(Segment(here, 50, tuning)),
+        Stage(Segment(here, 20, tuning, scored=False), save="base"),
+        Stage(Segment(here, 9, tuning), save="best", restore="best", forget=True),
     ]
 
     def read(message: Message) -> None:
@@ -264,11 +264,11 @@ def verdict() -> Target:
 
 def report() -> Target:
     """How a host spent its time, and what a guest makes of it."""
-    times = Times(4, 1.5, 0.5, 0.25, 3, 0.1, 4096)
+    times = Timings(4, 1.5, 0.5, 0.25, 3, 0.1, 4096)
     segment = Segment(0, 4, make_job().tuning())
 
     def read(message: Message) -> None:
-        told = Times.from_body(expect(message, Kind.REPORT, 3).body, 4)
+        told = Timings.from_body(expect(message, Kind.REPORT, 3).body, 4)
         outcome = Outcome(segment, None, [], times, (told, times))
         costs = Costs.of(outcome, 1 << 22, 1 << 22).learn(outcome)
         assert costs.depth(1 << 22, 1 << 22) >= 1
@@ -301,22 +301,22 @@ def examination_of_a_link() -> Target:
         if body.get("do") == "end":
             read_measured(body)
         elif body.get("do") == "train":
-            trains.Train.read(message)
+            probes.Probe.read(message)
         else:
             number(body, "at", 0.0, MAX_WALL_S)
 
-    train = trains.Train(3, "both", 16, 4096, 8192, 1.5)
+    train = probes.Probe(3, "both", 16, 4096, 8192, 1.5)
     end = Message(Kind.FINDINGS, body={"do": "end", **measured.body()})
     at = Message(Kind.FINDINGS, 2, body={"at": 1.7e9})
-    return Target("examination", [end, train.order(), at, probe], read, trains.SPECS)
+    return Target("examination", [end, train.order(), at, probe], read, probes.SPECS)
 
 
 def versions() -> Target:
     """The versions in an examination's HELLO."""
-    sent = Message(Kind.HELLO, body={"versions": examination.own_versions()})
+    sent = Message(Kind.HELLO, body={"versions": diagnosis.own_versions()})
 
     def read(message: Message) -> None:
-        examination._versions((expect(message, Kind.HELLO).body or {}).get("versions"))
+        diagnosis._versions((expect(message, Kind.HELLO).body or {}).get("versions"))
 
     return Target("versions", [sent], read, weight=0.3)
 

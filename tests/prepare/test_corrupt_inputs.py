@@ -16,7 +16,7 @@ import pytest
 
 from celu.config.schema import read_declared
 from celu.errors import CeluError, ConfigError, DataError
-from celu.prepare.making import Target, prepare
+from celu.prepare.pipeline import Target, prepare
 
 CANARY = "7731"  # stands in every cell but labels; no message may show it
 ROWS = 40

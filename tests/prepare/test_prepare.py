@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from celu.config.schema import Category, Declared, Number, Source, Split, read_store_schema
 from celu.data.tags import held_out, make_tags
 from celu.errors import ConfigError, DataError
-from celu.prepare import columns, passes, raw, spill
-from celu.prepare.making import Report, Target, prepare, prepare_like
+from celu.prepare import encoders, passes, raw, spill
+from celu.prepare.pipeline import Report, Target, prepare, prepare_like
 
 ROWS = 200
 SPLIT = Split(seed=3, test=0.25)
@@ -223,8 +223,8 @@ def test_moments_do_not_hang_on_how_the_values_come(
     parts: list[list[float]], offset: float
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "_WINDOW", 16)
-        one, many = columns.Moments(), columns.Moments()
+        patch.setattr(encoders, "_WINDOW", 16)
+        one, many = encoders.Moments(), encoders.Moments()
         values = [value + offset for part in parts for value in part]
         one.add(np.array(values))
         for part in parts:
@@ -327,7 +327,7 @@ def cut_small(block: int, joined: int, bucket: int) -> Iterator[None]:
         patch.setattr(raw, "BLOCKS_JOINED", joined)
         patch.setattr(raw, "PARQUET_ROWS", block // 50)
         patch.setattr(spill, "BUCKET_BYTES", bucket)
-        patch.setattr(columns, "_WINDOW", 64)
+        patch.setattr(encoders, "_WINDOW", 64)
         yield
 
 
@@ -506,7 +506,7 @@ def test_a_constant_column_is_scaled_to_zero(tmp_path: Path) -> None:
 
 
 def test_vocabularies_share_a_bounded_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns.Room.__init__, "__defaults__", (100,))
+    monkeypatch.setattr(encoders.Room.__init__, "__defaults__", (100,))
     raws = [row | {"word": f"secret{number}"} for number, row in enumerate(rows())]
     with pytest.raises(DataError, match=r"column 'word': expected at most 100 .* buckets") as error:
         make(csv(tmp_path, raws), DECLARED, tmp_path / "store")
@@ -652,9 +652,9 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from celu.config.schema import Declared
-from celu.prepare import raw
-from celu.prepare import spill
-from celu.prepare.making import Target, prepare
+from celu.prepare import encoders, passes, raw, spill
+from celu.prepare import encoders, passes, raw, spill
+from celu.prepare.pipeline import Target, prepare
 
 raw.BLOCK_BYTES, raw.BLOCKS_JOINED, spill.BUCKET_BYTES = 1000, 1, 2000
 phase, source, out, declared = sys.argv[1:]

@@ -14,7 +14,7 @@ import pytest
 from celu.config.schema import Category, Declared, Number, Split
 from celu.errors import CeluError, ConfigError, DataError
 from celu.prepare import raw, spill
-from celu.prepare.making import Target, prepare
+from celu.prepare.pipeline import Target, prepare
 from celu.prepare.split import split
 
 ROWS = 2000

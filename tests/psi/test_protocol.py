@@ -18,10 +18,10 @@ from celu.psi.exchange import AHEAD, LAG, shuffled
 from celu.psi.protocol import Aligned, Work, align_guest, align_host
 from celu.psi.workers import Workers
 from celu.transport.carrier import Route
+from celu.transport.connect import Endpoint, open_links
 from celu.transport.link import run_blocking
 from celu.transport.memory import CAPACITY, memory_links
 from celu.transport.message import Kind, Message
-from celu.transport.opening import Endpoint, open_links
 from psi.parties import TERMS, Party, Wrapped, align, assert_aligned, tags_of
 
 

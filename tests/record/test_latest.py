@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celu.record.happened import RoundDone
+from celu.events import RoundDone
 from celu.record.latest import REPORTS, in_use, latest_of
 from record.folders import round_event
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from celu.errors import ConfigError
-from celu.events import RunFolder
-from celu.record.following import follow
 from celu.record.run import RunRecord
+from celu.record.tail import follow
+from celu.run_folder import RunFolder
 from record.folders import evaluation_event, events, round_event, write_run
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from celu.errors import ConfigError
-from celu.record.happened import RoundDone
-from celu.record.lines import use
-from celu.record.several import read_runs
-from celu.record.thinning import MOST, thinned
-from celu.record.windows import spans_in, window_at
+from celu.events import RoundDone
+from celu.record.downsample import MOST, downsampled
+from celu.record.folders import read_runs
+from celu.record.series import use
+from celu.record.timeline import spans_in, window_at
 from celu.report.content import content
-from celu.report.writing import write
+from celu.report.render import write
 from record.folders import evaluation_event, events, round_event, write_run
 
 
@@ -117,10 +117,10 @@ def test_a_long_line_keeps_its_ends_and_its_extremes() -> None:
     values: list[float | None] = [0.001 * (i % 7) for i in range(50_000)]
     values[12_345], values[34_567], values[20_000] = 9.0, -9.0, None
     values[30_000] = float("nan")
-    kept = thinned(values)
+    kept = downsampled(values)
     assert len(kept) <= MOST and kept == sorted(set(kept))
     assert {0, 12_345, 34_567, 49_999} <= set(kept)
-    assert thinned(values[:MOST]) == list(range(MOST))
+    assert downsampled(values[:MOST]) == list(range(MOST))
 
 
 def rounds_of(*happened: dict[str, Any]) -> list[RoundDone]:

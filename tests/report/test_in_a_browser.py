@@ -9,7 +9,7 @@ import pytest
 
 from browser import Tab, browser
 from celu.record.run import RunRecord
-from celu.report.writing import render
+from celu.report.render import render
 from record.folders import evaluation_event, events, round_event, write_run
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"

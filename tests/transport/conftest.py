@@ -28,9 +28,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from celu.certs import make_authority, make_party
 from celu.transport import stream
+from celu.transport.connect import Endpoint, open_links
 from celu.transport.link import Link, run_blocking
 from celu.transport.memory import memory_links
-from celu.transport.opening import Endpoint, open_links
 from transport.ways import WAYS, Way
 
 GUEST = "guest"

@@ -13,12 +13,12 @@ import pytest
 from celu.certs import make_authority, make_party
 from celu.errors import CertificateError, ConfigError, PeerLost
 from celu.transport import carrier, stream
-from celu.transport.carrier import Arrivals, Listener
+from celu.transport.carrier import Admission, Listener
+from celu.transport.connect import Endpoint, find_carrier, open_links
 from celu.transport.link import run_blocking
 from celu.transport.message import Kind, Message
-from celu.transport.opening import Endpoint, find_carrier, open_links
 from celu.transport.stream import StreamLink
-from celu.transport.tls import Identity
+from celu.transport.tls import Credentials
 from transport.callers import Keys, bad_callers, bad_listeners
 from transport.ways import WAYS, Way
 
@@ -35,9 +35,9 @@ def quick_close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def listening(way: Way, keys: Keys) -> Iterator[Listener]:
-    arrivals = Arrivals(
+    arrivals = Admission(
         {peer: StreamLink(peer, deadline_s=10) for peer in keys[2]},
-        Identity.read(*keys),
+        Credentials.read(*keys),
         behind_gateway=way.sealed,
     )
     listener = find_carrier(way.carrier).listen("127.0.0.1:0", arrivals)

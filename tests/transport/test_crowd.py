@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from celu.transport import grpc_carrier, websocket_carrier
-from celu.transport.carrier import Arrivals
-from celu.transport.opening import find_carrier
+from celu.transport.carrier import Admission
+from celu.transport.connect import find_carrier
 from celu.transport.stream import StreamLink
-from celu.transport.tls import Identity
+from celu.transport.tls import Credentials
 from federation import assert_same_bits, federation, train_in_memory, train_over_grpc
 from transport.ways import WAYS, Way
 
@@ -119,9 +119,9 @@ def test_two_parties_train_to_the_same_bits_in_a_crowd_of_strangers(
 @contextmanager
 def listening(companies: dict[str, Any], way: Way) -> Iterator[int]:
     guest, bank = companies["guest"], companies["bank"]
-    identity = Identity.read(*guest.keys(bank))
-    arrivals = Arrivals(
-        {"bank": StreamLink("bank", deadline_s=5)}, identity, behind_gateway=way.sealed
+    credentials = Credentials.read(*guest.keys(bank))
+    arrivals = Admission(
+        {"bank": StreamLink("bank", deadline_s=5)}, credentials, behind_gateway=way.sealed
     )
     listener = find_carrier(way.carrier).listen("127.0.0.1:0", arrivals)
     try:

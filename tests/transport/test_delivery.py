@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from celu.errors import PeerRestarted, ProtocolError
-from celu.transport.delivery import FEW_MESSAGES, KEPT_BYTES, KEPT_MESSAGES, Delivery, Leg
+from celu.transport.delivery import (
+    FEW_MESSAGES,
+    KEPT_BYTES,
+    KEPT_MESSAGES,
+    ConnectionProtocol,
+    Delivery,
+)
 from celu.transport.message import Kind, Message, TensorSpec
 from celu.transport.wire import encode
 from fuzz.frames import Frame
@@ -28,15 +34,15 @@ def tensor(number: int, rows: int = 1) -> Message:
     return Message(Kind.ACTIVATION, number, tensor=torch.full((rows, 8), float(number)))
 
 
-def connect(caller: Delivery, called: Delivery) -> tuple[Leg, Leg]:
+def connect(caller: Delivery, called: Delivery) -> tuple[ConnectionProtocol, ConnectionProtocol]:
     """Two ends of a connection, greeted."""
-    ours, theirs = Leg(caller, calls=True), Leg(called, calls=False)
+    ours, theirs = ConnectionProtocol(caller, calls=True), ConnectionProtocol(called, calls=False)
     carry(ours, theirs)
     carry(theirs, ours)
     return ours, theirs
 
 
-def carry(sender: Leg, receiver: Leg) -> list[Message]:
+def carry(sender: ConnectionProtocol, receiver: ConnectionProtocol) -> list[Message]:
     """All that one side has to say, at the other."""
     arrived = []
     while (piece := sender.outgoing()) is not None:
@@ -59,20 +65,22 @@ def test_each_message_arrives_once_in_order_over_connections_cut_anywhere(seed: 
     for _ in range(2000):
         if min(map(len, got)) == 20:
             break
-        legs = [Leg(side, calls=i == 0, piece_bytes=64) for i, side in enumerate(sides)]
+        connections = [
+            ConnectionProtocol(side, calls=i == 0, piece_bytes=64) for i, side in enumerate(sides)
+        ]
         wires: tuple[deque[bytes], ...] = (deque(), deque())  # what each side has sent
         for _ in range(chance.randrange(1, 120)):  # then it is cut, and all on the wire is lost
-            for i, (side, leg) in enumerate(zip(sides, legs, strict=True)):
+            for i, (side, connection) in enumerate(zip(sides, connections, strict=True)):
                 if len(sent[i]) < 20 and chance.random() < 0.3:
                     sent[i].append(tensor(len(sent[i]), chance.randrange(1, 20)))
                     side.give(sent[i][-1])
-                piece = leg.outgoing()
-                if piece is None and leg.greeted and chance.random() < 0.2:
-                    piece = leg.pulse()
+                piece = connection.outgoing()
+                if piece is None and connection.greeted and chance.random() < 0.2:
+                    piece = connection.heartbeat()
                 if piece is not None:
                     wires[i].append(piece)
                 while wires[1 - i] and chance.random() < 0.7:
-                    message = leg.take(wires[1 - i].popleft())
+                    message = connection.take(wires[1 - i].popleft())
                     if message is not None:
                         got[i].append(message)
     for i in range(2):
@@ -116,7 +124,7 @@ def test_what_is_received_is_confirmed_by_a_message_or_a_pulse() -> None:
     ours, theirs = connect(host, guest)
     carry(ours, theirs)
     assert host.unconfirmed == 2
-    assert ours.take(theirs.pulse()) is None
+    assert ours.take(theirs.heartbeat()) is None
     assert host.unconfirmed == 0
 
 
@@ -126,7 +134,7 @@ def test_a_process_that_began_anew_is_told_from_a_broken_connection() -> None:
     with pytest.raises(PeerRestarted, match="host began anew"):
         connect(deliveries()[0], guest)
     again = deliveries()[1]
-    ours, theirs = Leg(host, calls=True), Leg(again, calls=False)
+    ours, theirs = ConnectionProtocol(host, calls=True), ConnectionProtocol(again, calls=False)
     carry(ours, theirs)
     assert theirs.is_over and again.their_token is None, "it was not meant for this process"
     with pytest.raises(PeerRestarted, match="guest began anew"):
@@ -135,7 +143,7 @@ def test_a_process_that_began_anew_is_told_from_a_broken_connection() -> None:
 
 def test_a_greeting_whose_answer_was_lost_can_be_said_again() -> None:
     host, guest = deliveries()
-    carry(Leg(host, calls=True), Leg(guest, calls=False))
+    carry(ConnectionProtocol(host, calls=True), ConnectionProtocol(guest, calls=False))
     host.give(tensor(0))
     ours, theirs = connect(host, guest)
     assert rounds(carry(ours, theirs)) == [0]
@@ -165,19 +173,19 @@ GREETING = {"token": "0" * 32, "knows": None, "received": 0}
 )
 def test_a_greeting_that_makes_no_sense_is_refused(changes: dict[str, object]) -> None:
     guest = deliveries()[1]
-    leg = Leg(guest, calls=False)
+    connection = ConnectionProtocol(guest, calls=False)
     with pytest.raises(ProtocolError):
         for piece in encode(Message(Kind.GREETING, body={**GREETING, **changes}), 0):
-            leg.take(piece)
-    assert not leg.greeted and guest.their_token is None
+            connection.take(piece)
+    assert not connection.greeted and guest.their_token is None
 
 
-def greeted() -> tuple[Delivery, Leg]:
+def greeted() -> tuple[Delivery, ConnectionProtocol]:
     guest = deliveries()[1]
-    leg = Leg(guest, calls=False)
+    connection = ConnectionProtocol(guest, calls=False)
     for piece in encode(Message(Kind.GREETING, body=GREETING), 0):
-        leg.take(piece)
-    return guest, leg
+        connection.take(piece)
+    return guest, connection
 
 
 @pytest.mark.parametrize(
@@ -186,35 +194,35 @@ def greeted() -> tuple[Delivery, Leg]:
         encode(Message(Kind.GREETING, body=GREETING), 0),
         encode(Message(Kind.READY), 1),
         encode(Message(Kind.READY), 0, received=1),
-        encode(Message(Kind.PULSE), 0, received=2**64 - 1),
-        encode(Message(Kind.PULSE), 7),
+        encode(Message(Kind.HEARTBEAT), 0, received=2**64 - 1),
+        encode(Message(Kind.HEARTBEAT), 7),
     ],
-    ids=["a second greeting", "a gap", "a claim", "a pulse's claim", "a pulse out of turn"],
+    ids=["a second greeting", "a gap", "a claim", "a heartbeat's claim", "a heartbeat out of turn"],
 )
 def test_what_cannot_follow_a_greeting_is_refused(pieces: object) -> None:
-    guest, leg = greeted()
+    guest, connection = greeted()
     with pytest.raises(ProtocolError):
         for piece in pieces:  # type: ignore[attr-defined]
-            leg.take(piece)
+            connection.take(piece)
     assert guest.received == 0
 
 
-@pytest.mark.parametrize("kind", [Kind.READY, Kind.PULSE, Kind.ACTIVATION, Kind.FAILURE])
+@pytest.mark.parametrize("kind", [Kind.READY, Kind.HEARTBEAT, Kind.ACTIVATION, Kind.FAILURE])
 def test_nothing_goes_before_a_greeting(kind: Kind) -> None:
     message = tensor(0) if kind is Kind.ACTIVATION else Message(kind)
     guest = deliveries()[1]
     with pytest.raises(ProtocolError, match="expected a greeting"):
-        Leg(guest, calls=False).take(next(encode(message, 0)))
+        ConnectionProtocol(guest, calls=False).take(next(encode(message, 0)))
 
 
 def test_a_peer_cannot_take_back_what_it_confirmed() -> None:
-    guest, leg = greeted()
+    guest, connection = greeted()
     guest.give(tensor(0))
-    while leg.outgoing() is not None:
+    while connection.outgoing() is not None:
         pass
-    leg.take(next(encode(Message(Kind.PULSE), 0, received=1)))
+    connection.take(next(encode(Message(Kind.HEARTBEAT), 0, received=1)))
     with pytest.raises(ProtocolError, match="between 1 and 1 messages"):
-        leg.take(next(encode(Message(Kind.PULSE), 0, received=0)))
+        connection.take(next(encode(Message(Kind.HEARTBEAT), 0, received=0)))
 
 
 def test_what_a_message_took_on_the_wire_is_told_at_both_ends() -> None:
@@ -228,11 +236,11 @@ def test_what_a_message_took_on_the_wire_is_told_at_both_ends() -> None:
 
 
 def test_a_body_is_counted_as_the_peer_wrote_it() -> None:
-    guest, leg = greeted()
+    guest, connection = greeted()
     frame = Frame.of(Message(Kind.READY, body={"a": 1}), 0)
     spaced = frame.with_payload(frame.payload + b" " * 100, honest=True)
-    assert [leg.take(piece) for piece in spaced.pieces()][-1] is not None
-    assert leg.taken_bytes == sum(map(len, spaced.pieces()))
+    assert [connection.take(piece) for piece in spaced.pieces()][-1] is not None
+    assert connection.taken_bytes == sum(map(len, spaced.pieces()))
     assert guest.received == 1
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from celu.transport.emulation import Line
+from celu.transport.emulation import LinkEmulator
 from celu.transport.link import run_blocking
 from celu.transport.message import Kind, Message
 from celu.transport.stream import StreamLink
@@ -28,11 +28,11 @@ class Clock:
         self.now += seconds
 
 
-def line(clock: Clock, delay_s: float = 0.0) -> Line:
-    return Line(mbps=8.0, delay_s=delay_s, clock=clock, sleep=clock.sleep)
+def line(clock: Clock, delay_s: float = 0.0) -> LinkEmulator:
+    return LinkEmulator(mbps=8.0, delay_s=delay_s, clock=clock, sleep=clock.sleep)
 
 
-def arrivals(clock: Clock, on: Line, *given: tuple[int, float]) -> list[float]:
+def arrivals(clock: Clock, on: LinkEmulator, *given: tuple[int, float]) -> list[float]:
     arrived = []
     for num_bytes, given_at in given:
         on.carry(num_bytes, given_at)
@@ -88,14 +88,14 @@ def test_two_lines_do_not_share_their_bandwidth() -> None:
 def test_a_link_paces_every_byte_that_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     link = StreamLink("bank", deadline_s=1, line=line(clock, delay_s=0.5))
-    leg = link.leg(calls=True)
+    connection = link.connection(calls=True)
     greeting = {"token": "0" * 32, "knows": None, "received": 0}
     for piece in encode(Message(Kind.GREETING, body=greeting), 0):
-        link.arrived(leg, piece)
+        link.arrived(connection, piece)
     monkeypatch.setattr("celu.transport.stream.time.monotonic", clock)
     for _ in range(2):
         run_blocking(link.send(Message(Kind.ACTIVATION, tensor=torch.ones(1000, 250))))
-    sending, pieces = leg.outgoing(), []
+    sending, pieces = connection.outgoing(), []
     while sum(len(piece) for piece in pieces) < link.traffic.sent.total_bytes:
         pieces.append(next(sending))
     sending.close()

@@ -16,12 +16,12 @@ from bench.nginx import find_nginx, running_nginx
 from celu.certs import make_authority, make_party
 from celu.errors import CertificateError, ConfigError, PeerLost
 from celu.testing import free_port
-from celu.transport import opening, stream
+from celu.transport import connect, stream
 from celu.transport.carrier import Route
-from celu.transport.knock import Gateway
+from celu.transport.connect import Endpoint, open_links
 from celu.transport.link import run_blocking
 from celu.transport.message import Kind, Message
-from celu.transport.opening import Endpoint, open_links
+from celu.transport.preflight import Gateway
 from federation import assert_same_bits, federation, train_in_memory, train_over_grpc
 from transport.callers import BAD_CALLERS, Keys
 
@@ -135,8 +135,8 @@ def test_a_party_that_is_not_behind_its_gateway_yet_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     guest, bank = companies["guest"], companies["bank"]
-    tried, pause = threading.Event(), opening.time.sleep
-    monkeypatch.setattr(opening.time, "sleep", lambda s: (tried.set(), pause(s))[1])
+    tried, pause = threading.Event(), connect.time.sleep
+    monkeypatch.setattr(connect.time, "sleep", lambda s: (tried.set(), pause(s))[1])
     heard: list[Message] = []
 
     def call() -> None:

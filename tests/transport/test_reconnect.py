@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from celu.errors import PeerLost
+from celu.transport.connect import Caller
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, TensorSpec
-from celu.transport.opening import Caller
 from celu.transport.stream import StreamLink
 from transport.conftest import Federate
 from transport.ways import WAYS
@@ -49,9 +49,9 @@ async def talk(link: Link) -> list[Message]:
 
 def cut(link: Link) -> None:
     assert isinstance(link, StreamLink)
-    leg = link._current
-    assert leg is not None
-    leg.cut(PeerLost("cut by the test"))
+    connection = link._current
+    assert connection is not None
+    connection.cut(PeerLost("cut by the test"))
 
 
 @each_way
@@ -99,8 +99,8 @@ def test_a_peer_that_falls_silent_is_noticed_within_two_heartbeats(
     assert isinstance(guest, StreamLink) and isinstance(host, StreamLink)
     down: list[float] = []
     monkeypatch.setattr(guest, "_notice", lambda event, fields: down.append(time.monotonic()))
-    leg = host._current
-    assert leg is not None
+    connection = host._current
+    assert connection is not None
     silent_since = time.monotonic()
     with host._changed:  # what a stopped process does: connected, and nothing is sent
         while not down and time.monotonic() < silent_since + 30:
@@ -138,13 +138,13 @@ def test_grpc_is_not_taken_down_between_attempts() -> None:
     import time
     from pathlib import Path
     from celu.transport.carrier import Route
-    from celu.transport.grpc_carrier import Connection
+    from celu.transport.grpc_carrier import OutgoingConnection
     from celu.transport.stream import StreamLink
 
-    def make_leg():
-        return StreamLink("guest", deadline_s=1).leg(calls=True)
+    def make_connection():
+        return StreamLink("guest", deadline_s=1).connection(calls=True)
 
-    Connection(Route("127.0.0.1:9"), "bank", "guest", None, make_leg).stop()
+    OutgoingConnection(Route("127.0.0.1:9"), "bank", "guest", None, make_connection).stop()
     time.sleep(1)  # what is taken down, is within some ms
     threads = {task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")}
     assert "event_engine" in threads, threads

@@ -8,49 +8,49 @@ from collections.abc import Iterator
 import pytest
 
 from celu.errors import PeerLost
-from celu.transport.delivery import Delivery, Leg
+from celu.transport.delivery import ConnectionProtocol, Delivery
 from celu.transport.link import run_blocking
 from celu.transport.message import Kind, Message
-from celu.transport.stream import QUEUED_MESSAGES, StreamLeg, StreamLink
+from celu.transport.stream import QUEUED_MESSAGES, Connection, StreamLink
 
 WAIT_S = 20.0
 
 
 class Peer:
-    """Who calls: a real delivery, of which one leg at a time is moved by hand."""
+    """Who calls: a real delivery, of which one connection at a time is moved by hand."""
 
     def __init__(self) -> None:
         self.delivery = Delivery("guest")
-        self.leg = self.call()
+        self.connection = self.call()
 
-    def call(self) -> Leg:
-        self.leg = Leg(self.delivery, calls=True)
-        return self.leg
+    def call(self) -> ConnectionProtocol:
+        self.connection = ConnectionProtocol(self.delivery, calls=True)
+        return self.connection
 
     def pieces(self) -> list[bytes]:
         """All that is to be sent for now."""
-        return list(iter(self.leg.outgoing, None))
+        return list(iter(self.connection.outgoing, None))
 
     def say(self, number: int) -> list[bytes]:
         self.delivery.give(Message(Kind.READY, number))
         return self.pieces()
 
 
-def bring(link: StreamLink, leg: StreamLeg, pieces: list[bytes]) -> None:
+def bring(link: StreamLink, connection: Connection, pieces: list[bytes]) -> None:
     for piece in pieces:
-        link.arrived(leg, piece)
+        link.arrived(connection, piece)
 
 
 def until(what: str, event: threading.Event) -> None:
     assert event.wait(WAIT_S), what
 
 
-def answered(link: StreamLink, leg: StreamLeg, peer: Peer) -> None:
-    """The link's greeting on a leg, taken by the peer."""
-    while not peer.leg.greeted:
-        piece = link.next_piece(leg)
+def answered(link: StreamLink, connection: Connection, peer: Peer) -> None:
+    """The link's greeting on a connection, taken by the peer."""
+    while not peer.connection.greeted:
+        piece = link.next_piece(connection)
         assert piece is not None
-        peer.leg.take(piece)
+        peer.connection.take(piece)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def link() -> Iterator[StreamLink]:
 
 def test_what_an_old_connection_still_brings_is_not_taken_twice(link: StreamLink) -> None:
     peer = Peer()
-    old = link.leg(calls=False)
+    old = link.connection(calls=False)
     bring(link, old, peer.pieces())
     answered(link, old, peer)
     bring(link, old, peer.say(0))
@@ -74,7 +74,7 @@ def test_what_an_old_connection_still_brings_is_not_taken_twice(link: StreamLink
     cut = threading.Event()
     old.cancel = cut.set
     peer.call()
-    new = link.leg(calls=False)
+    new = link.connection(calls=False)
     taking_over = threading.Thread(target=bring, args=(link, new, peer.pieces()))
     taking_over.start()
     until("the old connection is cut", cut)
@@ -93,7 +93,7 @@ def test_a_message_that_waits_for_room_goes_before_those_of_the_next_connection(
     link: StreamLink,
 ) -> None:
     peer = Peer()
-    old = link.leg(calls=False)
+    old = link.connection(calls=False)
     bring(link, old, peer.pieces())
     answered(link, old, peer)
     for number in range(QUEUED_MESSAGES):
@@ -110,7 +110,7 @@ def test_a_message_that_waits_for_room_goes_before_those_of_the_next_connection(
     with link._changed:
         assert link._changed.wait_for(lambda: link._delivery.received > QUEUED_MESSAGES, WAIT_S)
     peer.call()
-    new = link.leg(calls=False)
+    new = link.connection(calls=False)
     taking_over = threading.Thread(target=bring, args=(link, new, peer.pieces()))
     taking_over.start()
     got = [run_blocking(link.receive()).round for _ in range(QUEUED_MESSAGES)]

@@ -11,7 +11,7 @@ import pytest
 
 from celu.errors import PeerLost
 from celu.transport import stream, stripes
-from celu.transport.carrier import Arrivals
+from celu.transport.carrier import Admission
 from celu.transport.grpc_carrier import Listener, grpc  # which must not be imported first
 from celu.transport.stream import StreamLink
 from celu.transport.stripes import MAX_STRIPES, Deal, gather, piece_bytes
@@ -51,7 +51,7 @@ def test_one_stream_carries_large_pieces_and_several_small_ones() -> None:
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
     monkeypatch.setattr(stream, "CLOSE_S", 0.5)
-    arrivals = Arrivals({"bank": StreamLink("bank", deadline_s=10)}, None)
+    arrivals = Admission({"bank": StreamLink("bank", deadline_s=10)}, None)
     made = Listener("127.0.0.1:0", arrivals)
     try:
         yield made
@@ -141,7 +141,7 @@ def test_stripes_come_in_any_order(listener: Listener, call: Any) -> None:
     link = listener.arrivals._links["bank"]
     done = threading.Event()
     for _ in range(1000):
-        if link._legs:
+        if link._connections:
             return
         done.wait(0.01)
     raise AssertionError("they were not put together")

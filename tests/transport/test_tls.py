@@ -19,14 +19,14 @@ from typer.testing import CliRunner
 from celu.certs import make_authority, make_party
 from celu.cli.app import app
 from celu.errors import CertificateError, ConfigError, PeerLost
-from celu.transport import knock, stream
-from celu.transport.carrier import Arrivals, Route
-from celu.transport.grpc_carrier import Connection, Listener
+from celu.transport import preflight, stream
+from celu.transport.carrier import Admission, Route
+from celu.transport.connect import Endpoint, open_links
+from celu.transport.grpc_carrier import Listener, OutgoingConnection
 from celu.transport.link import run_blocking
 from celu.transport.message import Kind, Message
-from celu.transport.opening import Endpoint, open_links
 from celu.transport.stream import StreamLink
-from celu.transport.tls import Identity
+from celu.transport.tls import Credentials
 from transport.callers import HOUR, Keys, bad_callers
 
 CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
@@ -42,7 +42,7 @@ def listening(keys: Keys, deadline_s: float = 10.0) -> Iterator[Listener]:
     """The guest's side, awaiting whoever it has authorities for."""
 
     links = {peer: StreamLink(peer, deadline_s=deadline_s) for peer in keys[2]}
-    arrivals = Arrivals(links, Identity.read(*keys))
+    arrivals = Admission(links, Credentials.read(*keys))
     listener = Listener("127.0.0.1:0", arrivals)
     try:
         yield listener
@@ -71,11 +71,11 @@ def call(name: str, address: str, keys: Keys, connect_s: float = 10.0) -> Messag
 def intrude(name: str, address: str, keys: Keys) -> None:
     """A host's side that skips the polite knock: gRPC alone decides."""
     link = StreamLink("guest", deadline_s=0.4)
-    connection = Connection(
-        Route(address), name, "guest", Identity.read(*keys), lambda: link.leg(calls=True)
+    connection = OutgoingConnection(
+        Route(address), name, "guest", Credentials.read(*keys), lambda: link.connection(calls=True)
     )
     try:
-        link.wait_up(connection.leg, 0.4)
+        link.wait_up(connection.connection, 0.4)
     finally:
         connection.stop()
         link.close()
@@ -238,9 +238,9 @@ def test_nobody_listening_is_a_lost_peer_after_connect_s(
     companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr(knock.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(preflight.time, "monotonic", lambda: float(next(clock)))
     slept: list[float] = []
-    monkeypatch.setattr(knock.time, "sleep", slept.append)
+    monkeypatch.setattr(preflight.time, "sleep", slept.append)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and not listening
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -293,14 +293,14 @@ def test_a_listener_that_starts_late_is_waited_for(companies: dict[str, Any]) ->
     def late() -> None:
         outcome.append(call("bank", f"127.0.0.1:{port}", bank.keys(guest)))
 
-    tried = knock.time.sleep
+    tried = preflight.time.sleep
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(knock.time, "sleep", lambda s: (refused.set(), tried(s))[1])
+        patch.setattr(preflight.time, "sleep", lambda s: (refused.set(), tried(s))[1])
         caller = threading.Thread(target=late)
         caller.start()
         assert refused.wait(10)  # it has knocked in vain once
     keys = guest.keys(bank)
-    arrivals = Arrivals({"bank": StreamLink("bank", deadline_s=10)}, Identity.read(*keys))
+    arrivals = Admission({"bank": StreamLink("bank", deadline_s=10)}, Credentials.read(*keys))
     listener = Listener(f"127.0.0.1:{port}", arrivals)
     try:
         run_blocking(listener.wait(10)["bank"].send(Message(Kind.READY)))
@@ -339,15 +339,15 @@ def test_a_file_that_will_not_do_is_named(
     files: list[Any] = [certificate, key, authorities]
     files[which] = {"guest": bad} if which == 2 else bad
     with pytest.raises(CertificateError, match=r"expected ") as error:
-        Identity.read(*files)
+        Credentials.read(*files)
     assert str(bad) in str(error.value)
 
 
 def test_a_sound_set_of_files_is_read(companies: dict[str, Any]) -> None:
     bank, guest = companies["bank"], companies["guest"]
-    identity = Identity.read(*bank.keys(guest))
-    assert identity.key == bank.key.read_bytes()
-    assert identity.authorities == {"guest": guest.ca.read_bytes()}
+    credentials = Credentials.read(*bank.keys(guest))
+    assert credentials.key == bank.key.read_bytes()
+    assert credentials.authorities == {"guest": guest.ca.read_bytes()}
 
 
 def test_secret_keys_are_readable_by_their_owner_alone(companies: dict[str, Any]) -> None:
@@ -411,11 +411,11 @@ def test_the_commands_make_what_a_party_needs(tmp_path: Path) -> None:
     made = CliRunner().invoke(app, ["certs", "party", "bank", "--dir", str(folder)])
     assert made.exit_code == 0
     assert f'certificate = "{folder / "bank.pem"}"\nkey = "{folder / "bank.key"}"' in made.output
-    Identity.read(folder / "bank.pem", folder / "bank.key", {"guest": folder / "ca.pem"})
+    Credentials.read(folder / "bank.pem", folder / "bank.key", {"guest": folder / "ca.pem"})
 
 
 def test_an_insecure_listener_still_expects_the_names_of_the_contract() -> None:
-    arrivals = Arrivals({"bank": StreamLink("bank", deadline_s=5)}, None)
+    arrivals = Admission({"bank": StreamLink("bank", deadline_s=5)}, None)
     listener = Listener("127.0.0.1:0", arrivals)
     try:
         with (

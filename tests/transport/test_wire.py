@@ -60,7 +60,7 @@ def test_the_header_is_laid_out_as_documented() -> None:
         "0900000000000000 02000000 04000000 03000000"
         "3000000000000000 000102030405060708090a0b0c0d0e0f"
     )
-    assert next(encode(replace(TENSOR, check=bytes(range(16))), 5)) == header
+    assert next(encode(replace(TENSOR, row_digest=bytes(range(16))), 5)) == header
 
 
 @pytest.mark.parametrize("kind", [Kind.ACTIVATION, Kind.DERIVATIVE, Kind.TEST_ACTIVATION])
@@ -73,7 +73,7 @@ def test_a_tensor_survives_the_round_trip_bit_for_bit(kind: Kind) -> None:
     assert torch.equal(arrived.tensor.view(torch.int32), tensor.view(torch.int32))
 
 
-@pytest.mark.parametrize("kind", sorted(set(Kind) - TENSORS - {Kind.PULSE}))
+@pytest.mark.parametrize("kind", sorted(set(Kind) - TENSORS - {Kind.HEARTBEAT}))
 def test_a_body_survives_the_round_trip(kind: Kind) -> None:
     message = Message(kind, 3, 1, body={"a": [1, 2.5, None, "ü"], "b": {"c": False}})
     assert round_trip(message) == message
@@ -81,12 +81,12 @@ def test_a_body_survives_the_round_trip(kind: Kind) -> None:
 
 def test_bytes_survive_the_round_trip() -> None:
     blinded = torch.randint(0, 256, (5, 32), dtype=torch.uint8)
-    pieces = encode(Message(Kind.BLINDED, 3, tensor=blinded, check=bytes(range(16))), 5)
+    pieces = encode(Message(Kind.BLINDED, 3, tensor=blinded, row_digest=bytes(range(16))), 5)
     specs = {Kind.BLINDED: TensorSpec(8, 32, torch.uint8)}
     arrived = decode(decode_header(next(pieces), 5, specs), pieces)
     assert arrived.tensor is not None
     assert torch.equal(arrived.tensor, blinded)
-    assert arrived.check == bytes(range(16))
+    assert arrived.row_digest == bytes(range(16))
 
 
 def test_a_large_payload_comes_in_pieces_no_larger_than_the_limit() -> None:
@@ -302,7 +302,7 @@ def fed(pieces: Iterable[bytes]) -> StreamLink:
     link.allow(SPECS)
     greeting = {"token": "0" * 32, "knows": None, "received": 0}
     first = encode(Message(Kind.GREETING, body=greeting), 0)
-    link.leg(calls=True).pump(itertools.chain(first, pieces))
+    link.connection(calls=True).pump(itertools.chain(first, pieces))
     return link
 
 
@@ -372,11 +372,11 @@ def test_closing_does_not_wait_for_a_carrier_that_gave_up_sending(
 ) -> None:
     monkeypatch.setattr("celu.transport.stream.CLOSE_S", 60.0)
     link = fed([])
-    leg = link.leg(calls=True)
-    sending = leg.outgoing()
+    connection = link.connection(calls=True)
+    sending = connection.outgoing()
     next(sending)
     sending.close()  # what gRPC does with the rest when a call has ended
-    leg.pump(iter(()))
+    connection.pump(iter(()))
     link.close()  # would take a minute
 
 

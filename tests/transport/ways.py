@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from celu.transport.carrier import Route
-from celu.transport.knock import Gateway
+from celu.transport.preflight import Gateway
 
 
 @dataclass(frozen=True)

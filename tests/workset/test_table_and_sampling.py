@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celu.data.table import Batch
+from celu.data.dataset import Batch
 from celu.workset.sampling import RoundRobin
 from celu.workset.table import Entry, WorksetTable
 

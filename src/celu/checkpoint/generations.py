@@ -24,7 +24,7 @@ from typing import Any
 from torch import Tensor
 
 from celu.checkpoint.disk import Disk, Part, RealDisk
-from celu.checkpoint.identity import Identity, read_identity, write_identity
+from celu.checkpoint.identity import RunIdentity, read_identity, write_identity
 from celu.checkpoint.tensors import parts_of, tensors_of
 from celu.checkpoint.writer import Background, Writer
 from celu.errors import CheckpointError
@@ -57,11 +57,11 @@ class Checkpoints:
         self._folder = folder / FOLDER
         self._disk = disk or RealDisk()
         self._writer = writer or Background()
-        self._identity: Identity | None = None
-        self._found: tuple[Identity | None, list[int]] | None = None
+        self._identity: RunIdentity | None = None
+        self._found: tuple[RunIdentity | None, list[int]] | None = None
         self.damaged: dict[int, str] = {}
 
-    def find(self) -> tuple[Identity | None, list[int]]:
+    def find(self) -> tuple[RunIdentity | None, list[int]]:
         """Whose checkpoints these are, by `run.json` or else the newest; and `held`.
 
         Looked at once: large ones take longer to read than a peer would wait.
@@ -70,7 +70,7 @@ class Checkpoints:
             self._found = self._find()
         return self._found
 
-    def _find(self) -> tuple[Identity | None, list[int]]:
+    def _find(self) -> tuple[RunIdentity | None, list[int]]:
         identity = read_identity(self._run_folder, self._disk)
         held = self._sound(identity)
         if identity is None and held[-1] > 0:
@@ -78,7 +78,7 @@ class Checkpoints:
                 identity = self._read(held[-1])[1]
         return identity, held
 
-    def begin(self, identity: Identity, round_: int) -> None:
+    def begin(self, identity: RunIdentity, round_: int) -> None:
         """Go on as this run from this round; what is newer or damaged is dropped.
 
         What is newer was not held by all parties: it is about to be made anew. Raises
@@ -103,7 +103,7 @@ class Checkpoints:
         """The rounds that can be gone on from, ascending; 0, the beginning, always can."""
         return self._sound(read_identity(self._run_folder, self._disk))
 
-    def _sound(self, known: Identity | None) -> list[int]:
+    def _sound(self, known: RunIdentity | None) -> list[int]:
         self.damaged = {}
         sound = [0]
         for round_ in self._rounds():
@@ -178,7 +178,7 @@ class Checkpoints:
         self._disk.write(path, noted())
         return digest.hexdigest()
 
-    def _read(self, round_: int) -> tuple[bytes, Identity, dict[str, Any]]:
+    def _read(self, round_: int) -> tuple[bytes, RunIdentity, dict[str, Any]]:
         """What a generation holds; raises OSError or ValueError unless it is as written."""
         folder = self._path(round_)
         lines = self._disk.read(folder / _SUMS).decode("ascii")
@@ -193,7 +193,7 @@ class Checkpoints:
             raise ValueError(f"{_STATE}: expected a round, an identity and a state")
         if content["round"] != round_ or not isinstance(content["state"], dict):
             raise ValueError(f"{_STATE}: expected the state of round {round_}")
-        return files[_TENSORS], Identity.from_json(content["identity"]), content["state"]
+        return files[_TENSORS], RunIdentity.from_json(content["identity"]), content["state"]
 
     def _rounds(self) -> list[int]:
         """The rounds of all generations that are there, ascending."""

@@ -22,7 +22,7 @@ _ID_DIGITS = 32
 
 
 @dataclass(frozen=True)
-class Identity:
+class RunIdentity:
     """A run's id, and its contract by the names of its fields."""
 
     run: str
@@ -33,13 +33,13 @@ class Identity:
         return {"run": self.run, "contract": dict(self.contract)}
 
     @staticmethod
-    def from_json(value: Any) -> Identity:
+    def from_json(value: Any) -> RunIdentity:
         """What was kept; raises ValueError for anything else."""
         if not isinstance(value, dict) or value.keys() != {"run", "contract"}:
             raise ValueError("expected a run and its contract")
         if not is_run_id(value["run"]) or not isinstance(value["contract"], dict):
             raise ValueError("expected the id of a run and its contract")
-        return Identity(value["run"], value["contract"])
+        return RunIdentity(value["run"], value["contract"])
 
 
 def new_run_id() -> str:
@@ -56,18 +56,18 @@ def is_run_id(value: object) -> bool:
     )
 
 
-def read_identity(folder: Path, disk: Disk) -> Identity | None:
+def read_identity(folder: Path, disk: Disk) -> RunIdentity | None:
     """Whose run a folder holds; None where there is none or it cannot be told."""
     try:
         content = json.loads(disk.read(folder / FILE))
         check = content.pop("check")
-        identity = Identity.from_json(content)
+        identity = RunIdentity.from_json(content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return identity if check == _check(identity) else None
 
 
-def write_identity(folder: Path, disk: Disk, identity: Identity) -> None:
+def write_identity(folder: Path, disk: Disk, identity: RunIdentity) -> None:
     """Keep it, whole or not at all; raises CheckpointError."""
     content = {**identity.to_json(), "check": _check(identity)}
     partial = folder / f".{FILE}.partial"
@@ -84,6 +84,6 @@ def write_identity(folder: Path, disk: Disk, identity: Identity) -> None:
         ) from error
 
 
-def _check(identity: Identity) -> str:
+def _check(identity: RunIdentity) -> str:
     text = json.dumps(identity.to_json(), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from celu.data.starter import AVAZU, CRITEO, FLIGHTS, write_settings
+from celu.config.templates import AVAZU, CRITEO, FLIGHTS, write_settings
 
 _Folder = Annotated[Path, typer.Argument(help="Where to write.")]
 _Rows = Annotated[int, typer.Option(min=10, help="Training and test rows together.")]

@@ -89,8 +89,8 @@ def demo(
 
 
 def _run(folder: Path, line: LinkSettings) -> None:
+    from celu.config.templates import FLIGHTS_PAPER, write_settings
     from celu.data.flights import write_flights
-    from celu.data.starter import FLIGHTS_PAPER, write_settings
     from celu.testing import make_keys
 
     console = Console()
@@ -157,7 +157,7 @@ def _contest(
     folder: Path, contestant: _Contestant, line: LinkSettings, console: Console
 ) -> tuple[list[str], float | None, float]:
     """One method to the target: its row of the table, seconds, and the share spent waiting."""
-    from celu.data.starter import FLIGHTS_PAPER, write_settings
+    from celu.config.templates import FLIGHTS_PAPER, write_settings
     from celu.testing import free_port, run_parties
 
     write_settings(folder, FLIGHTS_PAPER, port=free_port(), local=True)

@@ -18,7 +18,7 @@ from celu.config.party import check_names, read_party
 from celu.errors import ConfigError
 
 if TYPE_CHECKING:
-    from celu.doctor.case import Case, Finding
+    from celu.doctor.facts import Finding, LinkFacts
 
 
 def register(app: typer.Typer) -> None:
@@ -52,14 +52,14 @@ def doctor(
     if out is not None and not out.resolve().parent.is_dir():
         raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
     console = Console()
-    from celu.doctor.advising import advise  # after the settings are found sound: torch takes
-    from celu.doctor.measuring import Plan  # seconds
-    from celu.launch import examine_party
+    from celu.doctor.advice import advise  # after the settings are found sound: torch takes
+    from celu.doctor.measure import ProbePlan  # seconds
+    from celu.launch import diagnose_party
 
-    cases = examine_party(
+    cases = diagnose_party(
         settings,
         contract,
-        Plan(bulk_s=seconds),
+        ProbePlan(bulk_s=seconds),
         lambda port: console.print(invitation(settings, port, "doctor"), soft_wrap=True),
         lambda words: console.print(f"{settings.name}: {words} ..."),
     )
@@ -74,9 +74,9 @@ def doctor(
         console.print(f"written to {out}", soft_wrap=True)
 
 
-def _measurements(case: Case) -> Table:
-    from celu.doctor.case import mbps, size
-    from celu.doctor.case import seconds as s
+def _measurements(case: LinkFacts) -> Table:
+    from celu.doctor.facts import mbps, size
+    from celu.doctor.facts import seconds as s
 
     measured = case.measured
     table = Table(title=f"{case.name}: the link to {case.peer}", show_header=False)
@@ -101,8 +101,8 @@ def _measurements(case: Case) -> Table:
     return table
 
 
-def _codecs(case: Case) -> Table:
-    from celu.doctor.case import seconds, size
+def _codecs(case: LinkFacts) -> Table:
+    from celu.doctor.facts import seconds, size
 
     table = Table(title=f"a round with {case.peer}, by codec, without computing")
     table.add_column("codec")
@@ -136,7 +136,7 @@ def _show(console: Console, finding: Finding) -> None:
         console.print(f"     -> {escape(finding.change)}", soft_wrap=True, highlight=False)
 
 
-def _write(path: Path, name: str, cases: list[Case], found: dict[str, list[Finding]]) -> None:
+def _write(path: Path, name: str, cases: list[LinkFacts], found: dict[str, list[Finding]]) -> None:
     peers: dict[str, Any] = {
         case.peer: {**asdict(case), "findings": [asdict(f) for f in found[case.peer]]}
         for case in cases

@@ -16,8 +16,8 @@ from celu.errors import ConfigError
 
 if TYPE_CHECKING:
     from celu.config.schema import Category
-    from celu.prepare.making import Progress as Listener
-    from celu.prepare.making import Report
+    from celu.prepare.pipeline import Progress as Listener
+    from celu.prepare.pipeline import Report
 
 
 def register(app: typer.Typer) -> None:
@@ -93,15 +93,15 @@ def prepare(
             category = Category(vocabulary=MAX_VOCABULARY, min_count=min_count)
         _preset(preset, sources, out, force, seed, test, category)
     elif like is not None:
-        from celu.prepare.making import prepare_like
+        from celu.prepare.pipeline import prepare_like
 
         with _watched() as progress:
             report = prepare_like(sources, like, out, progress, replace=force)
         _say([report])
     elif schema is not None:
         from celu.config.schema import read_declared
-        from celu.prepare.making import Target
-        from celu.prepare.making import prepare as make
+        from celu.prepare.pipeline import Target
+        from celu.prepare.pipeline import prepare as make
 
         declared = read_declared(schema)
         with _watched() as progress:
@@ -120,9 +120,9 @@ def _preset(
 ) -> None:
     from celu.config.reading import validate
     from celu.config.schema import Split
-    from celu.data.starter import AVAZU, CRITEO, write_settings
-    from celu.prepare.making import Target
-    from celu.prepare.making import prepare as make
+    from celu.config.templates import AVAZU, CRITEO, write_settings
+    from celu.prepare.pipeline import Target
+    from celu.prepare.pipeline import prepare as make
     from celu.prepare.presets import PRESETS
 
     given = {key: value for key, value in (("seed", seed), ("test", test)) if value is not None}

@@ -24,8 +24,8 @@ def report(
     or going on. The page holds the parties' private settings, as the folders do: look through it
     before you pass it on.
     """
-    from celu.record.several import read_runs
-    from celu.report.writing import render, write
+    from celu.record.folders import read_runs
+    from celu.report.render import render, write
 
     records = read_runs(runs)
     write(render(records), out)

@@ -10,15 +10,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from celu.cli.beside import Beside
+from celu.cli.interrupt import InterruptHandler
+from celu.cli.monitors import Monitors
 from celu.cli.progress import RunProgress, summary_table
-from celu.cli.stopping import Stopping
 from celu.config.job import read_job
 from celu.config.link import find_link
 from celu.config.party import PartySettings, check_names, read_party
 from celu.config.reading import validate
 from celu.errors import ConfigError
-from celu.events import RunFolder
+from celu.run_folder import RunFolder
 
 
 def register(app: typer.Typer) -> None:
@@ -70,7 +70,7 @@ def run(
         settings = settings.model_copy(update={"link": find_link(link)})
     check_names(contract, settings, party)
     console = Console()
-    beside = Beside(settings, dashboard_port if dashboard else None, console)
+    beside = Monitors(settings, dashboard_port if dashboard else None, console)
     folder = RunFolder(
         settings.run_dir,
         {"job": contract.model_dump(mode="json"), "party": settings.model_dump(mode="json")},
@@ -84,7 +84,7 @@ def run(
     with (
         beside.of(folder),
         RunProgress(console, settings.name) as progress,
-        Stopping(console, settings.name) as stopping,
+        InterruptHandler(console, settings.name) as stopping,
     ):
         folder.listen(progress.event)
         folder.listen(stopping.event)

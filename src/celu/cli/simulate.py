@@ -14,9 +14,9 @@ from celu.cli.progress import RunProgress, summary_table
 from celu.config.job import read_job
 from celu.config.link import find_link
 from celu.config.party import check_names, read_party
-from celu.config.writing import replay_toml
+from celu.config.replay import replay_toml
 from celu.errors import ConfigError
-from celu.events import RunFolder
+from celu.run_folder import RunFolder
 
 
 def register(app: typer.Typer) -> None:

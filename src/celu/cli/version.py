@@ -26,7 +26,7 @@ def version() -> None:
     """Print the versions, the platform and the extras that a bug report needs."""
     import torch
 
-    from celu.events import hardware, installed, versions
+    from celu.run_folder import hardware, installed, versions
 
     facts = {
         **versions(),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from celu.dashboard.watching import Watched
-from celu.doctor.running import Underway
+from celu.dashboard.live import LiveRun
+from celu.doctor.live_rules import RunStatus
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _Sample = tuple[str, str, float | None]  # the name, more labels, the value
@@ -23,7 +23,7 @@ _METRICS = {
 }
 
 
-def metrics_text(runs: Sequence[Watched]) -> str:
+def metrics_text(runs: Sequence[LiveRun]) -> str:
     """All runs in one answer. Counts are gauges: a run that goes on may take some back."""
     found: dict[str, list[str]] = {name: [] for name in _METRICS}
     for run in runs:
@@ -37,7 +37,7 @@ def metrics_text(runs: Sequence[Watched]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _samples(run: Watched) -> Iterator[_Sample]:
+def _samples(run: LiveRun) -> Iterator[_Sample]:
     record = run.record
     yield "celu_running", "", float(record.status == "running")
     yield "celu_rounds", "", record.num_rounds
@@ -50,7 +50,7 @@ def _samples(run: Watched) -> Iterator[_Sample]:
         yield "celu_sent_bytes", "", last.bytes_sent
         yield "celu_received_bytes", "", last.bytes_received
         yield "celu_local_steps", "", last.local_steps
-    underway = Underway.of(record)
+    underway = RunStatus.of(record)
     for peer in underway.peers if underway.is_running else ():
         up = underway.is_met and peer not in underway.down
         yield "celu_link_up", "," + _labels({"peer": peer}), float(up)

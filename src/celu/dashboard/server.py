@@ -9,13 +9,13 @@ from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 
-from celu.dashboard.watching import watch
+from celu.dashboard.live import watch
 from celu.errors import ConfigError
 
 try:
     import uvicorn
 
-    from celu.dashboard.serving import LOOPBACK, Names, application
+    from celu.dashboard.routes import LOOPBACK, Names, application
 except ImportError as error:
     raise ConfigError(
         "dashboard: expected the packages starlette and uvicorn, got none; "

@@ -41,7 +41,7 @@ def epoch_order(seed: int, epoch: int, num_rows: int) -> Tensor:
     return torch.from_numpy(shuffled(num_rows, seed, epoch))
 
 
-class Window(NamedTuple):
+class ShuffleWindow(NamedTuple):
     """Rows that are in memory together: blocks, each a range of rows, and the order to use them in.
 
     `order` counts within the window's blocks laid end to end.
@@ -100,13 +100,13 @@ class BatchOrder:
             start, number = until, number + 1
         return cuts
 
-    def window(self, key: tuple[int, int]) -> Window:
+    def window(self, key: tuple[int, int]) -> ShuffleWindow:
         """A window of an epoch, as `cuts` names it."""
         epoch, number = key
         windows, _ = self._plan(epoch)
         blocks = windows[number]
         count = sum(stop - start for start, stop in blocks)
-        return Window(blocks, shuffled(count, self._seed, epoch, 1, number))
+        return ShuffleWindow(blocks, shuffled(count, self._seed, epoch, 1, number))
 
     def _place(self, round_: int) -> tuple[int, int]:
         epoch, position = divmod(round_, self.rounds_per_epoch)

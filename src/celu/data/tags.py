@@ -58,7 +58,7 @@ def commitment(tags: Tags) -> str:
     return hashlib.blake2b(data.data, digest_size=32, person=b"celu.rows").hexdigest()
 
 
-def batch_check(tags: Tags) -> bytes:
+def digest_rows(tags: Tags) -> bytes:
     """The digest that travels with the Z and dZ of these rows."""
     data = np.ascontiguousarray(tags)
     return hashlib.blake2b(data.data, digest_size=16, person=b"celu.batch").digest()

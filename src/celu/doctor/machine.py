@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from celu.transport.tls import Identity
+from celu.transport.tls import Credentials
 
 _SETTINGS = Path("/proc/sys/net/ipv4")
 
@@ -55,7 +55,7 @@ def read_certificates(
     name: str, keys: tuple[Path, Path, Mapping[str, Path]], now: dt.datetime
 ) -> list[Certificate]:
     """Our certificate and each peer's authority; raises CertificateError for unreadable files."""
-    identity = Identity.read(*keys)
+    identity = Credentials.read(*keys)
     found = {name: identity.certificate}
     found |= {f"authority of {peer}": pem for peer, pem in identity.authorities.items()}
     return [_facts(whose, pem, now) for whose, pem in found.items()]

@@ -1,10 +1,10 @@
 """Choosing while training: how to fill the line, and which party's local steps pay.
 
 First the line. Some rounds, one at a time, show what a byte, a round trip, a round's computing and
-a local step cost. From these follow the most exact codec that does not hold up the computing, the
+a local stage cost. From these follow the most exact codec that does not hold up the computing, the
 depth at which the line never idles, and how many local steps fit into the time that it leaves.
 
-Then the local steps. Whether they pay cannot be read off a single one: a step that makes the loss
+Then the local steps. Whether they pay cannot be read off a single one: a stage that makes the loss
 of the next batch worse may well be one that makes the model better fifty rounds on. So it is tried
 out. From one state, each of a few pairs (R of the guest, R of the hosts) trains for some rounds on
 the same batches; the best goes on from where it came, and the others are as if they had never been.
@@ -31,8 +31,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from celu.codecs.named import find_codec
 from celu.config.job import Choice, Codecs, Job, Tuning
-from celu.engine.costs import Costs
-from celu.engine.plan import MARKS, MOST_W, Outcome, Step, first_step
+from celu.engine.cost_model import Costs
+from celu.engine.plan import MAX_W, SAVEPOINTS, Outcome, Stage, first_stage
 from celu.engine.schedule import Schedule, Segment
 from celu.errors import CheckpointError
 
@@ -49,7 +49,7 @@ _TRIAL_ROUNDS = (32, 64)  # of the first trial: at least, at most
 
 _OUTCOMES = TypeAdapter(list[Outcome])
 Pair = tuple[int, int]  # R of the guest, R of the hosts
-_Course = Generator[Step, Outcome, None]
+_Course = Generator[Stage, Outcome, None]
 
 
 class AutoPlan:
@@ -64,23 +64,23 @@ class AutoPlan:
         self._given: dict[str, Any] = {name: written[name] for name in job.given()}
         self._costs: dict[str, Costs] = {}  # by the codec with which they were measured
         self._course = self._run()
-        self._goal: Segment  # of the step at hand, which an evaluation may interrupt
+        self._goal: Segment  # of the stage at hand, which an evaluation may interrupt
         self._fresh: list[float] = []
         self._marks: dict[str, list[Choice]] = {}
         self._outcomes: list[Outcome] = []
         self.choices: list[Choice] = []
 
-    def first(self) -> Step:
+    def first(self) -> Stage:
         """See `Plan`."""
         return self._take(next(self._course))
 
-    def after(self, outcome: Outcome) -> Step | None:
+    def after(self, outcome: Outcome) -> Stage | None:
         """See `Plan`."""
         done = outcome.segment
         self._outcomes.append(outcome)
         self._fresh += outcome.fresh
         if done.stop < self._goal.stop:  # an evaluation of the contract's came in between
-            return Step(self._cut(replace(self._goal, start=done.stop)), reason="as before")
+            return Stage(self._cut(replace(self._goal, start=done.stop)), reason="as before")
         try:
             return self._take(self._course.send(replace(outcome, fresh=self._fresh)))
         except StopIteration:
@@ -90,36 +90,36 @@ class AutoPlan:
         """See `Plan`: all outcomes, from which every choice follows."""
         return _OUTCOMES.dump_python(self._outcomes, mode="json")
 
-    def go_on(self, kept: Any, round_: int) -> Step | None:
+    def go_on(self, kept: Any, round_: int) -> Stage | None:
         """See `Plan`: chooses again what was chosen."""
-        step: Step | None = self.first()
+        stage: Stage | None = self.first()
         try:
             for outcome in _OUTCOMES.validate_python(kept):
-                if step is None or outcome.segment != step.segment:
+                if stage is None or outcome.segment != stage.segment:
                     raise CheckpointError(
                         "plan: expected outcomes from which the same choices follow, got others; "
                         "go on with the release of celu that the run began with"
                     )
-                step = self.after(outcome)
+                stage = self.after(outcome)
         except ValidationError as error:
             raise CheckpointError("plan: expected outcomes, got something else") from error
-        return step
+        return stage
 
-    def _take(self, step: Step) -> Step:
-        """Record a step, and cut it at the contract's next evaluation."""
-        if step.save:
-            self._marks[step.save] = list(self.choices)
-        if step.restore:
-            self.choices = list(self._marks[step.restore])
-        self._goal, self._fresh = step.segment, []
-        tuning = dict(step.segment.tuning)
-        self.choices.append(Choice(round=step.segment.start, reason=step.reason, **tuning))
-        return replace(step, segment=self._cut(step.segment))
+    def _take(self, stage: Stage) -> Stage:
+        """Record a stage, and cut it at the contract's next evaluation."""
+        if stage.save:
+            self._marks[stage.save] = list(self.choices)
+        if stage.restore:
+            self.choices = list(self._marks[stage.restore])
+        self._goal, self._fresh = stage.segment, []
+        tuning = dict(stage.segment.tuning)
+        self.choices.append(Choice(round=stage.segment.start, reason=stage.reason, **tuning))
+        return replace(stage, segment=self._cut(stage.segment))
 
     def _cut(self, segment: Segment) -> Segment:
         """As much of a segment as there is before the contract's next evaluation.
 
-        What is only tried pauses there as well, since a run that is told the choices does; but it
+        What is only tried backoff there as well, since a run that is told the choices does; but it
         is not evaluated, which takes as long as many rounds and would mostly be undone.
         """
         evaluation = self._schedule.evaluation_after(segment.start)
@@ -130,7 +130,7 @@ class AutoPlan:
 
     def _run(self) -> _Course:
         outcome = yield replace(
-            first_step(self._job, self._schedule), reason="one round at a time, to measure"
+            first_stage(self._job, self._schedule), reason="one round at a time, to measure"
         )
         costs = Costs.of(outcome, *self._bytes(outcome.segment.tuning.codecs))
         self._note(outcome, costs)
@@ -157,8 +157,8 @@ class AutoPlan:
                 here += trial
                 more = self._more(costs, R)  # what paid may pay more
                 pairs = [more, R] if not _fewer(R, pairs[-1]) and more != R else []
-            step = self._step(here, self._next_trial(here), self._filling(costs, R), reason)
-            outcome = yield replace(step, restore=held, forget=True)
+            stage = self._step(here, self._next_trial(here), self._filling(costs, R), reason)
+            outcome = yield replace(stage, restore=held, forget=True)
             here, costs, held = outcome.segment.stop, self._note(outcome, costs), None
             others, reason = self._others(costs, R), "as before"
 
@@ -170,22 +170,22 @@ class AutoPlan:
         costs: Costs,
         held: str | None,
         before: str,
-    ) -> Generator[Step, Outcome, tuple[Pair, str | None, str]]:
+    ) -> Generator[Stage, Outcome, tuple[Pair, str | None, str]]:
         """Have each pair train from the same state: the one at the mark `held`, or as it is.
 
         The best; the mark at which its state is held, None if it is the state as it is; and why.
         """
         scores: dict[Pair, list[float]] = {}
-        base = held or MARKS[0]
-        best_at = next(mark for mark in MARKS if mark != base)
+        base = held or SAVEPOINTS[0]
+        best_at = next(mark for mark in SAVEPOINTS if mark != base)
         save, restore = (None, base) if held else (base, None)
         best = pairs[-1]
         for pair in pairs:
             why = f"{before}; trial of R {pair[0]} at the guest and {pair[1]} at the hosts"
-            step = self._step(start, start + rounds, self._filling(costs, pair), why)
+            stage = self._step(start, start + rounds, self._filling(costs, pair), why)
             unseen = start + rounds <= self._schedule.rounds_per_epoch
-            segment = replace(step.segment, judged=unseen, scored=not unseen)
-            outcome = yield replace(step, segment=segment, save=save, restore=restore)
+            segment = replace(stage.segment, judged=unseen, scored=not unseen)
+            outcome = yield replace(stage, segment=segment, save=save, restore=restore)
             scores[pair] = outcome.fresh[rounds // 2 :] if unseen else [outcome.held_out or 0.0]
             challengers = {p: mean(s) for p, s in scores.items() if p != pairs[-1]}
             best = max(challengers, key=challengers.__getitem__)
@@ -235,7 +235,7 @@ class AutoPlan:
     def _filling(self, costs: Costs, R: Pair) -> Tuning:
         """The tuning that fills the line, with these R; what was written down wins."""
         R_by_role = {"guest": R[0], "host": R[1]}
-        W_by_role = {role: min(MOST_W, max(_SMALLEST_W, r)) for role, r in R_by_role.items()}
+        W_by_role = {role: min(MAX_W, max(_SMALLEST_W, r)) for role, r in R_by_role.items()}
         codecs = self._given.get("codec") or self._codecs_for(costs)
         known = self._costs.get(codecs.activation, costs)
         depth = known.depth(*self._bytes(codecs))
@@ -262,9 +262,9 @@ class AutoPlan:
         )
         return up, down
 
-    def _step(self, start: int, stop: int, tuning: Tuning, reason: str) -> Step:
+    def _step(self, start: int, stop: int, tuning: Tuning, reason: str) -> Stage:
         stop = min(stop, self._schedule.num_rounds)
-        return Step(Segment(start, stop, tuning, scored=False), reason=reason)
+        return Stage(Segment(start, stop, tuning, scored=False), reason=reason)
 
     def _why(self, costs: Costs, tuning: Tuning) -> str:
         up, down = self._bytes(tuning.codecs)

@@ -1,7 +1,7 @@
 """The guest's side of the algorithm: exchange, local step, and the program that orders them.
 
 Paper: the lines of Party B in algorithms 1 and 2. The guest's exchanged update is never stale at
-the guest: it is made from Z as it arrives and the weights as they are. Its local steps see the
+the guest: it is made from Z as it arrives and the weights as they are. Its local steps observer the
 true labels and the true loss; only Z is old.
 """
 
@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from celu.config.job import Job, Tuning
-from celu.data.feed import Feed
+from celu.data.batch_loader import BatchLoader
+from celu.data.dataset import Batch
 from celu.data.order import BatchOrder
-from celu.data.table import Batch
+from celu.engine.checkpointing import Checkpointer, ResumePoint
 from celu.engine.coding import Coding
-from celu.engine.keeping import Keeper, Place
-from celu.engine.kept import Tensors, TrainerFacts, get, put, put_record_back
-from celu.engine.local import Workset, device_of, same_rows, seed_step, wake_autograd
-from celu.engine.observe import Observer
-from celu.engine.optim import Optimizer
-from celu.engine.plan import Outcome, Plan, Times
+from celu.engine.local import Workset, check_same_rows, device_of, seed_step, wake_autograd
+from celu.engine.observer import Observer
+from celu.engine.optimizer import Optimizer
+from celu.engine.plan import Outcome, Plan, Timings
 from celu.engine.schedule import Schedule, Segment
 from celu.engine.spans import Spans
 from celu.engine.state import TrainerState, follow
+from celu.engine.state_dict import Tensors, TrainerMetadata, get, put, put_record_back
 from celu.errors import ModelError
 from celu.models.losses import HIGHER_IS_BETTER
 from celu.party import Guest
@@ -52,7 +52,7 @@ class GuestTrainer:
         self._evaluation = job.evaluation
         self._device = device_of(self._modules.values())
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
-        self.feed = Feed(guest.train, order, self._device)
+        self.feed = BatchLoader(guest.train, order, self._device)
         self._optimizer = Optimizer(self._modules.values(), job.optimizer)
         self.workset = Workset.of(job, "guest")
         self.latest: tuple[Tensor, Batch] | None = None  # the output of a fresh batch, and it
@@ -71,11 +71,11 @@ class GuestTrainer:
         """Go back to a state."""
         state.bring_back(self._modules, self._optimizer, self.workset)
 
-    def keep(self) -> tuple[TrainerFacts, dict[str, Tensor]]:
+    def keep(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
         """What a checkpoint between two rounds must hold."""
         return put(self.state(), self.workset)
 
-    def go_on(self, facts: TrainerFacts, tensors: Mapping[str, Tensor]) -> None:
+    def go_on(self, facts: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
         """Be as `keep` found it; raises CheckpointError."""
         left = Tensors(tensors, self._device)
         cached = [(self._batch_size, terms.z_width) for terms in self._job.hosts.values()]
@@ -108,7 +108,7 @@ class GuestTrainer:
         for leaf, (host, coding) in zip(leaves, self._codings.items(), strict=True):
             dz_BD = self._derivative(leaf, host)
             message, sent_BD = coding.pack(
-                Message(Kind.DERIVATIVE, round_, tensor=dz_BD, check=batch.check)
+                Message(Kind.DERIVATIVE, round_, tensor=dz_BD, row_digest=batch.row_digest)
             )
             answers.append(message)
             sent.append(sent_BD)
@@ -188,7 +188,7 @@ class GuestTrainer:
 
     def _tensors(self, arrived: list[Message], batch: Batch, rows: int) -> tuple[Tensor, ...]:
         for message in arrived:
-            same_rows(message, batch)
+            check_same_rows(message, batch)
         return tuple(
             coding.unpack(message, rows).to(self._device)
             for coding, message in zip(self._codings.values(), arrived, strict=True)
@@ -221,53 +221,53 @@ async def train_guest(
     links: Mapping[str, Link],
     schedule: Schedule,
     plan: Plan,
-    see: Observer,
-    keeper: Keeper,
-    place: Place,
+    observer: Observer,
+    checkpointer: Checkpointer,
+    resume_point: ResumePoint,
 ) -> int:
-    """The guest's training from a place to its end; the number of rounds done."""
-    marks: dict[str, TrainerState] = {}
-    here, step = place.round, place.step
-    if step is not None and plan.chooses and 0 < here == step.segment.start:
-        see.chosen(step)  # before the interruption it may not have been
-    while step is not None:
-        segment, last = step.segment, step.segment.stop - 1
+    """The guest's training from a resume_point to its end; the number of rounds done."""
+    savepoints: dict[str, TrainerState] = {}
+    here, stage = resume_point.round, resume_point.stage
+    if stage is not None and plan.chooses and 0 < here == stage.segment.start:
+        observer.chosen(stage)  # before the interruption it may not have been
+    while stage is not None:
+        segment, last = stage.segment, stage.segment.stop - 1
         if here == segment.start:
-            follow(step, trainer, marks)
+            follow(stage, trainer, savepoints)
         fresh: list[float] = []
         for round_ in range(here, segment.stop):
-            await _exchange(trainer, links, segment, round_, see)
+            await _exchange(trainer, links, segment, round_, observer)
             if segment.judged:
                 fresh.append(trainer.foretold())
             if round_ < last:
-                keeper.after(round_ + 1, marks)
-                keeper.announce()
-        times = see.times(len(segment.measured), trainer.workset)
+                checkpointer.after(round_ + 1, savepoints)
+                checkpointer.announce()
+        times = observer.times(len(segment.measured), trainer.workset)
         metrics: dict[str, float] = {}
         if segment.scored:
             # What a plan scores for its own ends is part of the training.
-            with see.evaluating(counted=schedule.is_evaluation(segment.stop)):
-                metrics = await _evaluate(trainer, links, schedule, last, see)
+            with observer.evaluating(counted=schedule.is_evaluation(segment.stop)):
+                metrics = await _evaluate(trainer, links, schedule, last, observer)
         done = trainer.reached_target(metrics)
         if metrics:
-            see.evaluated(last, metrics, done)
+            observer.evaluated(last, metrics, done)
         hosts = await _reports(links, segment) if plan.chooses else ()
         held_out = trainer.worth(metrics) if metrics else None
         next_ = None if done else plan.after(Outcome(segment, held_out, fresh, times, hosts))
         here = segment.stop
         if next_ is None:
-            keeper.at_the_end(here)
+            checkpointer.at_the_end(here)
             await _tell(links, last, {"stop": True})
             return here
-        keeper.after(here, marks)
+        checkpointer.after(here, savepoints)
         for host, link in links.items():  # before a host may act upon the verdict
             link.allow(trainer.specs(host, next_.segment.tuning))
         told = {"next": next_.to_body()} if plan.chooses else {}
         await _tell(links, last, {"stop": False, **told})
         if plan.chooses:
-            see.chosen(next_)
-        keeper.announce()
-        here, step = next_.segment.start, next_
+            observer.chosen(next_)
+        checkpointer.announce()
+        here, stage = next_.segment.start, next_
     return here
 
 
@@ -276,23 +276,23 @@ async def _exchange(
     links: Mapping[str, Link],
     segment: Segment,
     round_: int,
-    see: Observer,
+    observer: Observer,
 ) -> None:
     """One round."""
     _, R = segment.tuning.for_role("guest")
     if round_ == segment.measured.start:
-        see.measures_from_here(trainer.workset)
-    with see.local_steps():  # while the last answer and the next Z travel
+        observer.measures_from_here(trainer.workset)
+    with observer.local_steps():  # while the last answer and the next Z travel
         for _ in range(R - 1):
             trainer.local_step()
-    with see.waiting():
+    with observer.waiting():
         arrived = [expect(await link.receive(), Kind.ACTIVATION, round_) for link in links.values()]
-    with see.computing():
+    with observer.computing():
         loss, answers = trainer.answer(round_, arrived)
         for link, answer in zip(links.values(), answers, strict=True):
             await link.send(answer)
         trainer.apply()  # only now: the hosts wait for dZ, not for our update
-    see.round_done(round_, trainer.workset, loss)
+    observer.round_done(round_, trainer.workset, loss)
 
 
 async def _evaluate(
@@ -300,12 +300,12 @@ async def _evaluate(
     links: Mapping[str, Link],
     schedule: Schedule,
     round_: int,
-    see: Observer,
+    observer: Observer,
 ) -> dict[str, float]:
     """Score the held-out rows, part by part; the metrics over all of them."""
     scored = []
     for part, start, stop in schedule.test_parts():
-        with see.waiting():
+        with observer.waiting():
             arrived = [
                 expect(await link.receive(), Kind.TEST_ACTIVATION, round_, part)
                 for link in links.values()
@@ -314,12 +314,12 @@ async def _evaluate(
     return trainer.metrics(scored)
 
 
-async def _reports(links: Mapping[str, Link], segment: Segment) -> tuple[Times, ...]:
+async def _reports(links: Mapping[str, Link], segment: Segment) -> tuple[Timings, ...]:
     """How the hosts spent their time."""
     reports = [
         expect(await link.receive(), Kind.REPORT, segment.stop - 1) for link in links.values()
     ]
-    return tuple(Times.from_body(report.body, len(segment.measured)) for report in reports)
+    return tuple(Timings.from_body(report.body, len(segment.measured)) for report in reports)
 
 
 async def _tell(links: Mapping[str, Link], round_: int, verdict: dict[str, object]) -> None:

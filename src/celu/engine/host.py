@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from celu.config.job import Job, Tuning
-from celu.data.feed import Feed
+from celu.data.batch_loader import BatchLoader
+from celu.data.dataset import Batch
 from celu.data.order import BatchOrder
-from celu.data.table import Batch
+from celu.engine.checkpointing import Checkpointer, ResumePoint
 from celu.engine.coding import Coding
-from celu.engine.keeping import Keeper, Place
-from celu.engine.kept import Tensors, TrainerFacts, get, put, put_record_back
-from celu.engine.local import Workset, device_of, same_rows, seed_step, wake_autograd
-from celu.engine.observe import Observer
-from celu.engine.optim import Optimizer
+from celu.engine.local import Workset, check_same_rows, device_of, seed_step, wake_autograd
+from celu.engine.observer import Observer
+from celu.engine.optimizer import Optimizer
 from celu.engine.plan import HostPlan
 from celu.engine.schedule import Schedule, Segment
 from celu.engine.spans import Spans
 from celu.engine.state import TrainerState, follow
+from celu.engine.state_dict import Tensors, TrainerMetadata, get, put, put_record_back
 from celu.errors import CheckpointError, ModelError, ProtocolError
 from celu.party import Host
 from celu.transport.link import Link
@@ -59,7 +59,7 @@ class HostTrainer:
         self._batch_size = job.batch_size
         self._device = device_of(self._modules.values())
         order = BatchOrder(job.seed, host.train.num_rows, job.batch_size, job.order)
-        self.feed = Feed(host.train, order, self._device)
+        self.feed = BatchLoader(host.train, order, self._device)
         self._optimizer = Optimizer([host.bottom], job.optimizer)
         self._coding = Coding(job, name, spans=spans)
         self._in_flight: dict[int, _InFlight] = {}
@@ -79,7 +79,7 @@ class HostTrainer:
         """Go back to a state."""
         state.bring_back(self._modules, self._optimizer, self.workset)
 
-    def keep(self) -> tuple[TrainerFacts, dict[str, Tensor]]:
+    def keep(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
         """What a checkpoint between two rounds must hold."""
         facts, tensors = put(self.state(), self.workset)
         for round_, sent in self._in_flight.items():
@@ -87,7 +87,7 @@ class HostTrainer:
             tensors[f"in_flight.{round_}"] = sent.message.tensor
         return facts.model_copy(update={"in_flight": list(self._in_flight)}), tensors
 
-    def go_on(self, facts: TrainerFacts, tensors: Mapping[str, Tensor]) -> None:
+    def go_on(self, facts: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
         """Be as `keep` found it, under the same tuning; raises CheckpointError."""
         left = Tensors(tensors, self._device)
         shape = (self._batch_size, self._width)
@@ -95,7 +95,7 @@ class HostTrainer:
         for round_ in facts.in_flight:
             batch = self.feed.batch(round_)
             payload = left.pop(f"in_flight.{round_}")
-            message = Message(Kind.ACTIVATION, round_, tensor=payload, check=batch.check)
+            message = Message(Kind.ACTIVATION, round_, tensor=payload, row_digest=batch.row_digest)
             try:
                 sent_BD = self._coding.unpack(message, self._batch_size).to(self._device)
             except ProtocolError as error:
@@ -123,7 +123,7 @@ class HostTrainer:
         seed_step(self._seed, self._name, round_, 0)
         z_BD = self._forward(batch)
         message, sent_BD = self._coding.pack(
-            Message(Kind.ACTIVATION, round_, tensor=z_BD, check=batch.check)
+            Message(Kind.ACTIVATION, round_, tensor=z_BD, row_digest=batch.row_digest)
         )
         self._in_flight[round_] = _InFlight(batch, message, z_BD, sent_BD, self._updates)
         return message
@@ -131,7 +131,7 @@ class HostTrainer:
     def update(self, round_: int, answer: Message) -> None:
         """The exchanged update, the batch's first use; then it is cached."""
         sent = self._in_flight.pop(round_)
-        same_rows(answer, sent.batch)
+        check_same_rows(answer, sent.batch)
         dz_BD = self._coding.unpack(answer, self._batch_size).to(self._device)
         stale_BD = sent.sent_BD
         if sent.z_BD is not None and self._updates == sent.updates:
@@ -154,7 +154,7 @@ class HostTrainer:
         with torch.no_grad():
             z_BD = self._forward(batch)
         self._bottom.train()
-        message = Message(Kind.TEST_ACTIVATION, round_, part, z_BD, check=batch.check)
+        message = Message(Kind.TEST_ACTIVATION, round_, part, z_BD, row_digest=batch.row_digest)
         return self._coding.pack(message)[0]
 
     def _apply_stale(
@@ -192,60 +192,60 @@ async def train_host(
     link: Link,
     schedule: Schedule,
     plan: HostPlan,
-    see: Observer,
-    keeper: Keeper,
-    place: Place,
+    observer: Observer,
+    checkpointer: Checkpointer,
+    resume_point: ResumePoint,
 ) -> int:
-    """A host's training from a place to its end; the number of rounds done."""
-    marks: dict[str, TrainerState] = {}
-    here, step = place.round, place.step
-    while step is not None:
-        if here == step.segment.start:
-            follow(step, trainer, marks)
+    """A host's training from a resume_point to its end; the number of rounds done."""
+    savepoints: dict[str, TrainerState] = {}
+    here, stage = resume_point.round, resume_point.stage
+    while stage is not None:
+        if here == stage.segment.start:
+            follow(stage, trainer, savepoints)
         link.allow(trainer.specs())
         for message in trainer.in_flight():  # sent before an interruption, if at all
             await link.send(message)
-        for round_ in range(here, step.segment.stop):
-            await _exchange(trainer, link, step.segment, round_, see)
-            if round_ + 1 < step.segment.stop:
-                keeper.after(round_ + 1, marks)
-                keeper.announce()
-        last = step.segment.stop - 1
-        times = see.times(len(step.segment.measured), trainer.workset)
-        if step.segment.scored:
-            with see.evaluating(counted=schedule.is_evaluation(step.segment.stop)):
+        for round_ in range(here, stage.segment.stop):
+            await _exchange(trainer, link, stage.segment, round_, observer)
+            if round_ + 1 < stage.segment.stop:
+                checkpointer.after(round_ + 1, savepoints)
+                checkpointer.announce()
+        last = stage.segment.stop - 1
+        times = observer.times(len(stage.segment.measured), trainer.workset)
+        if stage.segment.scored:
+            with observer.evaluating(counted=schedule.is_evaluation(stage.segment.stop)):
                 for part, start, stop in schedule.test_parts():
                     await link.send(trainer.activate_test(last, part, start, stop))
         if plan.is_told:
             await link.send(Message(Kind.REPORT, last, body=times.to_body()))
-        with see.waiting():
+        with observer.waiting():
             verdict = expect(await link.receive(), Kind.VERDICT, last).body or {}
-        here = step.segment.stop
+        here = stage.segment.stop
         if verdict.get("stop") is True:
-            keeper.at_the_end(here)
+            checkpointer.at_the_end(here)
             return here
-        step = plan.next(verdict)
-        keeper.after(here, marks)
-        keeper.announce()
-        here = step.segment.start
+        stage = plan.next(verdict)
+        checkpointer.after(here, savepoints)
+        checkpointer.announce()
+        here = stage.segment.start
     return here
 
 
 async def _exchange(
-    trainer: HostTrainer, link: Link, segment: Segment, round_: int, see: Observer
+    trainer: HostTrainer, link: Link, segment: Segment, round_: int, observer: Observer
 ) -> None:
     """One round."""
     _, R = segment.tuning.for_role("host")
     if round_ == segment.measured.start:
-        see.measures_from_here(trainer.workset)
-    with see.computing():
+        observer.measures_from_here(trainer.workset)
+    with observer.computing():
         for ahead in segment.sends_in(round_):
             await link.send(trainer.activate(ahead))
-    with see.local_steps():  # while Z travels, is answered, the answer returns
+    with observer.local_steps():  # while Z travels, is answered, the answer returns
         for _ in range(R - 1):
             trainer.local_step()
-    with see.waiting():
+    with observer.waiting():
         answer = expect(await link.receive(), Kind.DERIVATIVE, round_)
-    with see.computing():
+    with observer.computing():
         trainer.update(round_, answer)
-    see.round_done(round_, trainer.workset, None)
+    observer.round_done(round_, trainer.workset, None)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from celu.config.job import Job, Role
-from celu.data.table import Batch
+from celu.data.dataset import Batch
 from celu.errors import AlignmentError
 from celu.models.building import find
 from celu.transport.message import Message
@@ -90,9 +90,9 @@ def view(table: WorksetTable) -> list[tuple[int, int, float | None]]:
     return [(entry.round + 1, entry.uses, entry.similarity) for entry in table]
 
 
-def same_rows(message: Message, batch: Batch) -> None:
+def check_same_rows(message: Message, batch: Batch) -> None:
     """Refuse a tensor that a peer made from other rows than ours; raises AlignmentError."""
-    if message.check != batch.check:
+    if message.row_digest != batch.row_digest:
         raise AlignmentError(
             f"{message.kind.name} of round {message.round}: a peer's rows are not ours; no step "
             "was applied. Has a store changed since the parties were aligned? "

@@ -15,20 +15,20 @@ from pydantic import ValidationError
 
 from celu.codecs.named import find_codec
 from celu.config.job import Choice, Job, Tuning
-from celu.engine.schedule import Schedule, Segment, written_segments
+from celu.engine.schedule import Schedule, Segment, planned_segments
 from celu.errors import CheckpointError, ConfigError, ProtocolError
 
-# What a guest may choose; a host keeps W batches, and holds states at the two marks in memory.
-MOST_W = MOST_R = MOST_DEPTH = 64
-MARKS = ("base", "best")
+# What a guest may choose; a host keeps W batches, and holds states at the two savepoints in memory.
+MAX_W = MAX_R = MAX_DEPTH = 64
+SAVEPOINTS = ("base", "best")
 MEASURED_ROUNDS = 4
 
 
 @dataclass(frozen=True)
-class Step:
+class Stage:
     """A segment to be done, after the state was saved under one mark and fetched from another.
 
-    `forget` drops all marks then; `reason` is for the record.
+    `forget` drops all savepoints then; `reason` is for the record.
     """
 
     segment: Segment
@@ -51,8 +51,8 @@ class Step:
         }
 
     @staticmethod
-    def from_body(body: Any, here: int, marks: Mapping[str, int], schedule: Schedule) -> Step:
-        """What a guest told a host that is at round `here` and has `marks` at these rounds.
+    def from_body(body: Any, here: int, savepoints: Mapping[str, int], schedule: Schedule) -> Stage:
+        """What a guest told a host that is at round `here` and has `savepoints` at these rounds.
 
         Raises ProtocolError for anything that cannot be followed.
         """
@@ -63,29 +63,29 @@ class Step:
             start, stop, save, restore = (body[k] for k in ("start", "stop", "save", "restore"))
         except (ValidationError, ConfigError, KeyError, TypeError) as error:
             raise ProtocolError("VERDICT: expected what to do next, got no such thing") from error
-        at = {**marks, **({save: here} if save in MARKS else {})}
+        at = {**savepoints, **({save: here} if save in SAVEPOINTS else {})}
         allowed = (
-            (save is None or save in MARKS)
+            (save is None or save in SAVEPOINTS)
             and (restore is None or (isinstance(restore, str) and restore in at))
             and type(start) is int
             and start == (here if restore is None else at[restore])
             and type(stop) is int
             and start < stop <= schedule.num_rounds
-            and max(tuning.for_role("host")[0], tuning.for_role("guest")[0]) <= MOST_W
-            and max(tuning.for_role("host")[1], tuning.for_role("guest")[1]) <= MOST_R
-            and tuning.depth <= MOST_DEPTH
+            and max(tuning.for_role("host")[0], tuning.for_role("guest")[0]) <= MAX_W
+            and max(tuning.for_role("host")[1], tuning.for_role("guest")[1]) <= MAX_R
+            and tuning.depth <= MAX_DEPTH
         )
         if not allowed:
             raise ProtocolError(
-                f"VERDICT: expected to go on from round {here} or a mark in {dict(marks)}, with "
-                f"W, R and depth of at most {MOST_W}, {MOST_R} and {MOST_DEPTH}; got another order"
+                f"VERDICT: expected to go on from round {here} or a mark in {dict(savepoints)}, with "
+                f"W, R and depth of at most {MAX_W}, {MAX_R} and {MAX_DEPTH}; got another order"
             )
         segment = Segment(start, stop, tuning, scored=body.get("scored") is True)
-        return Step(segment, save, restore, forget=body.get("forget") is True)
+        return Stage(segment, save, restore, forget=body.get("forget") is True)
 
 
 @dataclass(frozen=True)
-class Times:
+class Timings:
     """How a party spent its time in a segment's rounds, and how fast what it received came.
 
     `transfer_s` is the time between the first and the last byte of `transfer_bytes` in messages.
@@ -106,7 +106,7 @@ class Times:
 
     @property
     def step_s(self) -> float:
-        """What a local step costs; where none was made, as much as a round's exchange."""
+        """What a local stage costs; where none was made, as much as a round's exchange."""
         return self.local_s / self.local_steps if self.local_steps else self.exchange_s
 
     @property
@@ -119,13 +119,13 @@ class Times:
         return asdict(self)
 
     @staticmethod
-    def from_body(body: Any, rounds: int) -> Times:
+    def from_body(body: Any, rounds: int) -> Timings:
         """What a host reported; raises ProtocolError."""
-        types = {field.name: int if field.type == "int" else float for field in fields(Times)}
+        types = {field.name: int if field.type == "int" else float for field in fields(Timings)}
         valid = isinstance(body, dict) and body.keys() == types.keys()
         if not valid or not all(_is_a(types[name], value) for name, value in body.items()):
             raise ProtocolError("REPORT: expected how the host spent its time, got no such thing")
-        return replace(Times(**body), rounds=rounds)
+        return replace(Timings(**body), rounds=rounds)
 
 
 def _is_a(kind: type, value: Any) -> bool:
@@ -147,21 +147,21 @@ class Outcome:
     segment: Segment
     held_out: float | None
     fresh: list[float]
-    guest: Times
-    hosts: tuple[Times, ...]
+    guest: Timings
+    hosts: tuple[Timings, ...]
 
 
 class Plan(Protocol):
-    """What to do, step by step."""
+    """What to do, stage by stage."""
 
     chooses: bool  # whether it depends on outcomes, so that hosts must be told
     choices: list[Choice]  # the tunings of the rounds that count: with these a run can be repeated
 
-    def first(self) -> Step:
-        """The first step."""
+    def first(self) -> Stage:
+        """The first stage."""
         ...
 
-    def after(self, outcome: Outcome) -> Step | None:
+    def after(self, outcome: Outcome) -> Stage | None:
         """The next one; None where the run is done."""
         ...
 
@@ -169,52 +169,52 @@ class Plan(Protocol):
         """What a checkpoint after so many rounds must hold of it, as JSON has it."""
         ...
 
-    def go_on(self, kept: Any, round_: int) -> Step | None:
-        """Instead of the first: the step that is under way, or next, once so many are done.
+    def go_on(self, kept: Any, round_: int) -> Stage | None:
+        """Instead of the first: the stage that is under way, or next, once so many are done.
 
         None where the run is done. Raises CheckpointError for what was never kept.
         """
         ...
 
 
-class WrittenPlan:
+class FixedPlan:
     """The contract's own."""
 
     chooses = False
 
     def __init__(self, job: Job, schedule: Schedule) -> None:
-        self._segments: Iterator[Segment] = written_segments(job, schedule)
+        self._segments: Iterator[Segment] = planned_segments(job, schedule)
         self.choices: list[Choice] = []
 
-    def first(self) -> Step:
+    def first(self) -> Stage:
         """See `Plan`."""
-        return Step(next(self._segments))
+        return Stage(next(self._segments))
 
-    def after(self, outcome: Outcome | None = None) -> Step | None:
+    def after(self, outcome: Outcome | None = None) -> Stage | None:
         """See `Plan`; nothing that happens changes it."""
         segment = next(self._segments, None)
-        return None if segment is None else Step(segment)
+        return None if segment is None else Stage(segment)
 
     def kept(self, round_: int) -> None:
         """See `Plan`; the round says it all."""
 
-    def go_on(self, kept: Any, round_: int) -> Step | None:
+    def go_on(self, kept: Any, round_: int) -> Stage | None:
         """See `Plan`."""
-        return next((Step(s) for s in self._segments if round_ < s.stop), None)
+        return next((Stage(s) for s in self._segments if round_ < s.stop), None)
 
 
-def first_step(job: Job, schedule: Schedule) -> Step:
+def first_stage(job: Job, schedule: Schedule) -> Stage:
     """How a run begins, as every party knows.
 
     One that chooses for itself begins with one round at a time and nothing left out.
     """
     if not job.auto:
-        return WrittenPlan(job, schedule).first()
+        return FixedPlan(job, schedule).first()
     plain = {"W": 5, "R": 1, "depth": 1, "codec": "fp32"}
     written = {name: value for name, value in dict(job.tuning()).items() if name in job.given()}
     tuning = Tuning.model_validate({**plain, **written})
     stop = min(MEASURED_ROUNDS, schedule.evaluation_after(0))
-    return Step(Segment(0, stop, tuning, scored=schedule.is_evaluation(stop)))
+    return Stage(Segment(0, stop, tuning, scored=schedule.is_evaluation(stop)))
 
 
 class HostPlan:
@@ -226,39 +226,39 @@ class HostPlan:
     def __init__(self, job: Job, schedule: Schedule) -> None:
         self.is_told = job.auto
         self._schedule = schedule
-        self._written = None if job.auto else WrittenPlan(job, schedule)
-        self._step = first_step(job, schedule)
+        self._written = None if job.auto else FixedPlan(job, schedule)
+        self._step = first_stage(job, schedule)
         self._marks: dict[str, int] = {}
 
-    def first(self) -> Step:
-        """The first step."""
+    def first(self) -> Stage:
+        """The first stage."""
         return self._step if self._written is None else self._written.first()
 
-    def next(self, verdict: Mapping[str, Any]) -> Step:
-        """The step after a verdict to go on; raises ProtocolError where there can be none."""
+    def next(self, verdict: Mapping[str, Any]) -> Stage:
+        """The stage after a verdict to go on; raises ProtocolError where there can be none."""
         if self._written is not None:
-            step = self._written.after()
-            if step is None:
+            stage = self._written.after()
+            if stage is None:
                 raise ProtocolError("VERDICT: expected to stop, as all rounds are done")
-            return step
+            return stage
         here = self._step.segment.stop
-        step = Step.from_body(verdict.get("next"), here, self._marks, self._schedule)
-        if step.save is not None:
-            self._marks[step.save] = here
-        if step.forget:
+        stage = Stage.from_body(verdict.get("next"), here, self._marks, self._schedule)
+        if stage.save is not None:
+            self._marks[stage.save] = here
+        if stage.forget:
             self._marks.clear()
-        self._step = step
-        return step
+        self._step = stage
+        return stage
 
     def kept(self, round_: int) -> Any:
         """What a checkpoint after so many rounds must hold of it, as JSON has it."""
         if self._written is not None:
             return self._written.kept(round_)
         begun = round_ > self._step.segment.start
-        return (Step(self._step.segment) if begun else self._step).to_body()
+        return (Stage(self._step.segment) if begun else self._step).to_body()
 
-    def go_on(self, kept: Any, round_: int) -> Step | None:
-        """Instead of the first: the step that is under way, or next, once so many are done.
+    def go_on(self, kept: Any, round_: int) -> Stage | None:
+        """Instead of the first: the stage that is under way, or next, once so many are done.
 
         None where the run is done. Raises CheckpointError for what was never kept.
         """
@@ -266,9 +266,9 @@ class HostPlan:
             return self._written.go_on(kept, round_)
         start = kept.get("start") if isinstance(kept, dict) else None
         if not isinstance(start, int) or start > round_:
-            raise CheckpointError("plan: expected the step that is under way, got something else")
+            raise CheckpointError("plan: expected the stage that is under way, got something else")
         try:
-            self._step = Step.from_body(kept, start, {}, self._schedule)
+            self._step = Stage.from_body(kept, start, {}, self._schedule)
         except ProtocolError as error:
             raise CheckpointError(f"plan: {error}") from error
         if self._step.save is not None:

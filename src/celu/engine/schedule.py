@@ -76,7 +76,7 @@ class Schedule:
             yield part, start, min(start + self.part_rows, self.test_rows)
 
 
-def written_segments(job: Job, schedule: Schedule) -> Iterator[Segment]:
+def planned_segments(job: Job, schedule: Schedule) -> Iterator[Segment]:
     """The segments of a run whose tuning is written in the contract."""
     choices = job.choices or [Choice(round=0, **dict(job.tuning()))]
     starts = [choice.round for choice in choices if choice.round < schedule.num_rounds]

@@ -1,6 +1,6 @@
 """What a party's compute thread did lately, and when: one thing at a time, the latest only.
 
-Times are those of the party's clock. What its links did beside it is in their `Traffic`.
+Timings are those of the party's clock. What its links did beside it is in their `Traffic`.
 """
 
 from __future__ import annotations

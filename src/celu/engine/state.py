@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from celu.config.job import Tuning
 from celu.engine.local import Workset
-from celu.engine.optim import Optimizer
-from celu.engine.plan import Step
-from celu.engine.updates import Memory
+from celu.engine.optimizer import Optimizer
+from celu.engine.plan import Stage
+from celu.engine.update_rules import Memory
 from celu.workset.table import Entry
 
 
@@ -51,12 +51,12 @@ class _Trainer(Protocol):
     def adopt(self, tuning: Tuning) -> None: ...
 
 
-def follow(step: Step, trainer: _Trainer, marks: dict[str, TrainerState]) -> None:
+def follow(step: Stage, trainer: _Trainer, savepoints: dict[str, TrainerState]) -> None:
     """Begin a step: save the state under a mark, go back to one, adopt the tuning."""
     if step.save is not None:
-        marks[step.save] = trainer.state()
+        savepoints[step.save] = trainer.state()
     if step.restore is not None:
-        trainer.restore(marks[step.restore])
+        trainer.restore(savepoints[step.restore])
     if step.forget:
-        marks.clear()
+        savepoints.clear()
     trainer.adopt(step.segment.tuning)

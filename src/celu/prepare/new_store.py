@@ -9,7 +9,7 @@ from typing import Any
 
 from celu.config.schema import Declared, LearntCategory, Part, StoreSchema
 from celu.data.store import arrow_schema
-from celu.prepare.columns import (
+from celu.prepare.encoders import (
     Column,
     HashedColumn,
     KnownColumn,

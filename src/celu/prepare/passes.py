@@ -17,7 +17,7 @@ from celu.config.schema import ROW_NUMBER, Part, Source, Split
 from celu.data.store import PARTS
 from celu.data.tags import TAG_BYTES, Tags, ascending, held_out, tags_of_texts
 from celu.errors import ConfigError, DataError
-from celu.prepare.columns import Mask
+from celu.prepare.encoders import Mask
 from celu.prepare.new_store import NewStore
 from celu.prepare.raw import Block, Kind, RawFile, ahead
 from celu.prepare.spill import Spill, arrow

@@ -24,7 +24,7 @@ import torch
 
 from celu.data.tags import TAG_BYTES, Tags, commitment
 from celu.errors import AlignmentError, DataError, ProtocolError
-from celu.handshake import compare, hello, say_goodbye, tell
+from celu.handshake import close_session, compare, hello, tell
 from celu.psi.exchange import AHEAD, LAG, Exchange, Rows, specs
 from celu.psi.state import SECRET_BYTES, State
 from celu.psi.workers import Workers
@@ -77,7 +77,7 @@ async def align_host(
         rows = _common(exchanges[0])
         kept = rows[await _receive_kept(link, len(rows))]
         aligned = await _conclude(name, tags, kept, {link.peer: len(rows)}, exchanges)
-        await say_goodbye(links)
+        await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
         await _stop(links, exchanges, work, error)
         raise
@@ -116,7 +116,7 @@ async def align_guest(
             await _send_kept(links[peer], in_all[rows])
         common = {peer: len(rows) for peer, rows in found.items()}
         aligned = await _conclude(name, tags, np.flatnonzero(in_all), common, exchanges)
-        await say_goodbye(links)
+        await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
         await _stop(links, exchanges, work, error)
         raise

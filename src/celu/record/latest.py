@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from celu.record.happened import SIMILARITY_AT, RoundDone
+from celu.events import SIMILARITY_AT, RoundDone
 
 REPORTS = 40  # that are late: enough to be steady, few enough to follow a change
 

@@ -1,6 +1,6 @@
 """A run folder as a value, for whatever shows runs: reports, the dashboard, exports.
 
-It reads what `celu.events` wrote. Nothing is ever written to the folder.
+It reads what `celu.run_folder` wrote. Nothing is ever written to the folder.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from celu.errors import ConfigError
-from celu.record.following import EVENTS, follow
-from celu.record.happened import Begun, Chosen, Evaluated, Happened, OfRound, RoundDone
+from celu.events import Evaluated, Event, RoundDone, RoundEvent, TrainingStarted, TuningChosen
+from celu.record.tail import EVENTS, follow
 
 _LINKS = ("link_down", "link_up", "restart")
-_E = TypeVar("_E", bound=OfRound)
+_E = TypeVar("_E", bound=RoundEvent)
 
 
 class RunRecord:
@@ -30,12 +30,12 @@ class RunRecord:
         self.settings: Mapping[str, Any] = {}  # the contract ("job") and the party's own ("party")
         self.versions: Mapping[str, str] = {}
         self.summary: Mapping[str, Any] | None = None  # None while the run is going on
-        self.events: list[Happened] = []
+        self.events: list[Event] = []
         self._position = 0
-        self._holding: dict[type[OfRound], list[Any]] = {}  # by kind, until there are new events
+        self._holding: dict[type[RoundEvent], list[Any]] = {}  # by kind, until there are new events
         self.refresh()
 
-    def refresh(self) -> list[Happened]:
+    def refresh(self) -> list[Event]:
         """Read on; the events that are new. Where another run took the folder, all are."""
         if (self.path / EVENTS).exists() and (self.path / EVENTS).stat().st_size < self._position:
             self.events, self._position = [], 0
@@ -105,7 +105,7 @@ class RunRecord:
     @property
     def num_rounds(self) -> int | None:
         """How many rounds it has in all; None before training began."""
-        begun = [event for event in self.events if isinstance(event, Begun)]
+        begun = [event for event in self.events if isinstance(event, TrainingStarted)]
         return begun[-1].num_rounds if begun else None
 
     @property
@@ -119,12 +119,12 @@ class RunRecord:
         return self._kept(Evaluated)
 
     @property
-    def choices(self) -> list[Chosen]:
+    def choices(self) -> list[TuningChosen]:
         """In order; what an interruption undid is left out."""
-        return self._kept(Chosen)
+        return self._kept(TuningChosen)
 
     @property
-    def link_events(self) -> list[Happened]:
+    def link_events(self) -> list[Event]:
         """Links that went down and came up, and conversations that began again."""
         return self.named(*_LINKS)
 
@@ -139,7 +139,7 @@ class RunRecord:
         names = (path.name for path in (self.path / "checkpoints").glob("round-*"))
         return sorted(int(n[6:]) for n in names if re.fullmatch(r"round-\d+", n))
 
-    def named(self, *names: str) -> list[Happened]:
+    def named(self, *names: str) -> list[Event]:
         """The events of these names, in order."""
         return [event for event in self.events if event.event in names]
 
@@ -148,7 +148,7 @@ class RunRecord:
         if kind not in self._holding:
             kept: list[_E] = []
             for event in self.events:
-                if isinstance(event, Begun):
+                if isinstance(event, TrainingStarted):
                     kept = [earlier for earlier in kept if not earlier.is_undone_by(event.round)]
                 elif isinstance(event, kind):
                     kept.append(event)
@@ -171,5 +171,5 @@ class RunRecord:
         return content
 
 
-def _is_large(event: Happened) -> bool:
+def _is_large(event: Event) -> bool:
     return isinstance(event, RoundDone) and bool(event.spans or event.table)

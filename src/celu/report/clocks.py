@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from celu.engine.spans import MOST, MOST_ROUNDS
-from celu.record.happened import Begun, RoundDone
+from celu.events import RoundDone, TrainingStarted
 from celu.record.run import RunRecord
 from celu.transport.message import MOST_SPANS
 
@@ -40,7 +40,7 @@ def _told(record: RunRecord) -> list[RoundDone]:
     found: list[RoundDone] = []
     begun = 0
     for event in record.events:
-        begun += isinstance(event, Begun)
+        begun += isinstance(event, TrainingStarted)
         if isinstance(event, RoundDone):
             rounds = event.round - (found[-1].round if found else 0)
             if not 0 < rounds <= MOST_ROUNDS or not _is_whole(event):

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from celu.doctor.running import Underway, warnings
-from celu.record.figures import figures, in_words
-from celu.record.lines import lines_of, use_of
+from celu.doctor.live_rules import RunStatus, warnings
+from celu.record.folders import labels
 from celu.record.run import RunRecord
-from celu.record.several import labels
-from celu.record.windows import PLACES, groups, spans_in, window_at
+from celu.record.series import series_of, use_of
+from celu.record.summary import figures, in_words
+from celu.record.timeline import PLACES, groups, spans_in, window_at
 from celu.report.clocks import apart_s
 
 
@@ -29,9 +29,9 @@ def _run(record: RunRecord, label: str) -> dict[str, Any]:
     return {
         "label": label,
         "figures": figures(record),
-        **lines_of(record.rounds, record.evaluations),
+        **series_of(record.rounds, record.evaluations),
         **use_of(record.rounds),
-        "warnings": [[f.what, f.words, f.change] for f in warnings(Underway.of(record))],
+        "warnings": [[f.what, f.words, f.change] for f in warnings(RunStatus.of(record))],
         "choices": [
             {"round": c.round, "W": c.W, "R": c.R, "depth": c.depth, "codec": c.codec}
             | {"reason": c.reason}

@@ -1,7 +1,7 @@
 """What a carrier is to the rest of celu: a listener and a connection, both giving links.
 
 A carrier brings byte strings across, in order. Who comes and whether it may is decided in
-`Arrivals`, the same for all carriers; what a message is, in `stream` and `wire`.
+`Admission`, the same for all carriers; what a message is, in `stream` and `wire`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from celu.errors import CertificateError, PeerLost
-from celu.transport.knock import Gateway
-from celu.transport.sealed import Seal
-from celu.transport.stream import StreamLeg, StreamLink
-from celu.transport.tls import Identity, issued_for
+from celu.transport.inner_tls import InnerTls
+from celu.transport.preflight import Gateway
+from celu.transport.stream import Connection, StreamLink
+from celu.transport.tls import Credentials, issued_for
 
 NAME_KEY = "celu-name"  # says who calls; without a certificate of the connection it is a claim
 OPEN_S = 10.0  # within which a caller must have said who it is, at each step on the way in
@@ -44,7 +44,7 @@ class Listener(ABC):
 
     port: int
 
-    def __init__(self, arrivals: Arrivals) -> None:
+    def __init__(self, arrivals: Admission) -> None:
         self.arrivals = arrivals
 
     @property
@@ -61,17 +61,17 @@ class Listener(ABC):
         """Stop listening; links that are still open get a moment to end."""
 
 
-class Connection(Protocol):
+class OutgoingConnection(Protocol):
     """One connection to a peer that listens, opened by us."""
 
-    leg: StreamLeg
+    connection: Connection
 
     def stop(self) -> None:
         """End the connection."""
         ...
 
 
-MakeLeg = Callable[[], StreamLeg]
+MakeConnection = Callable[[], Connection]
 
 
 @dataclass(frozen=True)
@@ -79,64 +79,66 @@ class Carrier:
     """How listeners and connections are opened.
 
     `listen(address, arrivals)` raises ConfigError where the address cannot be had. `connect(route,
-    name, peer, identity, make_leg)` calls a peer, with `identity` None in an insecure run, and
+    name, peer, credentials, make_connection)` calls a peer, with `credentials` None in an insecure run, and
     raises PeerLost, CertificateError or ConfigError where that shows at once.
     """
 
-    listen: Callable[[str, Arrivals], Listener]
-    connect: Callable[[Route, str, str, Identity | None, MakeLeg], Connection]
+    listen: Callable[[str, Admission], Listener]
+    connect: Callable[[Route, str, str, Credentials | None, MakeConnection], OutgoingConnection]
 
 
-class Arrivals:
+class Admission:
     """Who is expected to call, who has come, and who was turned away.
 
     Behind a gateway the caller's certificate is shown inside (`sealed`), else the connection has
-    it. `identity` None is an insecure run: the name is taken for granted.
+    it. `credentials` None is an insecure run: the name is taken for granted.
     """
 
     def __init__(
         self,
         links: Mapping[str, StreamLink],
-        identity: Identity | None,
+        credentials: Credentials | None,
         *,
         behind_gateway: bool = False,
     ) -> None:
         self.peers = list(links)
-        self.identity = identity
+        self.credentials = credentials
         self.behind_gateway = behind_gateway
         self.refused: deque[str] = deque(maxlen=5)  # for the error message; callers may be many
         self._links = links
         self._came = {name: threading.Event() for name in links}
-        self._unproven: list[StreamLeg] = []
+        self._unproven: list[Connection] = []
         self._lock = threading.Lock()
         self._stopping = False
 
     def caller(self, claimed: str, certificate: bytes | None) -> str:
         """The name of a caller with this certificate (PEM); raises CertificateError."""
-        if self.identity is None or self.behind_gateway:
+        if self.credentials is None or self.behind_gateway:
             if claimed not in self.peers:
                 raise CertificateError("a caller gave a name not in the contract")
             return claimed
         for name in self.peers:
-            if certificate and issued_for(certificate, name, self.identity.authorities[name]):
+            if certificate and issued_for(certificate, name, self.credentials.authorities[name]):
                 return name
         raise CertificateError("a caller's certificate is for none of the expected parties")
 
-    def admit(self, name: str) -> StreamLeg:
+    def admit(self, name: str) -> Connection:
         """The end of a caller's connection; raises CertificateError where there are too many.
 
         Behind a gateway it is of use only once the caller has proven to be that party.
         """
-        if self.identity is None or not self.behind_gateway:
+        if self.credentials is None or not self.behind_gateway:
             return self._let_in(name)
         with self._lock:
-            self._unproven = [leg for leg in self._unproven if not _is_proven(leg)]
+            self._unproven = [
+                connection for connection in self._unproven if not _is_proven(connection)
+            ]
             if len(self._unproven) >= _UNPROVEN:
                 raise CertificateError("too many callers that have not proven who they are")
-            leg = self._let_in(name)
-            leg.seal = Seal(self.identity, name, self._check_open)
-            self._unproven.append(leg)
-        return leg
+            connection = self._let_in(name)
+            connection.inner_tls = InnerTls(self.credentials, name, self._check_open)
+            self._unproven.append(connection)
+        return connection
 
     def turn_away(self, problem: str) -> None:
         """Note why a caller was not let in."""
@@ -156,16 +158,16 @@ class Arrivals:
         with self._lock:
             self._stopping = True
             unproven = self._unproven
-        for leg in unproven:
-            leg.cut(PeerLost("no longer listening"))
+        for connection in unproven:
+            connection.cut(PeerLost("no longer listening"))
         for link in self._links.values():  # its threads wait for something to send, and would ever
             link.close()
 
-    def _let_in(self, name: str) -> StreamLeg:
+    def _let_in(self, name: str) -> Connection:
         self._check_open()
-        leg = self._links[name].leg(calls=False)
-        leg.up = self._came[name].set
-        return leg
+        connection = self._links[name].connection(calls=False)
+        connection.up = self._came[name].set
+        return connection
 
     def _check_open(self) -> None:
         if self._stopping:
@@ -179,5 +181,5 @@ class Arrivals:
         )
 
 
-def _is_proven(leg: StreamLeg) -> bool:
-    return leg.seal is None or leg.seal.is_over()
+def _is_proven(connection: Connection) -> bool:
+    return connection.inner_tls is None or connection.inner_tls.is_over()

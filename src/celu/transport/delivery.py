@@ -90,7 +90,7 @@ class Delivery:
         return self._kept[number - self._first]
 
 
-class Leg:
+class ConnectionProtocol:
     """The share of one connection in a delivery; `calls` is the side that speaks first."""
 
     def __init__(self, delivery: Delivery, *, calls: bool, piece_bytes: int = PIECE_BYTES) -> None:
@@ -138,10 +138,10 @@ class Leg:
         self._pieces = encode(message, number, delivery.received, self.piece_bytes)
         return next(self._pieces)
 
-    def pulse(self) -> bytes:
+    def heartbeat(self) -> bytes:
         """A sign of life, for where `outgoing` gives nothing; it says what we have received."""
         self.tensor_left = None
-        return next(encode(Message(Kind.PULSE), self._next, self._delivery.received))
+        return next(encode(Message(Kind.HEARTBEAT), self._next, self._delivery.received))
 
     def take(self, piece: bytes) -> Message | None:
         """What a piece that arrived completes, if anything.
@@ -173,7 +173,7 @@ class Leg:
             raise ProtocolError(f"expected {due}, got {header.kind.name}")
         if self.greeted:
             delivery.confirm(header.received)
-        if header.kind is not Kind.PULSE:
+        if header.kind is not Kind.HEARTBEAT:
             self._coming = Assembly(header)
 
     def _accept(self, body: Mapping[str, object]) -> None:

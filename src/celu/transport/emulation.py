@@ -22,7 +22,7 @@ PAYLOAD = 1448 / (1500 + 26) * (1 - 0.2 / 10)
 
 
 @dataclass
-class Line:
+class LinkEmulator:
     """When what is sent arrives. Jitter comes from `seed`, so a line can be had again."""
 
     mbps: float  # of payload
@@ -43,9 +43,9 @@ class Line:
         self._random = random.Random(self.seed)  # noqa: S311 - a simulation
 
     @staticmethod
-    def of(link: LinkSettings, seed: int = 0) -> Line:
+    def of(link: LinkSettings, seed: int = 0) -> LinkEmulator:
         """The line that settings describe."""
-        return Line(
+        return LinkEmulator(
             link.mbps * PAYLOAD,
             link.delay_ms / 1000,
             link.jitter_ms / 1000,

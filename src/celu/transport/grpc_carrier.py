@@ -26,12 +26,12 @@ import grpc
 from celu.config.party import MAX_STRIPES
 from celu.errors import CeluError, CertificateError, ConfigError, PeerLost, ProtocolError
 from celu.transport import carrier
-from celu.transport.carrier import NAME_KEY, OPEN_S, Arrivals, MakeLeg, Route
+from celu.transport.carrier import NAME_KEY, OPEN_S, Admission, MakeConnection, Route
+from celu.transport.inner_tls import SEALED_BYTES, InnerTls
 from celu.transport.message import shown
-from celu.transport.sealed import SEALED_BYTES, Seal
-from celu.transport.stream import StreamLeg
+from celu.transport.stream import Connection
 from celu.transport.stripes import Bundles, Deal, Stripe, gather, piece_bytes
-from celu.transport.tls import Identity, read_authority
+from celu.transport.tls import Credentials, read_authority
 
 _SERVICE = "celu.Link"
 _METHOD = "Exchange"
@@ -66,7 +66,7 @@ def _keep_loaded() -> Any:
 class Listener(carrier.Listener):
     """Waits for peers on one port."""
 
-    def __init__(self, address: str, arrivals: Arrivals) -> None:
+    def __init__(self, address: str, arrivals: Admission) -> None:
         super().__init__(arrivals)
         _keep_loaded()
         self._bundles = Bundles()
@@ -90,12 +90,12 @@ class Listener(carrier.Listener):
         self._server.start()
 
     def _bind(self, address: str) -> int:
-        identity = self.arrivals.identity
-        if identity is None or self.arrivals.behind_gateway:
+        credentials = self.arrivals.credentials
+        if credentials is None or self.arrivals.behind_gateway:
             return int(self._server.add_insecure_port(address))
         credentials = grpc.ssl_server_credentials(
-            [(identity.key, identity.certificate)],
-            root_certificates=b"\n".join(identity.authorities.values()),
+            [(credentials.key, credentials.certificate)],
+            root_certificates=b"\n".join(credentials.authorities.values()),
             require_client_auth=True,
         )
         return int(self._server.add_secure_port(address, credentials))
@@ -107,20 +107,20 @@ class Listener(carrier.Listener):
         self._server.stop(grace=1.0).wait(2.0)
 
     def _exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        def begin(streams: list[Iterator[bytes]]) -> StreamLeg:
-            leg = self.arrivals.admit(name)
-            leg.piece_bytes = piece_bytes(len(streams))
-            leg.cancel = context.cancel
-            _pump(leg, gather(streams))
-            return leg
+        def begin(streams: list[Iterator[bytes]]) -> Connection:
+            connection = self.arrivals.admit(name)
+            connection.piece_bytes = piece_bytes(len(streams))
+            connection.cancel = context.cancel
+            _pump(connection, gather(streams))
+            return connection
 
         try:
             said = dict(context.invocation_metadata())
             name = self.arrivals.caller(said.get(NAME_KEY, ""), _certificate(context))
-            leg, pieces = self._bundles.join(name, Stripe.read(said), requests, begin)
+            connection, pieces = self._bundles.join(name, Stripe.read(said), requests, begin)
             yield from pieces
-            if not leg.core.greeted and leg.problem is not None:
-                raise leg.problem  # why the caller was not let in
+            if not connection.protocol.greeted and connection.problem is not None:
+                raise connection.problem  # why the caller was not let in
         except CeluError as error:
             self.arrivals.turn_away(str(error))
             context.abort(_status(error), str(error))
@@ -143,21 +143,26 @@ def _certificate(context: Any) -> bytes | None:
     return next(iter(auth.get("x509_pem_cert", [])), None)
 
 
-class Connection:
+class OutgoingConnection:
     """One connection to a peer that listens, over one stream or several."""
 
     def __init__(
-        self, route: Route, name: str, peer: str, identity: Identity | None, make_leg: MakeLeg
+        self,
+        route: Route,
+        name: str,
+        peer: str,
+        credentials: Credentials | None,
+        make_connection: MakeConnection,
     ) -> None:
-        self.leg = leg = make_leg()
+        self.connection = connection = make_connection()
         _keep_loaded()
-        self._channels = [_channel(route, peer, identity) for _ in range(route.connections)]
+        self._channels = [_channel(route, peer, credentials) for _ in range(route.connections)]
         count = route.streams * route.connections
-        leg.explain = lambda error: _explain(error, peer, route.address)
-        leg.piece_bytes = piece_bytes(count)
-        if route.gateway is not None and identity is not None:
-            leg.seal = Seal(identity, peer)
-        deal, token = Deal(leg.outgoing(), count), secrets.token_hex(16)
+        connection.explain = lambda error: _explain(error, peer, route.address)
+        connection.piece_bytes = piece_bytes(count)
+        if route.gateway is not None and credentials is not None:
+            connection.inner_tls = InnerTls(credentials, peer)
+        deal, token = Deal(connection.outgoing(), count), secrets.token_hex(16)
         calls = []
         for index in range(count):
             channel = self._channels[index % route.connections]
@@ -166,21 +171,23 @@ class Connection:
                 deal.stripe(index), metadata=metadata, wait_for_ready=True
             )
             calls.append(call)
-        leg.cancel = self.stop  # only now: a stream cannot be opened on a channel that is closed
-        if leg.problem is not None:
+        connection.cancel = (
+            self.stop
+        )  # only now: a stream cannot be opened on a channel that is closed
+        if connection.problem is not None:
             self.stop()
-        _pump(leg, gather(calls))
+        _pump(connection, gather(calls))
 
     def stop(self) -> None:
-        """See `carrier.Connection`."""
+        """See `carrier.OutgoingConnection`."""
         for channel in self._channels:
             channel.close()
 
 
-def _channel(route: Route, peer: str, identity: Identity | None) -> Any:
+def _channel(route: Route, peer: str, credentials: Credentials | None) -> Any:
     options: list[tuple[str, Any]] = [*_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
     gateway = route.gateway
-    if identity is None or (gateway is not None and gateway.ca is None):
+    if credentials is None or (gateway is not None and gateway.ca is None):
         return grpc.insecure_channel(route.address, options=options)
     if gateway is not None:
         assert gateway.ca is not None
@@ -188,14 +195,16 @@ def _channel(route: Route, peer: str, identity: Identity | None) -> Any:
     else:
         name = peer
         credentials = grpc.ssl_channel_credentials(
-            identity.authorities[peer], identity.key, identity.certificate
+            credentials.authorities[peer], credentials.key, credentials.certificate
         )
     options.append(("grpc.ssl_target_name_override", name))
     return grpc.secure_channel(route.address, credentials, options=options)
 
 
-def _pump(leg: StreamLeg, pieces: Iterator[bytes]) -> None:
-    threading.Thread(target=leg.pump, args=(pieces,), name=f"from-{leg.peer}", daemon=True).start()
+def _pump(connection: Connection, pieces: Iterator[bytes]) -> None:
+    threading.Thread(
+        target=connection.pump, args=(pieces,), name=f"from-{connection.peer}", daemon=True
+    ).start()
 
 
 def _explain(error: Exception, peer: str, address: str) -> CeluError:

@@ -11,9 +11,9 @@ from collections.abc import Generator, Mapping
 from dataclasses import replace
 
 from celu.errors import PeerLost, ProtocolError
-from celu.transport.emulation import Line
+from celu.transport.emulation import LinkEmulator
 from celu.transport.message import TENSORS, Kind, Message, TensorSpec, TrafficBothWays, failure_of
-from celu.transport.virtual import Clock
+from celu.transport.virtual_clock import VirtualClock
 from celu.transport.wire import check_sendable, num_bytes
 
 # Bounds what an eager sender may pile up, as a network's buffers would.
@@ -23,7 +23,7 @@ CAPACITY = 16
 class _Pipe:
     """One direction: a bounded queue, and whether its sender has closed it."""
 
-    def __init__(self, line: Line | None) -> None:
+    def __init__(self, line: LinkEmulator | None) -> None:
         self.queue: deque[tuple[Message, float, float]] = deque()  # arrives when, took how long
         self.line = line
         self.closed = False
@@ -32,7 +32,9 @@ class _Pipe:
 class MemoryLink:
     """One end of a pair; see `Link`. Waiting is suspending: run it under `celu.simulate`."""
 
-    def __init__(self, peer: str, outgoing: _Pipe, incoming: _Pipe, clock: Clock | None) -> None:
+    def __init__(
+        self, peer: str, outgoing: _Pipe, incoming: _Pipe, clock: VirtualClock | None
+    ) -> None:
         self.peer = peer
         self._clock = clock
         self.traffic = TrafficBothWays()
@@ -80,7 +82,7 @@ class MemoryLink:
             if message.kind not in self._specs or message.tensor is None:
                 raise ProtocolError(f"{message.kind.name}: not expected at this point")
             tensor = message.tensor
-            self._specs[message.kind].check(message.kind, tensor.dtype, tuple(tensor.shape))
+            self._specs[message.kind].validate(message.kind, tensor.dtype, tuple(tensor.shape))
         return message
 
     def close(self) -> None:
@@ -92,8 +94,8 @@ def memory_links(
     a: str,
     b: str,
     *,
-    clocks: tuple[Clock, Clock] | None = None,
-    lines: tuple[Line, Line] | None = None,
+    clocks: tuple[VirtualClock, VirtualClock] | None = None,
+    lines: tuple[LinkEmulator, LinkEmulator] | None = None,
 ) -> tuple[MemoryLink, MemoryLink]:
     """A's link to B, and B's link to A; `lines` are those that A and B send on."""
     to_b, to_a = (_Pipe(line) for line in lines or (None, None))

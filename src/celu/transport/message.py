@@ -36,13 +36,13 @@ class Kind(enum.IntEnum):
     FINDINGS = 14  # ... what is to be measured next, and what was measured
     REPORT = 15  # how a host spent its time, host to guest, where the guest chooses by it
     GREETING = 16  # of a connection: whose it is, and how many messages that party has
-    PULSE = 17  # ... still here; and how many messages I have now
+    HEARTBEAT = 17  # ... still here; and how many messages I have now
 
 
 TRAINING = frozenset({Kind.ACTIVATION, Kind.DERIVATIVE})
 ALIGNING = frozenset({Kind.BLINDED, Kind.REBLINDED, Kind.KEPT})
 TENSORS = TRAINING | ALIGNING | {Kind.TEST_ACTIVATION, Kind.PROBE}
-CHECK_BYTES = 16
+ROW_DIGEST_BYTES = 16
 MOST_SPANS = 64  # of the latest messages, of one direction
 
 
@@ -50,7 +50,7 @@ MOST_SPANS = 64  # of the latest messages, of one direction
 class Message:
     """One message: `round` and `part` say which; `part` counts the pieces of an evaluation.
 
-    `check` is the digest of the rows that a tensor of training or evaluation belongs to. `total`
+    `row_digest` is the digest of the rows that a tensor of training or evaluation belongs to. `total`
     is the sum of what was encoded on an accelerator: looked at when the bytes leave it.
     """
 
@@ -59,7 +59,7 @@ class Message:
     part: int = 0
     tensor: Tensor | None = None
     body: dict[str, Any] | None = None
-    check: bytes = bytes(CHECK_BYTES)
+    row_digest: bytes = bytes(ROW_DIGEST_BYTES)
     total: Tensor | None = None
 
 
@@ -76,7 +76,7 @@ class TensorSpec:
         """The most bytes of such a tensor."""
         return self.max_rows * self.width * self.dtype.itemsize
 
-    def check(self, kind: Kind, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    def validate(self, kind: Kind, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         """Raise ShapeError unless a tensor of this claim is within the contract."""
         rows, width = (shape[0], shape[1]) if len(shape) == 2 else (0, 0)
         if dtype != self.dtype or width != self.width or not 0 < rows <= self.max_rows:

@@ -1,7 +1,7 @@
 """A `Link` over connections that come and go, for any carrier that moves byte strings in order.
 
 A `StreamLink` lasts for a whole conversation; what is said and heard is in its `Delivery`. Each
-connection has a `StreamLeg`: the carrier pulls outgoing pieces from `outgoing()` on a thread of its
+connection has a `Connection`: the carrier pulls outgoing pieces from `outgoing()` on a thread of its
 own and hands what it receives to `pump()` on another. The party's compute thread only touches two
 bounded queues. Where a gateway is in between, pieces are sealed on their way out and opened on
 their way in (`sealed`). Who connects anew after a connection has ended is decided in `opening`.
@@ -17,11 +17,11 @@ from dataclasses import replace
 from typing import Any
 
 from celu.errors import CeluError, CertificateError, PeerLost, PeerRestarted, ProtocolError
-from celu.transport.delivery import Delivery, Leg
-from celu.transport.emulation import Line
-from celu.transport.keeping import is_silent
+from celu.transport.delivery import ConnectionProtocol, Delivery
+from celu.transport.emulation import LinkEmulator
+from celu.transport.inner_tls import InnerTls
 from celu.transport.message import Kind, Message, TensorSpec, TrafficBothWays, failure_of
-from celu.transport.sealed import Seal
+from celu.transport.reconnect import is_silent
 from celu.transport.wire import check_finite, check_sendable
 
 # Messages that may wait on either side of the compute thread: bounds memory, and through the
@@ -32,7 +32,7 @@ CLOSE_S = 5.0
 # How long what was received may go unconfirmed; mostly the next message says it before.
 CONFIRM_S = 0.05
 # Connections of one peer at a time: one at work, one that replaces it, and a few on their way out.
-_LEGS = 4
+_MAX_CONNECTIONS = 4
 
 Notice = Callable[[str, dict[str, Any]], None]
 
@@ -47,7 +47,7 @@ class StreamLink:
         deadline_s: float,
         outage_s: float = 600.0,
         heartbeat_s: float = 10.0,
-        line: Line | None = None,
+        line: LinkEmulator | None = None,
         notice: Notice = lambda event, fields: None,
     ) -> None:
         self.peer = peer
@@ -62,8 +62,8 @@ class StreamLink:
         self._incoming: deque[Message] = deque()
         self._end: CeluError | None = None  # why nothing more will be received, after these
         self._closing = self._closed = False
-        self._legs: list[StreamLeg] = []
-        self._current: StreamLeg | None = None  # the one that delivers
+        self._connections: list[Connection] = []
+        self._current: Connection | None = None  # the one that delivers
         self._up_since: float | None = None
         self._down_since: float | None = None  # None before the first connection, too
         self._why_down = ""
@@ -105,16 +105,20 @@ class StreamLink:
             self._changed.wait_for(self._has_said_all, CLOSE_S)
             self._closed = True  # nobody connects anew from here on
             self._changed.notify_all()
-            legs = list(self._legs)
+            connections = list(self._connections)
             self._changed.wait_for(
-                lambda: all(leg.is_over and (leg.is_mute or leg.is_broken) for leg in legs), CLOSE_S
+                lambda: all(
+                    connection.is_over and (connection.is_mute or connection.is_broken)
+                    for connection in connections
+                ),
+                CLOSE_S,
             )
-        for leg in legs:
-            leg.cut(PeerLost(f"the link to {self.peer} is closed"))
+        for connection in connections:
+            connection.cut(PeerLost(f"the link to {self.peer} is closed"))
 
     # --- For who connects: carriers and `opening`.
 
-    def leg(self, *, calls: bool) -> StreamLeg:
+    def connection(self, *, calls: bool) -> Connection:
         """The end of a new connection; raises CertificateError where there are too many.
 
         Raises PeerLost where the link is over.
@@ -122,22 +126,26 @@ class StreamLink:
         with self._changed:
             if self.is_over or (self._closing and not calls):
                 raise self._end or PeerLost(f"the link to {self.peer} is closed")
-            self._legs = [leg for leg in self._legs if not leg.is_over]
-            if len(self._legs) >= _LEGS:
+            self._connections = [
+                connection for connection in self._connections if not connection.is_over
+            ]
+            if len(self._connections) >= _MAX_CONNECTIONS:
                 raise CertificateError(f"{self.peer} is connected already")
-            leg = StreamLeg(self, Leg(self._delivery, calls=calls))
-            self._legs.append(leg)
+            connection = Connection(self, ConnectionProtocol(self._delivery, calls=calls))
+            self._connections.append(connection)
             if calls:  # whoever calls has let go of the one before
-                self._replace(leg)
-            return leg
+                self._replace(connection)
+            return connection
 
-    def wait_up(self, leg: StreamLeg, seconds: float) -> None:
+    def wait_up(self, connection: Connection, seconds: float) -> None:
         """Until a connection has been greeted; raises why it was not, PeerLost at the deadline."""
         with self._changed:
-            self._changed.wait_for(lambda: leg.core.greeted or leg.is_over or self.is_over, seconds)
-            if leg.problem is not None:
-                raise leg.problem
-            if not leg.core.greeted:
+            self._changed.wait_for(
+                lambda: connection.protocol.greeted or connection.is_over or self.is_over, seconds
+            )
+            if connection.problem is not None:
+                raise connection.problem
+            if not connection.protocol.greeted:
                 raise PeerLost(f"{self.peer} did not answer within {seconds:g} s")
 
     @property
@@ -161,62 +169,68 @@ class StreamLink:
         """End a connection whose other side has not been heard of for two heartbeats."""
         now = time.monotonic()
         with self._changed:
-            silent = [leg for leg in self._legs if leg.is_silent(now)]
-        for leg in silent:
-            leg.cut(PeerLost(f"nothing was heard of {self.peer} for {2 * self.heartbeat_s:g} s"))
+            silent = [connection for connection in self._connections if connection.is_silent(now)]
+        for connection in silent:
+            connection.cut(
+                PeerLost(f"nothing was heard of {self.peer} for {2 * self.heartbeat_s:g} s")
+            )
 
     def give_up(self, problem: CeluError) -> None:
         """Nothing more will be received, and this is why."""
         with self._changed:
             self._finish(problem)
 
-    # --- For legs, on the carriers' threads.
+    # --- For connections, on the carriers' threads.
 
-    def next_piece(self, leg: StreamLeg) -> bytes | None:
+    def next_piece(self, connection: Connection) -> bytes | None:
         """What this connection is to send next; None once it has nothing more to say."""
         with self._changed:
-            pulse_at = time.monotonic() + self.heartbeat_s
-            while not leg.is_broken:
-                if self._current is leg or leg.core.is_over:
-                    piece = leg.core.outgoing()
+            heartbeat_at = time.monotonic() + self.heartbeat_s
+            while not connection.is_broken:
+                if self._current is connection or connection.protocol.is_over:
+                    piece = connection.protocol.outgoing()
                     if piece is not None:
                         self._changed.notify_all()  # there may be room for another message
                         return piece
-                    if leg.core.is_over:
+                    if connection.protocol.is_over:
                         break
-                    if leg.core.greeted and time.monotonic() >= min(pulse_at, leg.confirm_at):
-                        leg.confirm_at = float("inf")
-                        return leg.core.pulse()
+                    if connection.protocol.greeted and time.monotonic() >= min(
+                        heartbeat_at, connection.confirm_at
+                    ):
+                        connection.confirm_at = float("inf")
+                        return connection.protocol.heartbeat()
                     if self._closed or (self._closing and self._has_said_all()):
                         break
-                elif leg.is_over:  # it has no part in the conversation, and nothing to say
+                elif connection.is_over:  # it has no part in the conversation, and nothing to say
                     break
-                until = min(pulse_at, leg.confirm_at)
+                until = min(heartbeat_at, connection.confirm_at)
                 self._changed.wait(max(0.0, until - time.monotonic()))
             return None
 
-    def arrived(self, leg: StreamLeg, piece: bytes) -> None:
-        """Take in a piece; waits where the compute thread is behind. Raises what `Leg.take` does.
+    def arrived(self, connection: Connection, piece: bytes) -> None:
+        """Take in a piece; waits where the compute thread is behind. Raises what `ConnectionProtocol.take` does.
 
         A connection that has been greeted takes the place of the one before. Our greeting then says
         what we have, and the peer sends the rest again: so nothing more is taken from the old one.
         """
         with self._changed:
-            if leg.is_replaced:
+            if connection.is_replaced:
                 return
-            greeted = leg.core.greeted
-            message = leg.core.take(piece)
-            if leg.core.greeted and not greeted:
-                self._take_over(leg)
+            greeted = connection.protocol.greeted
+            message = connection.protocol.take(piece)
+            if connection.protocol.greeted and not greeted:
+                self._take_over(connection)
             self._changed.notify_all()
             if message is None or self._end is not None:
                 return
             now = time.monotonic()
             urgent = message.kind in (Kind.GOODBYE, Kind.FAILURE)
-            leg.confirm_at = min(leg.confirm_at, now if urgent else now + CONFIRM_S)
-            self.traffic.received.count(message.kind, leg.core.taken_bytes, now - leg.began)
+            connection.confirm_at = min(connection.confirm_at, now if urgent else now + CONFIRM_S)
+            self.traffic.received.count(
+                message.kind, connection.protocol.taken_bytes, now - connection.began
+            )
             if message.tensor is not None:
-                self.traffic.received.spans.append((leg.began, now))
+                self.traffic.received.spans.append((connection.began, now))
             if message.kind is Kind.FAILURE:
                 self._finish(failure_of(self.peer, message))
                 return
@@ -224,7 +238,9 @@ class StreamLink:
             self._incoming.append(message)
             self._changed.notify_all()
 
-    def leg_over(self, leg: StreamLeg, problem: CeluError, *, by_peer: bool) -> CeluError:
+    def connection_over(
+        self, connection: Connection, problem: CeluError, *, by_peer: bool
+    ) -> CeluError:
         """A connection has ended; what its carrier may say of it.
 
         `by_peer`: the problem is what the peer said, and so ends the conversation, unless it was
@@ -232,32 +248,34 @@ class StreamLink:
         """
         with self._changed:
             another = self._current
-            alive = another is not None and another is not leg and not another.is_over
+            alive = another is not None and another is not connection and not another.is_over
             if isinstance(problem, PeerRestarted) and alive:
                 problem = PeerLost(f"{self.peer} is connected already; try again later")
-            elif by_peer and (self._current is leg or isinstance(problem, PeerRestarted)):
+            elif by_peer and (self._current is connection or isinstance(problem, PeerRestarted)):
                 self._finish(problem)
-            leg.is_over, leg.problem = True, leg.problem or problem
-            leg.is_broken = not by_peer  # else the peer can still be told why we stop
-            if self._current is leg:
-                self._why_down = str(leg.problem)
-            if self._current is leg and self._down_since is None and not self.is_over:
+            connection.is_over, connection.problem = True, connection.problem or problem
+            connection.is_broken = not by_peer  # else the peer can still be told why we stop
+            if self._current is connection:
+                self._why_down = str(connection.problem)
+            if self._current is connection and self._down_since is None and not self.is_over:
                 self._down_since = time.monotonic()
                 if self._up_since is not None and not self._closing:
-                    self._notice("link_down", {"peer": self.peer, "reason": str(leg.problem)})
+                    self._notice(
+                        "link_down", {"peer": self.peer, "reason": str(connection.problem)}
+                    )
             self._changed.notify_all()
-            return leg.problem
+            return connection.problem
 
-    def leg_mute(self, leg: StreamLeg) -> None:
+    def connection_mute(self, connection: Connection) -> None:
         """A connection will send no more."""
         with self._changed:
-            leg.is_mute = True
+            connection.is_mute = True
             self._changed.notify_all()
 
-    def _take_over(self, leg: StreamLeg) -> None:
+    def _take_over(self, connection: Connection) -> None:
         old = self._current
-        self._replace(leg)
-        if old is not None and old is not leg and not old.is_over:
+        self._replace(connection)
+        if old is not None and old is not connection and not old.is_over:
             old.cut(PeerLost("another connection took over"))
             # It may hold a message that there is no room for yet, which goes before ours.
             self._changed.wait_for(lambda: old.is_over or self._closing)
@@ -266,21 +284,21 @@ class StreamLink:
             seconds = round(now - self._down_since, 3)
             self._notice("link_up", {"peer": self.peer, "seconds": seconds})
         self._up_since, self._down_since = now, None
-        leg.up()
+        connection.up()
 
-    def _replace(self, leg: StreamLeg) -> None:
+    def _replace(self, connection: Connection) -> None:
         """Have another connection deliver, before it says what we have."""
-        if self._current is not None and self._current is not leg:
+        if self._current is not None and self._current is not connection:
             self._current.is_replaced = True
-        self._current = leg
+        self._current = connection
 
     def _finish(self, problem: CeluError) -> None:
         self._end = self._end or problem
         self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        leg = self._current
-        unsent = self._delivery.unconfirmed if leg is None else leg.core.unsent
+        connection = self._current
+        unsent = self._delivery.unconfirmed if connection is None else connection.protocol.unsent
         return unsent < QUEUED_MESSAGES and self._delivery.has_room()
 
     def _has_said_all(self) -> bool:
@@ -315,18 +333,18 @@ class StreamLink:
         )
 
 
-class StreamLeg:
+class Connection:
     """One connection's end of a link, for its carrier.
 
-    The carrier sets `explain` (its own errors as ours), `seal`, `piece_bytes` and `cancel` (ends
+    The carrier sets `explain` (its own errors as ours), `inner_tls`, `piece_bytes` and `cancel` (ends
     the connection at once, from any thread) before it begins.
     """
 
-    def __init__(self, link: StreamLink, core: Leg) -> None:
-        self.core = core
+    def __init__(self, link: StreamLink, protocol: ConnectionProtocol) -> None:
+        self.protocol = protocol
         self.peer = link.peer
         self.explain: Callable[[Exception], CeluError] | None = None
-        self.seal: Seal | None = None
+        self.inner_tls: InnerTls | None = None
         self.cancel: Callable[[], None] = lambda: None
         self.up: Callable[[], None] = lambda: None  # called when the connection is greeted
         self.is_replaced = False  # what it still brings, another connection brings again
@@ -342,11 +360,11 @@ class StreamLeg:
     @property
     def piece_bytes(self) -> int:
         """The size of the pieces that messages are cut into."""
-        return self.core.piece_bytes
+        return self.protocol.piece_bytes
 
     @piece_bytes.setter
     def piece_bytes(self, size: int) -> None:
-        self.core.piece_bytes = size
+        self.protocol.piece_bytes = size
 
     def is_silent(self, now: float) -> bool:
         """Whether it has listened in vain for two heartbeats."""
@@ -356,42 +374,42 @@ class StreamLeg:
     def cut(self, problem: CeluError) -> None:
         """End the connection, for this reason unless there is one already."""
         self.problem = self.problem or problem
-        if self.seal is not None:
-            self.seal.fail(problem)
+        if self.inner_tls is not None:
+            self.inner_tls.fail(problem)
         self.cancel()
 
     def end(self, problem: CeluError) -> None:
         """There is no connection, for this reason."""
-        self._link.leg_over(self, problem, by_peer=False)
+        self._link.connection_over(self, problem, by_peer=False)
 
     def outgoing(self) -> Generator[bytes, None, None]:
         """What to send, for the carrier's sending thread; ends where nothing more is to be said."""
-        link, seal, line, began = self._link, self.seal, self._link.line, time.monotonic()
+        link, inner_tls, line, began = self._link, self.inner_tls, self._link.line, time.monotonic()
         first: float | None = None  # when the first byte of a tensor's message was sent
         try:
-            if seal is not None and not (yield from seal.flights()):
+            if inner_tls is not None and not (yield from inner_tls.flights()):
                 return
             while (piece := link.next_piece(self)) is not None:
                 starts = time.monotonic()
                 if line is not None:
-                    line.carry(len(piece), max(self.core.given_at, began))
+                    line.carry(len(piece), max(self.protocol.given_at, began))
                     starts = line.free_at - line.transfer_s
-                yield piece if seal is None else seal.seal(piece)
+                yield piece if inner_tls is None else inner_tls.encrypt(piece)
                 first = starts if first is None else first
-                if self.core.tensor_left == 0:
+                if self.protocol.tensor_left == 0:
                     ended = time.monotonic() if line is None else line.free_at
                     link.traffic.sent.spans.append((first, ended))
-                if not self.core.tensor_left:
+                if not self.protocol.tensor_left:
                     first = None
         except PeerLost:  # what arrived was tampered with; the receiving side says so
             return
         finally:  # also where the carrier drops us half-way: closing must not wait for more
-            link.leg_mute(self)
+            link.connection_mute(self)
 
     def pump(self, pieces: Iterator[bytes]) -> None:
         """Take in what arrives, for the carrier's receiving thread; returns when it ends."""
-        if self.seal is not None:
-            pieces = self.seal.opened(pieces)
+        if self.inner_tls is not None:
+            pieces = self.inner_tls.opened(pieces)
         by_peer = False
         try:
             while True:
@@ -400,16 +418,16 @@ class StreamLeg:
                 self._listening_since = None
                 if piece is None:
                     raise PeerLost(f"{self.peer} closed the link")
-                if not self.core.is_mid_message:
+                if not self.protocol.is_mid_message:
                     self.began = time.monotonic()
                 by_peer = True
                 self._link.arrived(self, piece)
                 by_peer = False
         except Exception as error:  # whatever the carrier raises, it ends here, with its name
             self._listening_since = None
-            explained = self._link.leg_over(self, self._explained(error), by_peer=by_peer)
-            if self.seal is not None:
-                self.seal.fail(explained)
+            explained = self._link.connection_over(self, self._explained(error), by_peer=by_peer)
+            if self.inner_tls is not None:
+                self.inner_tls.fail(explained)
 
     def _explained(self, error: Exception) -> CeluError:
         if isinstance(error, ProtocolError):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from celu.config.party import MAX_STRIPES
 from celu.errors import CeluError, ProtocolError
-from celu.transport.stream import StreamLeg
+from celu.transport.stream import Connection
 from celu.transport.wire import PIECE_BYTES
 
 STRIPED_PIECE_BYTES = 30 * 1024  # two, sealed and framed, fill a gateway's window of 64 KB
@@ -97,7 +97,7 @@ class Bundle:
     count: int
     streams: dict[int, Iterator[bytes]] = field(default_factory=dict)
     settled: threading.Event = field(default_factory=threading.Event)
-    leg: StreamLeg | None = None
+    connection: Connection | None = None
     deal: Deal | None = None
     problem: CeluError | None = None
 
@@ -119,9 +119,9 @@ class Bundles:
         name: str,
         stripe: Stripe,
         stream: Iterator[bytes],
-        begin: Callable[[list[Iterator[bytes]]], StreamLeg],
-    ) -> tuple[StreamLeg, Iterator[bytes]]:
-        """The leg that this stream is a part of, and what to send over it, once all are there.
+        begin: Callable[[list[Iterator[bytes]]], Connection],
+    ) -> tuple[Connection, Iterator[bytes]]:
+        """The connection that this stream is a part of, and what to send over it, once all are there.
 
         The last to come calls `begin` with all of them. Raises ProtocolError for a stream that
         does not fit, or where the others do not come; and what `begin` raises, at all of them.
@@ -140,8 +140,8 @@ class Bundles:
                 del self._incomplete[key]
         if complete:
             try:
-                bundle.leg = begin([bundle.streams[i] for i in range(bundle.count)])
-                bundle.deal = Deal(bundle.leg.outgoing(), bundle.count)
+                bundle.connection = begin([bundle.streams[i] for i in range(bundle.count)])
+                bundle.deal = Deal(bundle.connection.outgoing(), bundle.count)
                 bundle.settle(None)
             except CeluError as error:
                 bundle.settle(error)
@@ -150,8 +150,10 @@ class Bundles:
             bundle.settled.wait()  # the last one may just have come
         if bundle.problem is not None:
             raise bundle.problem
-        assert bundle.leg is not None and bundle.deal is not None  # settled without a problem
-        return bundle.leg, bundle.deal.stripe(stripe.index)
+        assert (
+            bundle.connection is not None and bundle.deal is not None
+        )  # settled without a problem
+        return bundle.connection, bundle.deal.stripe(stripe.index)
 
     def _give_up(self, key: tuple[str, str], bundle: Bundle) -> None:
         with self._lock:

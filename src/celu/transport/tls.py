@@ -20,7 +20,7 @@ from celu.errors import CertificateError
 
 
 @dataclass(frozen=True)
-class Identity:
+class Credentials:
     """This party's certificate and private key, and each peer's authority (PEM).
 
     `files` are where the certificate and the key came from: Python's TLS reads them itself.
@@ -32,7 +32,7 @@ class Identity:
     files: tuple[Path, Path]
 
     @staticmethod
-    def read(certificate: Path, key: Path, authorities: Mapping[str, Path]) -> Identity:
+    def read(certificate: Path, key: Path, authorities: Mapping[str, Path]) -> Credentials:
         """Read the files; raises CertificateError naming the one that will not do."""
         for path in (certificate, *authorities.values()):
             try:
@@ -47,7 +47,7 @@ class Identity:
             ) from error
         if secret.public_key() != x509.load_pem_x509_certificate(_read(certificate)).public_key():
             raise CertificateError(f"{key}: expected the key of {certificate}, got another's")
-        return Identity(
+        return Credentials(
             _read(certificate),
             _read(key),
             {name: _read(p) for name, p in authorities.items()},
@@ -67,13 +67,13 @@ def issued_for(certificate_pem: bytes, name: str, authority_pem: bytes) -> bool:
     return name in names.get_values_for_type(x509.DNSName)
 
 
-def calling(identity: Identity, peer: str) -> ssl.SSLContext:
+def calling(credentials: Credentials, peer: str) -> ssl.SSLContext:
     """TLS 1.3 for a party that calls `peer`: only that peer's authority is believed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return _of(identity, [peer], context)
+    return _of(credentials, [peer], context)
 
 
-def answering(identity: Identity, peers: Iterable[str]) -> ssl.SSLContext:
+def answering(credentials: Credentials, peers: Iterable[str]) -> ssl.SSLContext:
     """TLS 1.3 for a party that `peers` call: whoever calls must show a certificate.
 
     That it is signed by one of their authorities is not enough: `issued_for` has to follow.
@@ -81,17 +81,17 @@ def answering(identity: Identity, peers: Iterable[str]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
     context.num_tickets = 0  # nobody resumes, and tickets would be bytes that carry no piece
-    return _of(identity, peers, context)
+    return _of(credentials, peers, context)
 
 
-def _of(identity: Identity, peers: Iterable[str], context: ssl.SSLContext) -> ssl.SSLContext:
+def _of(credentials: Credentials, peers: Iterable[str], context: ssl.SSLContext) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
-        context.load_cert_chain(*identity.files)
+        context.load_cert_chain(*credentials.files)
         for peer in peers:
-            context.load_verify_locations(cadata=identity.authorities[peer].decode("ascii"))
+            context.load_verify_locations(cadata=credentials.authorities[peer].decode("ascii"))
     except (OSError, ValueError) as error:  # an SSLError is an OSError
-        certificate, key = identity.files
+        certificate, key = credentials.files
         raise CertificateError(
             f"{certificate}, {key}: expected a matching certificate and key, got: {error}"
         ) from error

@@ -14,11 +14,11 @@ from weakref import WeakSet
 
 from celu.errors import CeluError, CertificateError, ConfigError, PeerLost
 from celu.transport import carrier
-from celu.transport.carrier import NAME_KEY, OPEN_S, Arrivals, MakeLeg, Route
-from celu.transport.knock import KNOCK_PATH, SPEAKS
+from celu.transport.carrier import NAME_KEY, OPEN_S, Admission, MakeConnection, Route
+from celu.transport.inner_tls import SEALED_BYTES, InnerTls
 from celu.transport.message import shown
-from celu.transport.sealed import SEALED_BYTES, Seal
-from celu.transport.tls import Identity, answering, calling, read_authority
+from celu.transport.preflight import PREFLIGHT_PATH, SPEAKS
+from celu.transport.tls import Credentials, answering, calling, read_authority
 from celu.transport.websocket_threads import CLOSE_S, REFUSED, Loop, start
 
 try:
@@ -61,7 +61,7 @@ _LIMITS: dict[str, Any] = {
 class Listener(carrier.Listener):
     """Waits for peers on one port."""
 
-    def __init__(self, address: str, arrivals: Arrivals) -> None:
+    def __init__(self, address: str, arrivals: Admission) -> None:
         super().__init__(arrivals)
         self._callers: WeakSet[ServerConnection] = WeakSet()
         self._loop = Loop()
@@ -76,9 +76,9 @@ class Listener(carrier.Listener):
 
     async def _serve(self, address: str) -> Server:
         host, port = address.rsplit(":", 1)
-        identity, context = self.arrivals.identity, None
-        if identity is not None and not self.arrivals.behind_gateway:
-            context = answering(identity, self.arrivals.peers)
+        credentials, context = self.arrivals.credentials, None
+        if credentials is not None and not self.arrivals.behind_gateway:
+            context = answering(credentials, self.arrivals.peers)
             context.set_alpn_protocols([SPEAKS["websocket"]])
         return await serve(
             self._exchange,
@@ -109,68 +109,73 @@ class Listener(carrier.Listener):
                 caller.transport.abort()
         await asyncio.wait([asyncio.ensure_future(self._server.wait_closed())], timeout=CLOSE_S)
 
-    def _check(self, connection: ServerConnection, request: Request) -> Response | None:
+    def _check(self, socket: ServerConnection, request: Request) -> Response | None:
         """Turn away, before there is a WebSocket, whose certificate or name will not do."""
-        if request.path == KNOCK_PATH:
-            return connection.respond(200, "celu\n")
+        if request.path == PREFLIGHT_PATH:
+            return socket.respond(200, "celu\n")
         try:
-            self._caller(connection)
+            self._caller(socket)
             return None
         except CeluError as error:
             self.arrivals.turn_away(str(error))
-            return connection.respond(403, f"{error}\n")
+            return socket.respond(403, f"{error}\n")
 
-    def _caller(self, connection: ServerConnection) -> str:
-        assert connection.request is not None
-        tls = connection.transport.get_extra_info("ssl_object")
+    def _caller(self, socket: ServerConnection) -> str:
+        assert socket.request is not None
+        tls = socket.transport.get_extra_info("ssl_object")
         der = tls.getpeercert(binary_form=True) if tls is not None else None
         pem = ssl.DER_cert_to_PEM_cert(der).encode("ascii") if der else None
-        claimed = connection.request.headers.get_all(NAME_KEY)
+        claimed = socket.request.headers.get_all(NAME_KEY)
         return self.arrivals.caller(claimed[0] if len(claimed) == 1 else "", pem)
 
-    async def _exchange(self, connection: ServerConnection) -> None:
+    async def _exchange(self, socket: ServerConnection) -> None:
         try:
-            name = self._caller(connection)
-            leg = self.arrivals.admit(name)
+            name = self._caller(socket)
+            connection = self.arrivals.admit(name)
         except CeluError as error:
-            return await self._refuse(connection, error)
-        start(leg, connection, self._loop)
-        await connection.wait_closed()
-        if not leg.core.greeted and leg.problem is not None:
-            self.arrivals.turn_away(str(leg.problem))
+            return await self._refuse(socket, error)
+        start(connection, socket, self._loop)
+        await socket.wait_closed()
+        if not connection.protocol.greeted and connection.problem is not None:
+            self.arrivals.turn_away(str(connection.problem))
         return None
 
-    async def _refuse(self, connection: ServerConnection, error: CeluError) -> None:
+    async def _refuse(self, socket: ServerConnection, error: CeluError) -> None:
         self.arrivals.turn_away(str(error))
-        await connection.close(REFUSED, str(error)[:100])
+        await socket.close(REFUSED, str(error)[:100])
 
 
-class Connection:
+class OutgoingConnection:
     """One connection to a peer that listens."""
 
     def __init__(
-        self, route: Route, name: str, peer: str, identity: Identity | None, make_leg: MakeLeg
+        self,
+        route: Route,
+        name: str,
+        peer: str,
+        credentials: Credentials | None,
+        make_connection: MakeConnection,
     ) -> None:
         self._where = f"{peer} at {route.address}"
-        self.leg = leg = make_leg()
-        leg.explain = self._explain
+        self.connection = connection = make_connection()
+        connection.explain = self._explain
         self._loop = Loop()
         try:
-            if route.gateway is not None and identity is not None:
-                leg.seal = Seal(identity, peer)
-            context = _context(route, peer, identity)
+            if route.gateway is not None and credentials is not None:
+                connection.inner_tls = InnerTls(credentials, peer)
+            context = _context(route, peer, credentials)
             self._socket: WebSocket = self._loop.do(_call(route, context, name, peer))
         except BaseException as error:
             self._loop.stop()
             problem = self._explain(error) if isinstance(error, Exception) else PeerLost("given up")
-            leg.end(error if isinstance(error, CeluError) else problem)
+            connection.end(error if isinstance(error, CeluError) else problem)
             if isinstance(error, OSError | WebSocketException | EOFError):
                 raise problem from error
             raise
-        start(leg, self._socket, self._loop)
+        start(connection, self._socket, self._loop)
 
     def stop(self) -> None:
-        """See `carrier.Connection`."""
+        """See `carrier.OutgoingConnection`."""
         self._loop.do(self._socket.close())
         self._loop.stop()
 
@@ -190,12 +195,12 @@ class Connection:
         return PeerLost(f"the link to {self._where} broke: {error or type(error).__name__}")
 
 
-def _context(route: Route, peer: str, identity: Identity | None) -> ssl.SSLContext | None:
+def _context(route: Route, peer: str, credentials: Credentials | None) -> ssl.SSLContext | None:
     """The connection's own TLS: the gateway's, the peer's, or none."""
-    if identity is None:
+    if credentials is None:
         return None
     if route.gateway is None:
-        context = calling(identity, peer)
+        context = calling(credentials, peer)
     elif route.gateway.ca is None:
         return None
     else:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celu.errors import PeerLost, ProtocolError
-from celu.transport.stream import StreamLeg
+from celu.transport.stream import Connection
 
 if TYPE_CHECKING:
     from websockets.asyncio.connection import Connection as WebSocket
@@ -74,38 +74,41 @@ async def _cancel_all() -> None:
         await asyncio.sleep(0)
 
 
-def start(leg: StreamLeg, socket: WebSocket, loop: Loop) -> None:
+def start(connection: Connection, socket: WebSocket, loop: Loop) -> None:
     """Start the two threads of a connection."""
-    leg.cancel = lambda: loop.soon(socket.transport.abort)
+    connection.cancel = lambda: loop.soon(socket.transport.abort)
     for prefix, target in (("to", _send), ("from", _receive)):
         threading.Thread(
-            target=target, args=(leg, socket, loop), name=f"{prefix}-{leg.peer}", daemon=True
+            target=target,
+            args=(connection, socket, loop),
+            name=f"{prefix}-{connection.peer}",
+            daemon=True,
         ).start()
 
 
-def _send(leg: StreamLeg, socket: WebSocket, loop: Loop) -> None:
-    pieces = leg.outgoing()
+def _send(connection: Connection, socket: WebSocket, loop: Loop) -> None:
+    pieces = connection.outgoing()
     try:
         for piece in pieces:
             loop.do(socket.send(piece))
-        loop.do(_finish(leg, socket))
+        loop.do(_finish(connection, socket))
     except Exception:  # the receiving side says what happened
         return
     finally:
         pieces.close()
 
 
-async def _finish(leg: StreamLeg, socket: WebSocket) -> None:
+async def _finish(connection: Connection, socket: WebSocket) -> None:
     """Say that nothing follows; a caller that was not let in is told why, and that is all."""
-    if not leg.core.greeted and leg.problem is not None:
-        code = _LATER if isinstance(leg.problem, PeerLost) else REFUSED
-        await socket.close(code, str(leg.problem)[:100])
+    if not connection.protocol.greeted and connection.problem is not None:
+        code = _LATER if isinstance(connection.problem, PeerLost) else REFUSED
+        await socket.close(code, str(connection.problem)[:100])
     else:
         await socket.send(_END)
 
 
-def _receive(leg: StreamLeg, socket: WebSocket, loop: Loop) -> None:
-    leg.pump(_pieces(socket, loop))
+def _receive(connection: Connection, socket: WebSocket, loop: Loop) -> None:
+    connection.pump(_pieces(socket, loop))
 
 
 def _pieces(socket: WebSocket, loop: Loop) -> Iterator[bytes]:

@@ -12,7 +12,7 @@
     rows    u32  dimensions of a tensor, else 0
     width   u32
     length  u64  bytes that follow
-    check   16s  of Z and dZ: the digest of the rows they belong to, else 0
+    digest  16s  of Z and dZ: the digest of the rows they belong to, else 0
 
 All little-endian. The bytes that follow a header come in pieces of at most `PIECE_BYTES`, so that
 no carrier's ceiling on a message is ever met and no claim of size costs more than a piece before
@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 
 from celu.errors import NonFiniteError, ProtocolError, ShapeError
-from celu.transport.message import CHECK_BYTES, TENSORS, Kind, Message, TensorSpec
+from celu.transport.message import ROW_DIGEST_BYTES, TENSORS, Kind, Message, TensorSpec
 
 MAGIC = b"CELU"
 VERSION = 3
-HEADER = struct.Struct(f"<4sBBBBQQQIIIQ{CHECK_BYTES}s")
+HEADER = struct.Struct(f"<4sBBBBQQQIIIQ{ROW_DIGEST_BYTES}s")
 PIECE_BYTES = 1024 * 1024  # so that copying, encrypting and sending of a message overlap
 MAX_BODY_BYTES = 256 * 1024
 MAX_BODY_LEVELS = 16  # deeper ones could exhaust the stack of whoever handles them later
@@ -55,7 +55,7 @@ class Header:
     shape: tuple[int, int] | None  # None: a JSON body
     dtype: torch.dtype
     length: int
-    check: bytes
+    row_digest: bytes
     received: int = 0  # how many of our messages the peer has
 
 
@@ -68,12 +68,12 @@ def encode(
         payload = memoryview(tensor.numpy()).cast("B")  # type: ignore[arg-type]
         code, rank, (rows, width) = _DTYPES[tensor.dtype], 2, tensor.shape
     else:
-        pulse = message.kind is Kind.PULSE
-        payload = memoryview(b"" if pulse else json.dumps(message.body or {}).encode())
+        heartbeat = message.kind is Kind.HEARTBEAT
+        payload = memoryview(b"" if heartbeat else json.dumps(message.body or {}).encode())
         code, rank, rows, width = _JSON, 0, 0, 0
     yield HEADER.pack(
         MAGIC, VERSION, message.kind, code, rank, sequence, received,
-        message.round, message.part, rows, width, len(payload), message.check,
+        message.round, message.part, rows, width, len(payload), message.row_digest,
     )  # fmt: skip
     for start in range(0, len(payload), piece_bytes):
         yield bytes(payload[start : start + piece_bytes])
@@ -84,7 +84,7 @@ def decode_header(data: bytes, sequence: int, specs: Mapping[Kind, TensorSpec]) 
     if len(data) != HEADER.size:
         raise ProtocolError(f"expected a header of {HEADER.size} bytes, got {len(data)}")
     magic, version, code, dtype, rank, number, received, *more = HEADER.unpack(data)
-    round_, part, rows, width, length, check = more
+    round_, part, rows, width, length, row_digest = more
     if magic != MAGIC or version != VERSION:
         raise ProtocolError(
             f"expected protocol version {VERSION}, got {version if magic == MAGIC else 'none'}; "
@@ -97,22 +97,22 @@ def decode_header(data: bytes, sequence: int, specs: Mapping[Kind, TensorSpec]) 
     except ValueError:
         raise ProtocolError(f"expected a known kind of message, got kind {code}") from None
     if kind not in TENSORS:
-        most = 0 if kind is Kind.PULSE else MAX_BODY_BYTES
+        most = 0 if kind is Kind.HEARTBEAT else MAX_BODY_BYTES
         if (dtype, rank, rows, width) != (_JSON, 0, 0, 0) or length > most:
             raise ProtocolError(
                 f"{kind.name}: expected a body of at most {most} bytes, "
                 f"got dtype {dtype}, rank {rank}, [{rows}, {width}], {length} bytes"
             )
-        return Header(kind, round_, part, None, torch.uint8, length, check, received)
+        return Header(kind, round_, part, None, torch.uint8, length, row_digest, received)
     if kind not in specs:
         raise ProtocolError(f"{kind.name}: not expected at this point")
     if dtype not in _DTYPES_BY_CODE or rank != 2:
         raise ProtocolError(f"{kind.name}: expected a matrix, got dtype {dtype}, rank {rank}")
-    specs[kind].check(kind, _DTYPES_BY_CODE[dtype], (rows, width))
+    specs[kind].validate(kind, _DTYPES_BY_CODE[dtype], (rows, width))
     if length != rows * width * specs[kind].dtype.itemsize:
         raise ProtocolError(f"{kind.name}: [{rows}, {width}] does not make {length} bytes")
     shape = (rows, width)
-    return Header(kind, round_, part, shape, specs[kind].dtype, length, check, received)
+    return Header(kind, round_, part, shape, specs[kind].dtype, length, row_digest, received)
 
 
 class Assembly:
@@ -151,7 +151,11 @@ class Assembly:
         header = self.header
         if header.shape is not None:
             return Message(
-                header.kind, header.round, header.part, tensor=self._tensor, check=header.check
+                header.kind,
+                header.round,
+                header.part,
+                tensor=self._tensor,
+                row_digest=header.row_digest,
             )
         try:
             body = json.loads(bytes(self._buffer))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from celu.data.table import Batch
+from celu.data.dataset import Batch
 from celu.workset.sampling import Sampling
 
 

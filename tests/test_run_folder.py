@@ -1,0 +1,71 @@
+"""The run folder: new, gone on with, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from celu.errors import ConfigError
+from celu.run_folder import RunFolder
+
+
+def events(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+
+
+def begun(path: Path) -> None:
+    """A run in which training began, and that can go on."""
+    run = RunFolder(path, {})
+    run.emit("started", {"num_rounds": 9})
+    (path / "run.json").write_text("{}")
+    run.finish({"status": "PeerLost"})
+
+
+def test_a_run_that_goes_on_adds_to_its_events_and_counts_attempts(tmp_path: Path) -> None:
+    begun(tmp_path)
+    again = RunFolder(tmp_path, {}, goes_on=True)
+    again.emit("resumed", {"round": 3})
+    again.finish({"status": "done"})
+    found = events(tmp_path)
+    assert [e["event"] for e in found] == ["attempt", "started", "attempt", "resumed"]
+    assert [e["number"] for e in found if e["event"] == "attempt"] == [1, 2]
+    times = [float(str(e["t"])) for e in found]
+    assert times == sorted(times)
+
+
+def test_a_run_that_never_began_can_go_on_however_it_ended(tmp_path: Path) -> None:
+    RunFolder(tmp_path, {}).finish({"status": "DataError"})
+    RunFolder(tmp_path, {}).finish({"status": "done"})
+
+
+def test_a_torn_event_is_cut_off(tmp_path: Path) -> None:
+    begun(tmp_path)
+    whole = (tmp_path / "events.jsonl").read_bytes()
+    for torn in (b'{"t": 1.5, "ev', b"\0\0\0\0", b"\xff"):
+        (tmp_path / "events.jsonl").write_bytes(whole + torn)
+        RunFolder(tmp_path, {}, goes_on=True).finish({})
+        assert events(tmp_path)[-1]["event"] == "attempt"
+
+
+def test_what_is_not_to_be_added_to_stays_as_it_is(tmp_path: Path) -> None:
+    begun(tmp_path / "run")
+    with pytest.raises(ConfigError, match="--out"):
+        RunFolder(tmp_path / "run", {})  # such as a simulation, which cannot go on
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(ConfigError, match="--out"):
+        RunFolder(tmp_path / "run", {}, goes_on=True)
+    for content in ("precious\n", "[1]\n", '{"t": 1}\n', "\xff\n"):
+        (tmp_path / "events.jsonl").write_text(content)
+        with pytest.raises(ConfigError, match="--out"):
+            RunFolder(tmp_path, {}, goes_on=True)
+        assert (tmp_path / "events.jsonl").read_text() == content
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path, {})
+    with pytest.raises(ConfigError, match="nobody uses"):
+        RunFolder(tmp_path, {}, goes_on=True)
+    first.finish({})
+    RunFolder(tmp_path, {}, goes_on=True).finish({})
