@@ -19,7 +19,7 @@ from bench.report import BenchResult, Say
 from bench.step import BATCH, WIDTH, write_pair
 from celu.config.link import find_link
 from celu.config.templates import CRITEO, write_settings
-from celu.testing import Event, free_port, run_parties
+from celu.testing import EventDict, free_port, run_parties
 
 PROFILE = "wan-300"
 _JOB = """\
@@ -84,7 +84,7 @@ def bench_checkpoint(say: Say, turns: int = 3, rounds: int = 220, every: int = 1
     return result
 
 
-def _run(folder: Path, rounds: int, every: int) -> tuple[list[Event], Path]:
+def _run(folder: Path, rounds: int, every: int) -> tuple[list[EventDict], Path]:
     """The host's events, and its run folder."""
     write_settings(folder, _MODEL, port=free_port(), local=True)
     for name in PARTIES:

@@ -174,13 +174,13 @@ def _curve(pair: Pair, batch: int, codec: str, R: int, seed: int, rounds: int) -
     result = celu.simulate(
         job,
         celu.Guest(
-            WideDeepTop((WIDTH, WIDTH), hidden=(64,), init_std=INIT),
-            celu.LOSSES["binary"],
-            guest.train,
-            guest.test,
-            tower(guest),
+            top=WideDeepTop((WIDTH, WIDTH), hidden=(64,), init_std=INIT),
+            loss=celu.LOSSES["binary"],
+            train=guest.train,
+            test=guest.test,
+            bottom=tower(guest),
         ),
-        {"host": celu.Host(tower(host), host.train, host.test)},
+        {"host": celu.Host(bottom=tower(host), train=host.train, test=host.test)},
     )
     return [evaluation["auc"] for evaluation in result.evaluations]
 

@@ -185,7 +185,7 @@ def _feeds(say: Say, stores: Path) -> dict[str, float]:
     return figures
 
 
-def _step_seconds(guest: celu.Rows, host: celu.Rows, rounds: int = 12) -> float:
+def _step_seconds(guest: celu.StoreDatasets, host: celu.StoreDatasets, rounds: int = 12) -> float:
     job = celu.Job(
         rounds=rounds,
         batch_size=BATCH,
@@ -196,26 +196,25 @@ def _step_seconds(guest: celu.Rows, host: celu.Rows, rounds: int = 12) -> float:
     torch.manual_seed(1)
     at: list[float] = []
 
-    def note(event: str, fields: Any) -> None:
-        del fields
-        if event == "round":
+    def note(event: celu.Event) -> None:
+        if event.event == "round":
             at.append(time.perf_counter())
 
-    def tower(rows: celu.Rows) -> Tower:
+    def tower(rows: celu.StoreDatasets) -> Tower:
         train = rows.train
         return Tower(WIDTH, {n: t.shape[1] for n, t in train.inputs.items()}, train.sizes)
 
     celu.simulate(
         job,
         celu.Guest(
-            WideDeepTop((WIDTH, WIDTH)),
-            celu.LOSSES["binary"],
-            guest.train,
-            guest.test,
-            tower(guest),
+            top=WideDeepTop((WIDTH, WIDTH)),
+            loss=celu.LOSSES["binary"],
+            train=guest.train,
+            test=guest.test,
+            bottom=tower(guest),
         ),
-        {"host": celu.Host(tower(host), host.train, host.test)},
-        note,
+        {"host": celu.Host(bottom=tower(host), train=host.train, test=host.test)},
+        callbacks=[note],
     )
     return median(np.diff(at).tolist())
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -18,6 +17,7 @@ import celu
 from bench.report import BenchResult, Say
 from bench.step import BATCH, EMBEDDING, WIDTH, paper_parties, step_job
 from celu.data.order import BatchOrder
+from celu.events import RoundDone
 from celu.party import Guest, Host
 
 _WARM_UP = 100  # a multiple of the rounds between two reports
@@ -50,8 +50,14 @@ def _parties(device: str) -> tuple[Guest, Host]:
     place = torch.device(device)
     mine, theirs = guest.train.to(place), host.train.to(place)
     return (
-        Guest(guest.top.to(place), guest.loss, mine, mine, guest.bottom.to(place)),
-        Host(host.bottom.to(place), theirs, theirs),
+        Guest(
+            top=guest.top.to(place),
+            loss=guest.loss,
+            train=mine,
+            test=mine,
+            bottom=guest.bottom.to(place),
+        ),
+        Host(bottom=host.bottom.to(place), train=theirs, test=theirs),
     )
 
 
@@ -60,11 +66,11 @@ def _engine(device: str, rounds: int) -> float:
     guest, host = _parties(device)
     at: dict[int, float] = {}
 
-    def emit(event: str, fields: dict[str, Any]) -> None:
-        if event == "round":
-            at[fields["round"]] = _now(device)
+    def emit(event: celu.Event) -> None:
+        if isinstance(event, RoundDone):
+            at[event.round] = _now(device)
 
-    celu.simulate(step_job(rounds), guest, {"host": host}, emit)
+    celu.simulate(step_job(rounds), guest, {"host": host}, callbacks=[emit])
     first = min(round_ for round_ in at if round_ >= _WARM_UP)
     return (at[rounds] - at[first]) / (rounds - first)
 

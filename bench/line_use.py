@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.step import BATCH, WIDTH
-from celu.testing import Event
+from celu.testing import EventDict
 
 PARTIES = ("guest", "host")
 _JOB = """\
@@ -34,7 +34,7 @@ def write_job(path: Path, *, rounds: int, codec: str, depth: int) -> None:
     )
 
 
-def line_use(events: list[Event], way: str, mbps: float, depth: int) -> float:
+def line_use(events: list[EventDict], way: str, mbps: float, depth: int) -> float:
     """The share of the line's capacity that training used, while the pipeline was filled."""
     rounds = [e for e in events if e["event"] == "round"]
     first, last = rounds[len(rounds) // 4], rounds[-1 - depth]

@@ -23,10 +23,11 @@ from celu.config.job import read_job
 from celu.config.link import find_link
 from celu.config.party import read_party
 from celu.config.templates import write_settings
+from celu.events import Event, RoundDone
 from celu.launch import load_party
 from celu.party import Guest, Host
 from celu.simulation import simulate
-from celu.testing import Event, free_port, run_parties
+from celu.testing import EventDict, free_port, run_parties
 
 # Codec, rounds in flight.
 CASES = (("fp32", 1), ("fp32", 2), ("fp32", 4), ("fp32", 8), ("int8", 1), ("int8", 8))
@@ -104,7 +105,7 @@ def bench_link(
     return result
 
 
-def _run(folder: Path, job: Path, profile: str) -> list[Event]:
+def _run(folder: Path, job: Path, profile: str) -> list[EventDict]:
     """The host's events of a real run."""
     from bench.step import THIN
 
@@ -116,7 +117,7 @@ def _run(folder: Path, job: Path, profile: str) -> list[Event]:
     return run_parties(folder, list(PARTIES), job, out, timeout_s=300)["host"].events
 
 
-def _seconds(events: list[Event]) -> float:
+def _seconds(events: list[EventDict]) -> float:
     last: float = [e for e in events if e["event"] == "round"][-1]["seconds"]
     return last
 
@@ -129,10 +130,10 @@ def _virtual(folder: Path, job_file: Path, profile: str) -> float:
     assert isinstance(guest, Guest) and isinstance(host, Host)
     seconds = 0.0
 
-    def note(event: str, fields: dict[str, float]) -> None:
+    def note(event: Event) -> None:
         nonlocal seconds
-        if event == "round":
-            seconds = fields["seconds"]
+        if isinstance(event, RoundDone):
+            seconds = event.seconds
 
-    simulate(job, guest, {"host": host}, note, link=find_link(profile))
+    simulate(job, guest, {"host": host}, callbacks=[note], link=profile)
     return seconds

@@ -23,6 +23,7 @@ from torch import nn
 
 import celu
 from celu.config.link import PROFILES, LinkSettings
+from celu.events import RoundDone
 from celu.models.tops import InnerProductTop, WideDeepTop
 from celu.models.tower import Tower
 
@@ -163,10 +164,19 @@ def build_parties(
     top: nn.Module = InnerProductTop(widths)
     if shape.model == "wdl":
         top = WideDeepTop(widths, hidden=regime.top, init_std=regime.init_std)
+    train, test = pair["guest"]
     guest = celu.Guest(
-        top.to(shape.device), celu.LOSSES["binary"], *pair["guest"], tower(pair["guest"])
+        top=top.to(shape.device),
+        loss="binary",
+        train=train,
+        test=test,
+        bottom=tower(pair["guest"]),
     )
-    hosts = {name: celu.Host(tower(t), *t) for name, t in pair.items() if name != "guest"}
+    hosts = {
+        name: celu.Host(bottom=tower(t), train=t[0], test=t[1])
+        for name, t in pair.items()
+        if name != "guest"
+    }
     return guest, hosts
 
 
@@ -191,11 +201,11 @@ def compute_s(pair: Pair, shape: Shape) -> float:
     at_once = LinkSettings(mbps=1e9)
     seconds: list[float] = []
 
-    def note(event: str, fields: dict[str, float]) -> None:
-        if event == "round":
-            seconds.append(fields["seconds"])
+    def note(event: celu.Event) -> None:
+        if isinstance(event, RoundDone):
+            seconds.append(event.seconds)
 
     regime = REGIMES["paper"]
-    simulate_pair(pair, shape, regime, job, emit=note, link=at_once, timer=timer_of(shape))
+    simulate_pair(pair, shape, regime, job, callbacks=[note], link=at_once, timer=timer_of(shape))
     half = len(seconds) // 2
     return (seconds[-1] - seconds[half]) / (len(seconds) - 1 - half)

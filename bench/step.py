@@ -129,19 +129,25 @@ def paper_parties() -> tuple[Guest, Host]:
     torch.manual_seed(1)
     bottom = Tower(WIDTH, {"numbers": 13}, {}, hidden=(256, 256))
     guest = Guest(
-        WideDeepTop((WIDTH, WIDTH)), celu.LOSSES["binary"], guest_rows, guest_rows, bottom
+        top=WideDeepTop((WIDTH, WIDTH)),
+        loss=celu.LOSSES["binary"],
+        train=guest_rows,
+        test=guest_rows,
+        bottom=bottom,
     )
-    return guest, Host(Tower(WIDTH, {"ids": 26}, sizes, EMBEDDING), host_rows, host_rows)
+    return guest, Host(
+        bottom=Tower(WIDTH, {"ids": 26}, sizes, EMBEDDING), train=host_rows, test=host_rows
+    )
 
 
 def _timed_simulation(guest: Guest, host: Host, rounds: int) -> list[float]:
     at: list[float] = []
 
-    def emit(event: str, fields: dict[str, Any]) -> None:
-        if event in ("started", "round"):
+    def emit(event: celu.Event) -> None:
+        if event.event in ("started", "round"):
             at.append(time.perf_counter())
 
-    celu.simulate(step_job(rounds), guest, {"host": host}, emit)
+    celu.simulate(step_job(rounds), guest, {"host": host}, callbacks=[emit])
     return [after - before for before, after in pairwise(at)]
 
 
@@ -187,8 +193,10 @@ def _table_steps(table_rows: int, rounds: int) -> list[float]:
     )
     top = WideDeepTop((WIDTH, WIDTH))
     guest_bottom = Tower(WIDTH, {"numbers": 13}, {})
-    guest = Guest(top, celu.LOSSES["binary"], guest_rows, guest_rows, guest_bottom)
-    return _timed_simulation(guest, Host(bottom, host_rows, host_rows), rounds)
+    guest = Guest(
+        top=top, loss=celu.LOSSES["binary"], train=guest_rows, test=guest_rows, bottom=guest_bottom
+    )
+    return _timed_simulation(guest, Host(bottom=bottom, train=host_rows, test=host_rows), rounds)
 
 
 def write_pair(folder: Path, thin: bool, rounds: int) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from celu.config.job import Job
 from celu.data.dataset import Dataset
-from celu.models.losses import LOSSES
 from celu.party import Guest, Host
 
 _ROWS, _TEST_ROWS, _COLUMNS, _WIDTH = 40, 8, 3, 4
@@ -99,12 +98,18 @@ class Case:
         """The guest, with modules of its own."""
         own = self._guest
         assert own.bottom is not None  # every case has one at all parties
-        return Guest(_copy(own.top), own.loss, own.train, own.test, _copy(own.bottom))
+        return Guest(
+            top=_copy(own.top),
+            loss=own.loss,
+            train=own.train,
+            test=own.test,
+            bottom=_copy(own.bottom),
+        )
 
     def host(self, name: str) -> Host:
         """A host, with a module of its own."""
         own = self._hosts[name]
-        return Host(_copy(own.bottom), own.train, own.test)
+        return Host(bottom=_copy(own.bottom), train=own.train, test=own.test)
 
     @property
     def names(self) -> list[str]:
@@ -137,13 +142,15 @@ def case(number: int) -> Case:
     labels = torch.stack([x[:, 0] for x in numbers.values()]).sum(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number)
-        guest = Guest(
-            Top(1 + len(hosts)),
-            LOSSES["regression"],
-            *_tables(numbers[job.guest], labels),
-            Bottom(row["dropout"]),
-        )
-        own = {name: Host(Bottom(row["dropout"]), *_tables(numbers[name], None)) for name in hosts}
+        top = Top(1 + len(hosts))
+        train, test = _datasets(numbers[job.guest], labels)
+        bottom = Bottom(row["dropout"])
+        guest = Guest(bottom=bottom, top=top, loss="regression", train=train, test=test)
+        own = {}
+        for name in hosts:
+            bottom = Bottom(row["dropout"])
+            train, test = _datasets(numbers[name], None)
+            own[name] = Host(bottom=bottom, train=train, test=test)
     return Case(number, job, guest, own)
 
 
@@ -161,7 +168,7 @@ def _names(job: Job) -> list[str]:
     return [job.guest, *job.hosts]
 
 
-def _tables(numbers: Tensor, labels: Tensor | None) -> tuple[Dataset, Dataset]:
+def _datasets(numbers: Tensor, labels: Tensor | None) -> tuple[Dataset, Dataset]:
     cuts = (slice(None, _ROWS), slice(_ROWS, None))
     train, test = (
         Dataset({"numbers": numbers[cut].clone()}, None if labels is None else labels[cut].clone())

@@ -9,6 +9,7 @@ import torch
 
 from celu.checkpoint.generations import Snapshot
 from celu.errors import CeluError, CheckpointError, PeerFailed, PeerLost
+from celu.events import Event, RoundDone, TrainingStarted
 from celu.session import Result
 from celu.transport.message import Message
 from chaos.life import Party
@@ -68,14 +69,14 @@ class Rounds:
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
 
-    def see(self, party: str, event: str, fields: dict[str, Any]) -> None:
+    def see(self, party: str, event: Event) -> None:
         """An event of a party; raises Violated."""
-        if event in ("started", "resumed"):
-            self._last[party] = fields.get("round", 0)
-        elif event == "round":
-            last, self._last[party] = self._last[party], fields["round"]
-            if fields["round"] != last + 1:
-                raise Violated(f"{party} applied round {fields['round']} after round {last}")
+        if isinstance(event, TrainingStarted):
+            self._last[party] = event.round
+        elif isinstance(event, RoundDone):
+            last, self._last[party] = self._last[party], event.round
+            if event.round != last + 1:
+                raise Violated(f"{party} applied round {event.round} after round {last}")
 
 
 def check_error(party: str, error: CeluError, struck: Counter[str]) -> None:

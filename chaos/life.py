@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
 
 from celu.checkpoint.writer import Inline
 from celu.errors import CeluError, PeerRestarted
+from celu.events import Event
 from celu.session import Result, guest_session, host_session
 from celu.transport.stream import CLOSE_S
 from chaos.cases import Case
@@ -37,7 +37,7 @@ class Party:
         network: Network,
         watcher: Watcher,
         ended: Callable[[Party, Result | CeluError | None], None],
-        emitted: Callable[[Party, str, dict[str, Any]], None],
+        emitted: Callable[[Party, Event], None],
         *,
         calls: bool,
         piece_bytes: int,
@@ -184,5 +184,5 @@ class Life:
         else:
             end.close()
 
-    def _emit(self, event: str, fields: dict[str, Any]) -> None:
-        self._party.emitted(self._party, event, fields)
+    def _emit(self, event: Event) -> None:
+        self._party.emitted(self._party, event)

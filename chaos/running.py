@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
 
 import torch
 
 from celu.errors import CeluError, CheckpointError
+from celu.events import Event
 from celu.session import Result
 from celu.simulation import simulate
 from celu.transport.message import Message
@@ -197,9 +197,9 @@ class _Run:
         if self._due is not None:
             check_kept(party.name, self.kept[party.name], self._due[party.name])
 
-    def _emitted(self, party: Party, event: str, fields: dict[str, Any]) -> None:
-        self.world.note(party.name, f"{event} {fields.get('round', '')}")
-        self._rounds.see(party.name, event, fields)
+    def _emitted(self, party: Party, event: Event) -> None:
+        self.world.note(party.name, f"{event.event} {event.fields.get('round', '')}")
+        self._rounds.see(party.name, event)
 
 
 class _Watching:

@@ -25,16 +25,16 @@ def parties() -> tuple[celu.Guest, celu.Host]:
     train, test = slice(0, 25_000), slice(25_000, None)
     torch.manual_seed(1)
     guest = celu.Guest(
-        WideDeepTop([Z_WIDTH, Z_WIDTH]),
-        celu.LOSSES["binary"],
-        celu.Dataset({"numbers": numbers[train]}, labels[train]),
-        celu.Dataset({"numbers": numbers[test]}, labels[test]),
-        Tower(Z_WIDTH, {"numbers": 13}, {}, hidden=(64,)),
+        top=WideDeepTop([Z_WIDTH, Z_WIDTH]),
+        loss=celu.LOSSES["binary"],
+        train=celu.Dataset({"numbers": numbers[train]}, labels[train]),
+        test=celu.Dataset({"numbers": numbers[test]}, labels[test]),
+        bottom=Tower(Z_WIDTH, {"numbers": 13}, {}, hidden=(64,)),
     )
     host = celu.Host(
-        Tower(Z_WIDTH, {"ids": 26}, sizes, embedding_dim=8, hidden=(64,)),
-        celu.Dataset({"ids": ids[train]}, None, sizes),
-        celu.Dataset({"ids": ids[test]}, None, sizes),
+        bottom=Tower(Z_WIDTH, {"ids": 26}, sizes, embedding_dim=8, hidden=(64,)),
+        train=celu.Dataset({"ids": ids[train]}, None, sizes),
+        test=celu.Dataset({"ids": ids[test]}, None, sizes),
     )
     return guest, host
 

@@ -34,10 +34,12 @@ def main() -> None:
             hosts = {}
             for name in names:
                 bottom, rows = open_party(Path(folder, name, "store"), label=False)
-                hosts[name] = celu.Host(bottom, rows.train, rows.test)
+                hosts[name] = celu.Host(bottom=bottom, train=rows.train, test=rows.test)
             bottom, rows = open_party(Path(folder, "airline", "store"), label=True)
             top = WideDeepTop([Z_WIDTH] * (1 + len(hosts)), hidden=(32,))
-            guest = celu.Guest(top, celu.LOSSES["binary"], rows.train, rows.test, bottom)
+            guest = celu.Guest(
+                top=top, loss=celu.LOSSES["binary"], train=rows.train, test=rows.test, bottom=bottom
+            )
             job = celu.Job(
                 rounds=100,
                 guest="airline",

@@ -47,8 +47,8 @@ def main() -> None:
     torch.manual_seed(job.seed)
     result = celu.simulate(
         job,
-        celu.Guest(Insurer([16]), celu.LOSSES["multiclass"], labels, labels),
-        {"clinic": celu.Host(Clinic(16), rows, rows)},
+        celu.Guest(top=Insurer([16]), loss=celu.LOSSES["multiclass"], train=labels, test=labels),
+        {"clinic": celu.Host(bottom=Clinic(16), train=rows, test=rows)},
     )
     for evaluation in result.evaluations:
         print(f"round {evaluation['round']}: accuracy {evaluation['accuracy']:.3f}")

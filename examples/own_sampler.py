@@ -30,16 +30,16 @@ def parties() -> tuple[celu.Guest, celu.Host]:
     train, test = slice(0, 32_000), slice(32_000, None)
     torch.manual_seed(1)
     guest = celu.Guest(
-        WideDeepTop([32, 32]),
-        celu.LOSSES["binary"],
-        celu.Dataset({"numbers": numbers[train]}, labels[train]),
-        celu.Dataset({"numbers": numbers[test]}, labels[test]),
-        Tower(32, {"numbers": 13}, {}, hidden=(32,)),
+        top=WideDeepTop([32, 32]),
+        loss=celu.LOSSES["binary"],
+        train=celu.Dataset({"numbers": numbers[train]}, labels[train]),
+        test=celu.Dataset({"numbers": numbers[test]}, labels[test]),
+        bottom=Tower(32, {"numbers": 13}, {}, hidden=(32,)),
     )
     host = celu.Host(
-        Tower(32, {"ids": 26}, sizes, embedding_dim=8, hidden=(32,)),
-        celu.Dataset({"ids": ids[train]}, None, sizes),
-        celu.Dataset({"ids": ids[test]}, None, sizes),
+        bottom=Tower(32, {"ids": 26}, sizes, embedding_dim=8, hidden=(32,)),
+        train=celu.Dataset({"ids": ids[train]}, None, sizes),
+        test=celu.Dataset({"ids": ids[test]}, None, sizes),
     )
     return guest, host
 

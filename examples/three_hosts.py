@@ -46,17 +46,17 @@ def main() -> None:
             evaluation=celu.Evaluation(every=80),
         )
         guest = celu.Guest(
-            Top([8, *(WIDTHS[name] for name in names)]),
-            celu.LOSSES["binary"],
-            celu.Dataset({"x": x["insurer"][train]}, label[train]),
-            celu.Dataset({"x": x["insurer"][test]}, label[test]),
-            Bottom(8),
+            top=Top([8, *(WIDTHS[name] for name in names)]),
+            loss=celu.LOSSES["binary"],
+            train=celu.Dataset({"x": x["insurer"][train]}, label[train]),
+            test=celu.Dataset({"x": x["insurer"][test]}, label[test]),
+            bottom=Bottom(8),
         )
         hosts = {
             name: celu.Host(
-                Bottom(WIDTHS[name]),
-                celu.Dataset({"x": x[name][train]}),
-                celu.Dataset({"x": x[name][test]}),
+                bottom=Bottom(WIDTHS[name]),
+                train=celu.Dataset({"x": x[name][train]}),
+                test=celu.Dataset({"x": x[name][test]}),
             )
             for name in names
         }

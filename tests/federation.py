@@ -16,6 +16,7 @@ import celu
 from celu.certs import make_authority, make_party
 from celu.data.order import BatchOrder
 from celu.engine.optimizer import Optimizer
+from celu.events import ignore
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
 from celu.session import guest_session, host_session
@@ -84,11 +85,11 @@ def federation(
     if not guest_has_features:
         guest_table = celu.Dataset({}, labels)
     guest = celu.Guest(
-        top,
-        celu.LOSSES[loss],
-        guest_table,
-        guest_table,
-        tower(5) if guest_has_features else None,
+        top=top,
+        loss=celu.LOSSES[loss],
+        train=guest_table,
+        test=guest_table,
+        bottom=tower(5) if guest_has_features else None,
     )
     defaults: dict[str, Any] = {"rounds": 14, "batch_size": BATCH}
     terms = {name: celu.HostTerms(z_width=width) for name, width in widths.items()}
@@ -96,7 +97,10 @@ def federation(
     return Federation(
         celu.Job(**{**defaults, "hosts": terms, "evaluation": evaluation, **job}),
         guest,
-        {name: celu.Host(tower(width), table(name), table(name)) for name, width in widths.items()},
+        {
+            name: celu.Host(bottom=tower(width), train=table(name), test=table(name))
+            for name, width in widths.items()
+        },
     )
 
 
@@ -183,9 +187,7 @@ def train_over_grpc(
             with open_links(
                 endpoint(name, [fed.job.guest], host_listens), listening(name)
             ) as links:
-                session = host_session(
-                    name, fed.hosts[name], fed.job, links[fed.job.guest], lambda e, f: None
-                )
+                session = host_session(name, fed.hosts[name], fed.job, links[fed.job.guest], ignore)
                 run_blocking(session)
         except BaseException as error:
             failures.append(error)
@@ -196,7 +198,7 @@ def train_over_grpc(
     try:
         own = endpoint(fed.job.guest, list(fed.hosts), not host_listens)
         with open_links(own, listening(fed.job.guest)) as links:
-            session = guest_session(fed.job.guest, fed.guest, fed.job, links, lambda e, f: None)
+            session = guest_session(fed.job.guest, fed.guest, fed.job, links, ignore)
             result(run_blocking(session))
     finally:
         for thread in threads:

@@ -83,8 +83,8 @@ def meet(
     to_host, to_guest = memory_links("guest", "host")
     told = {}
 
-    def emit(event: str, fields: dict[str, Any]) -> None:
-        told[event] = fields
+    def emit(event: celu.Event) -> None:
+        told[event.event] = event
 
     host = host_session("host", fed.hosts["host"], hosts_job or fed.job, wrap(to_guest), emit)
     guest = guest_session("guest", fed.guest, fed.job, {"host": to_host}, emit)

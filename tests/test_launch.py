@@ -14,6 +14,7 @@ import celu
 from celu import launch
 from celu.config.party import read_party
 from celu.errors import PeerRestarted
+from celu.events import RoundDone
 from celu.handshake import tell
 from celu.run_folder import RunFolder
 from celu.testing import read_events
@@ -60,9 +61,9 @@ def test_where_a_peer_was_started_anew_a_party_begins_again_from_its_checkpoints
         """The peer's process goes away in round 7, once."""
         emit = arguments[4]
 
-        def stop(event: str, fields: dict[str, Any]) -> None:
-            emit(event, fields)
-            if event == "round" and fields["round"] == 7 and not once:
+        def stop(event: celu.Event) -> None:
+            emit(event)
+            if isinstance(event, RoundDone) and event.round == 7 and not once:
                 once.append(1)
                 raise PeerRestarted("host was started anew")
 

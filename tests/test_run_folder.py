@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from celu.errors import ConfigError
+from celu.events import TrainingResumed, TrainingStarted
 from celu.run_folder import RunFolder
 
 
@@ -18,7 +19,7 @@ def events(path: Path) -> list[dict[str, object]]:
 def begun(path: Path) -> None:
     """A run in which training began, and that can go on."""
     run = RunFolder(path, {})
-    run.emit("started", {"num_rounds": 9})
+    run.emit(TrainingStarted(num_rounds=9))
     (path / "run.json").write_text("{}")
     run.finish({"status": "PeerLost"})
 
@@ -26,7 +27,7 @@ def begun(path: Path) -> None:
 def test_a_run_that_goes_on_adds_to_its_events_and_counts_attempts(tmp_path: Path) -> None:
     begun(tmp_path)
     again = RunFolder(tmp_path, {}, goes_on=True)
-    again.emit("resumed", {"round": 3})
+    again.emit(TrainingResumed(round=3, num_rounds=9))
     again.finish({"status": "done"})
     found = events(tmp_path)
     assert [e["event"] for e in found] == ["attempt", "started", "attempt", "resumed"]

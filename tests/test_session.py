@@ -15,6 +15,7 @@ from celu.errors import (
     PeerFailed,
     ShapeError,
 )
+from celu.events import ignore
 from celu.session import guest_session, host_session
 from celu.simulation import _run_together
 from celu.transport.memory import memory_links
@@ -25,8 +26,8 @@ from federation import BATCH, ROWS, Federation, federation
 def run(fed: Federation) -> celu.Result:
     to_host, to_guest = memory_links("guest", "host")
     programs = {
-        "host": host_session("host", fed.hosts["host"], fed.job, to_guest, lambda e, f: None),
-        "guest": guest_session("guest", fed.guest, fed.job, {"host": to_host}, lambda e, f: None),
+        "host": host_session("host", fed.hosts["host"], fed.job, to_guest, ignore),
+        "guest": guest_session("guest", fed.guest, fed.job, {"host": to_host}, ignore),
     }
     return _run_together(programs, [to_host])["guest"]
 
@@ -124,7 +125,7 @@ def test_a_peer_that_sends_another_shape_is_refused(
         await to_guest.send(Message(Kind.ACTIVATION, 0, tensor=tensor, row_digest=check))
         await to_guest.receive()
 
-    guest = guest_session("guest", fed.guest, fed.job, {"host": to_host}, lambda e, f: None)
+    guest = guest_session("guest", fed.guest, fed.job, {"host": to_host}, ignore)
     with pytest.raises(ShapeError, match=said):
         _run_together({"guest": guest, "host": rogue()}, [to_host])  # type: ignore[dict-item]
 
@@ -134,7 +135,7 @@ def test_the_peer_learns_why_but_no_more_than_it_may() -> None:
     to_host, to_guest = memory_links("guest", "host")
     small = celu.Dataset({}, torch.zeros(5))
     guest = dataclasses.replace(fed.guest, train=small)
-    session = guest_session("guest", guest, fed.job, {"host": to_host}, lambda e, f: None)
+    session = guest_session("guest", guest, fed.job, {"host": to_host}, ignore)
     with pytest.raises(DataError, match="got 5"):
         session.send(None)
 
@@ -173,8 +174,8 @@ def test_simulate_names_the_hosts_that_are_missing() -> None:
 def test_hosts_tell_their_events_to_who_asks_for_them() -> None:
     fed = federation(rounds=4, method=celu.Method(W=2, R=2))
     heard: list[tuple[str, dict[str, object]]] = []
-    emit_hosts = {"host": lambda event, fields: heard.append((event, fields))}
-    celu.simulate(fed.job, fed.guest, fed.hosts, emit_hosts=emit_hosts)
-    rounds = [fields for event, fields in heard if event == "round"]
+    callbacks = {"host": [heard.append]}
+    celu.simulate(fed.job, fed.guest, fed.hosts, host_callbacks=callbacks)
+    rounds = [event.fields for event in heard if event.event == "round"]
     assert [fields["round"] for fields in rounds] == [1, 2, 3, 4]
     assert "similarity_quantiles" in rounds[-1] and "loss" not in rounds[-1]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from celu.errors import ConfigError
+from celu.events import TYPES, Event, RoundDone, TrainingStarted
 from celu.run_folder import RunFolder
 from celu.tracking import FOLDER, TensorBoard
 from record.folders import evaluation_event, events, round_event
@@ -28,7 +29,7 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 def tell(tracker: TensorBoard, happened: list[dict[str, Any]]) -> None:
     for event in happened:
-        tracker.event(event["event"], {k: v for k, v in event.items() if k != "event"})
+        tracker.event(TYPES.get(event["event"], Event).model_validate(event))
 
 
 def never(words: str) -> None:
@@ -80,8 +81,8 @@ def test_a_disk_that_fails_ends_the_tracking_and_not_the_run(tmp_path: Path) -> 
     (tmp_path / FOLDER).write_text("in the way")
     tracker = TensorBoard(tmp_path, words.append)
     run.listen(tracker.event)
-    run.emit("started", {"num_rounds": 9})
-    run.emit("round", {"round": 1, "seconds": 1.0})
+    run.emit(TrainingStarted(num_rounds=9))
+    run.emit(RoundDone(round=1, seconds=1.0))
     tracker.close()
     run.finish({"status": "done"})
     assert len(words) == 1 and "left out from here on" in words[0]

@@ -26,7 +26,7 @@ from bench.paper.drawing import (
 from bench.paper.study import Study, tune_all
 from bench.paper.training import CELU, CONSECUTIVE, Train
 from bench.report import BenchResult
-from celu.engine.observer import QUANTILES
+from celu.events import SIMILARITY_QUANTILES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +42,7 @@ _SHADES = {
     0.25: ("25%", "#08519c"),
     0.5: ("median", "#000000"),
 }
-_TENTH = QUANTILES.index(0.1)
+_TENTH = SIMILARITY_QUANTILES.index(0.1)
 
 # What is looked at: a regime, and the method in it. All with xi=60, so that below 0.5 is left out.
 _SETTINGS = {
@@ -100,7 +100,9 @@ def binned(rows: list[list[float]]) -> Course:
 def _add_rows(result: BenchResult, setting: str, party: str, course: Course) -> None:
     for share in (0.0, 0.1, 0.25, 0.5, 1.0):
         rounds, quantiles = course[min(int(share * len(course)), len(course) - 1)]
-        named = {f"{q:.0%}": value for q, value in zip(QUANTILES, quantiles, strict=True)}
+        named = {
+            f"{q:.0%}": value for q, value in zip(SIMILARITY_QUANTILES, quantiles, strict=True)
+        }
         which = {"setting": _WORDS[setting], "party": party, "round": round(rounds)}
         result.rows.append({**which, **named})
     tenths = [quantiles[_TENTH] for _, quantiles in course]
@@ -138,7 +140,9 @@ def _draw(courses: dict[tuple[str, str], Course]) -> Figure:
 
 def _draw_course(axes: Axes, course: Course) -> list[LinkEmulator]:
     rounds = [at for at, _ in course]
-    by_quantile = dict(zip(QUANTILES, zip(*(q for _, q in course), strict=True), strict=True))
+    by_quantile = dict(
+        zip(SIMILARITY_QUANTILES, zip(*(q for _, q in course), strict=True), strict=True)
+    )
     lines = [
         LinkEmulator(name, colour, rounds, by_quantile[quantile])
         for quantile, (name, colour) in _SHADES.items()

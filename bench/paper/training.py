@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +23,13 @@ from bench.pair import (
 from bench.paper.profiles import Task
 from bench.paper.runs import Values
 from celu.errors import NonFiniteError
+from celu.events import Callback, Evaluated, Event, RoundDone, TuningChosen
 
 CELU = celu.Method(W=5, R=5, xi=60)
 CONSECUTIVE = celu.Method(W=1, R=5, xi=60)
 FEDBCD = celu.Method(W=1, R=5, weighting="none")
 GUEST_ONLY = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60)
 TOGETHER = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60, depth=4)
-
-Emit = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -101,11 +99,11 @@ class Prepared:
     job: celu.Job
     speed: float
 
-    def go(self, listeners: dict[str, Emit]) -> str:
+    def go(self, listeners: dict[str, Callback]) -> str:
         """Train, with a listener a party; the error's words where NaN or Inf ends it, else none."""
         options: dict[str, Any] = {
-            "emit": listeners[self.job.guest],
-            "emit_hosts": {name: listeners[name] for name in self.job.hosts},
+            "callbacks": [listeners[self.job.guest]],
+            "host_callbacks": {name: [listeners[name]] for name in self.job.hosts},
             "link": self.shape.line,
             "speed": self.speed,
             "timer": timer_of(self.shape),
@@ -126,18 +124,19 @@ class _Seen:
         self.choices: list[str] = []
         self.quantiles: dict[str, list[list[float]]] = {}  # by party: round, quantiles
 
-    def by(self, party: str) -> Emit:
+    def by(self, party: str) -> Callback:
         """What listens to a party."""
 
-        def note(event: str, fields: dict[str, Any]) -> None:
-            if event == "evaluation":
-                seconds = fields["seconds"] - fields["evaluating_s"]
-                self.curve.append((fields["round"], round(seconds, 4), fields["auc"]))
-            elif event == "choice":
-                self.choices.append(f"from round {fields['round']}: {fields['reason']}")
-            elif event == "round" and self._similarities and "similarity_quantiles" in fields:
-                row = [fields["round"], *fields["similarity_quantiles"]]
-                self.quantiles.setdefault(party, []).append(row)
+        def note(event: Event) -> None:
+            if isinstance(event, Evaluated):
+                seconds = event.seconds - event.evaluating_s
+                self.curve.append((event.round, round(seconds, 4), event.metrics["auc"]))
+            elif isinstance(event, TuningChosen):
+                self.choices.append(f"from round {event.round}: {event.reason}")
+            elif isinstance(event, RoundDone) and self._similarities:
+                if event.similarity_quantiles is not None:
+                    row = [event.round, *event.similarity_quantiles]
+                    self.quantiles.setdefault(party, []).append(row)
 
         return note
 

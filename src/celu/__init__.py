@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from celu.data.memory_map import StoreDatasets, open_datasets
     from celu.data.store import Store, open_store
     from celu.errors import CeluError
+    from celu.events import Event
     from celu.models.losses import LOSSES, Loss
     from celu.party import Guest, Host
     from celu.session import Result
@@ -43,6 +44,7 @@ __all__ = [
     "Codecs",
     "Dataset",
     "Evaluation",
+    "Event",
     "Guest",
     "Host",
     "HostTerms",
@@ -74,6 +76,7 @@ _HOMES = {
     "data.store": ("Store", "open_store"),
     "data.dataset": ("Dataset",),
     "errors": ("CeluError",),
+    "events": ("Event",),
     "models.losses": ("LOSSES", "Loss"),
     "party": ("Guest", "Host"),
     "session": ("Result",),

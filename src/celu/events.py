@@ -1,37 +1,145 @@
-"""The events of a run as types: what a reader may count on, whichever release wrote them.
+"""The events of a run: what the engine emits, the run folder records and its readers read.
 
-Fields that older releases did not write are None or empty. Events of other names are kept as
-`Event`, and fields that are not named here as extras.
+The same types serve for writing and reading. A field that an older release did not write has a
+default; a field or an event of a newer release is read as an extra field or as a plain `Event`.
+Events belong to the party that emits them: nothing in them is meant for a peer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+# The quantiles that `RoundDone.similarity_quantiles` gives.
+SIMILARITY_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 class Event(BaseModel):
-    """Any event: `t` is in seconds since the run began, over all its attempts."""
+    """Any event. `t` is in seconds since the run began, all attempts counted."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    t: float
     event: str
+    t: float = 0.0
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What else it says."""
-        return self.model_dump(exclude={"t", "event"})
+        """Every field that was set, but for the name and the time, as JSON names it."""
+        return self.model_dump(exclude={"t", "event"}, exclude_unset=True, by_alias=True)
+
+
+Callback = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """Do nothing with an event."""
+
+
+def call_all(callbacks: Sequence[Callback]) -> Callback:
+    """One callback that calls each of these in turn."""
+
+    def emit(event: Event) -> None:
+        for callback in callbacks:
+            callback(event)
+
+    return emit
+
+
+class Attempt(Event):
+    """The party was started: the first time, or again after an interruption."""
+
+    event: str = "attempt"
+    number: int
+
+
+class Warned(Event):
+    """Something is odd, and the run continues."""
+
+    event: str = "warning"
+    message: str
+
+
+class DataOpened(Event):
+    """The party's rows passed the gate; `schema_digest` names their columns."""
+
+    event: str = "data"
+    schema_digest: str = Field(
+        "", validation_alias=AliasChoices("schema", "schema_digest"), serialization_alias="schema"
+    )
+    train_rows: int = 0
+    test_rows: int = 0
+
+
+class Connected(Event):
+    """Every peer is connected; `secure` is False in an insecure run."""
+
+    event: str = "connected"
+    peers: list[str] = []
+    secure: bool = True
+
+
+class LinkDown(Event):
+    """A connection ended; the link tries to reconnect."""
+
+    event: str = "link_down"
+    peer: str
+    reason: str
+
+
+class LinkUp(Event):
+    """A link is up again after so many seconds."""
+
+    event: str = "link_up"
+    peer: str
+    seconds: float
+
+
+class Restarted(Event):
+    """A peer restarted, so this party starts over from the last common checkpoint."""
+
+    event: str = "restart"
+    message: str
+
+
+class CheckpointDamaged(Event):
+    """A checkpoint on disk failed its checksum and is not used."""
+
+    event: str = "damaged"
+    round: int
+    why: str
+
+
+class AlignmentProgress(Event):
+    """So many of the ids are blinded and compared."""
+
+    event: str = "aligning"
+    done: int
+    total: int
+
+
+class TrainingStarted(Event):
+    """Training starts at round 0."""
+
+    event: str = "started"
+    round: int = 0
+    num_rounds: int
+
+
+class TrainingResumed(TrainingStarted):
+    """Training resumes after so many rounds."""
+
+    event: str = "resumed"
 
 
 class RoundEvent(Event):
-    """An event that belongs to a round; `seconds` are those of training, by its own clock."""
+    """An event of a round; `seconds` are training time by the party's own clock."""
 
     round: int
     seconds: float
 
-    def is_undone_by(self, round_: int) -> bool:
-        """Whether a run that goes on after so many rounds does it again."""
+    def is_rolled_back_by(self, round_: int) -> bool:
+        """Whether a run that resumes after so many rounds repeats it."""
         return self.round > round_
 
 
@@ -45,32 +153,34 @@ class _Progress(RoundEvent):
 
     @property
     def bytes(self) -> int:
-        """All that crossed this party's links until then."""
+        """All bytes that crossed this party's links so far."""
         return self.bytes_sent + self.bytes_received + self.evaluation_bytes + self.control_bytes
 
 
 class RoundDone(_Progress):
-    """So many rounds are done. Counts are of the whole run until then."""
+    """So many rounds are done. Counts are totals of the run so far."""
 
+    event: str = "round"
     local_steps: int = 0
     bubbles: int = 0
     waited_s: float = 0.0
     loss: float | None = None  # the guest's, mean since the last such event
-    similarity_quantiles: list[float] | None = None  # see SIMILARITY_AT
-    spans: list[tuple[str, float, float]] = []  # what, from, to, in seconds of training
+    similarity_quantiles: list[float] | None = None  # at SIMILARITY_QUANTILES
+    spans: list[tuple[str, float, float]] = []  # what, start, end, in seconds of training
     table: list[tuple[int, int, float | None]] | None = None  # round, uses, median similarity
-    staleness: float | None = None  # of the batches used since the last such event, in rounds
+    staleness: float | None = None  # mean age in rounds of the batches used since the last event
 
 
 class Evaluated(_Progress):
-    """Held-out rows were scored."""
+    """Held-out rows were scored; the metrics are extra fields, by name."""
 
+    event: str = "evaluation"
     evaluating_s: float = 0.0
     target_reached: bool = False
 
     @property
     def metrics(self) -> dict[str, float]:
-        """By name."""
+        """The metrics by name."""
         return {
             name: float(value)
             for name, value in (self.model_extra or {}).items()
@@ -79,34 +189,33 @@ class Evaluated(_Progress):
 
 
 class TuningChosen(RoundEvent):
-    """The guest chose how to go on after so many rounds."""
+    """The guest chose W, R, depth and codec for the rounds from `round` to `until`."""
 
+    event: str = "choice"
     until: int
     reason: str
     W: dict[str, int] = {}
     R: dict[str, int] = {}
     depth: int = 1
     codec: dict[str, str] = {}
-    back_to: str | None = None
+    back_to: str | None = None  # the savepoint that was rolled back to, if any
 
-    def is_undone_by(self, round_: int) -> bool:
-        """See `RoundEvent`: it is told again where the run goes on from that very round."""
+    def is_rolled_back_by(self, round_: int) -> bool:
+        """See `RoundEvent`: a run that resumes at this very round emits the choice again."""
         return self.round >= round_
 
 
-class TrainingStarted(Event):
-    """Training began, or went on after so many rounds."""
+class CheckpointTaken(RoundEvent):
+    """A checkpoint was taken after so many rounds; it may still have to be written."""
 
-    round: int = 0
-    num_rounds: int
+    event: str = "checkpoint"
 
 
-# The quantiles that `similarity_quantiles` gives.
-SIMILARITY_AT = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 TYPES: dict[str, type[Event]] = {
-    "round": RoundDone,
-    "evaluation": Evaluated,
-    "choice": TuningChosen,
-    "started": TrainingStarted,
-    "resumed": TrainingStarted,
+    kind.model_fields["event"].default: kind
+    for kind in (
+        *(Attempt, Warned, DataOpened, Connected, LinkDown, LinkUp, Restarted, CheckpointDamaged),
+        *(AlignmentProgress, TrainingStarted, TrainingResumed),
+        *(RoundDone, Evaluated, TuningChosen, CheckpointTaken),
+    )
 }

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from celu.doctor.probes import Watch
 from celu.engine.coding import Coding
 from celu.engine.local import seed_step
 from celu.errors import CeluError, CheckpointError, ConfigError, DataError, PeerRestarted
+from celu.events import Callback, Connected, DataOpened, Restarted, Warned, ignore
 from celu.models.building import BOTTOMS, TOPS, build, find_loss
 from celu.party import Guest, Host
 from celu.psi.protocol import Work, align_guest, align_host
@@ -79,7 +79,7 @@ def load_party(
         ).to(device)
     if settings.role == "host":
         assert bottom is not None  # settings are checked: a host brings one
-        return Host(bottom, train, test)
+        return Host(bottom=bottom, train=train, test=test)
     assert model.top is not None and model.loss is not None  # likewise
     widths = ([guest_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
     top = build(
@@ -90,7 +90,7 @@ def load_party(
         what="model.top",
         folder=folder,
     ).to(device)
-    return Guest(top, find_loss(model.loss, folder), train, test, bottom)
+    return Guest(top=top, loss=find_loss(model.loss, folder), train=train, test=test, bottom=bottom)
 
 
 def run_party(
@@ -111,16 +111,21 @@ def run_party(
     try:
         rows = read_rows(settings)
         for warning in rows.warnings:
-            run.emit("warning", {"message": warning})
-        counts = {"train_rows": rows.train.num_rows, "test_rows": rows.test.num_rows}
-        run.emit("data", {"schema": rows.schema, **counts})
+            run.emit(Warned(message=warning))
+        run.emit(
+            DataOpened(
+                schema_digest=rows.schema,
+                train_rows=rows.train.num_rows,
+                test_rows=rows.test.num_rows,
+            )
+        )
         while True:
             party = load_party(settings, job, folder, rows)
             try:
                 result = _run_once(settings, job, party, run, listening)
                 break
             except PeerRestarted as error:
-                run.emit("restart", {"message": str(error)})
+                run.emit(Restarted(message=str(error)))
         run.save_weights({"bottom": party.bottom, "top": getattr(party, "top", None)})
         if result.choices:
             run.write("replay.toml", replay_toml(job, result.choices))
@@ -144,7 +149,7 @@ def _run_once(
     checkpoints = Checkpoints(run.path)
     checkpoints.find()  # now, while no peer waits
     with open_links(_endpoint(settings, run.notice), listening) as links:
-        run.emit("connected", {"peers": sorted(links), "secure": not settings.insecure})
+        run.emit(Connected(peers=sorted(links), secure=not settings.insecure))
         if isinstance(party, Guest):
             session = guest_session(
                 settings.name, party, job, links, run.emit, checkpoints=checkpoints
@@ -160,7 +165,7 @@ def align_party(
     settings: PartySettings,
     job: Job,
     listening: Callable[[int], None],
-    emit: Callable[[str, dict[str, Any]], None],
+    emit: Callback,
 ) -> tuple[Alignment, dict[str, TrafficBothWays]]:
     """Find the rows that all parties have, and write the alignment; also what crossed each link.
 
@@ -186,7 +191,7 @@ def align_party(
         while True:
             try:
                 with open_links(_endpoint(settings, emit), listening) as links:
-                    emit("connected", {"peers": sorted(links), "secure": not settings.insecure})
+                    emit(Connected(peers=sorted(links), secure=not settings.insecure))
                     if settings.role == "guest":
                         program = align_guest(settings.name, links, tags[order], terms, work, emit)
                     else:
@@ -196,7 +201,7 @@ def align_party(
                     traffic = {name: link.traffic for name, link in links.items()}
                     break
             except PeerRestarted as error:
-                emit("restart", {"message": str(error)})
+                emit(Restarted(message=str(error)))
     rows = order[found.rows]
     first_test = len(parts["train"])
     alignment = write_alignment(
@@ -287,7 +292,7 @@ def _device(name: str) -> torch.device:
 
 def _endpoint(
     settings: PartySettings,
-    notice: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
+    notice: Callback = ignore,
 ) -> Endpoint:
     keys = None
     if settings.peers and not settings.insecure:

@@ -1,9 +1,9 @@
-"""What a party brings: its modules and its rows.
+"""What a party brings to a run: its modules and its rows.
 
 The modules are any `nn.Module`: nothing to inherit, nothing to wrap. A bottom is called with the
-inputs of a batch by name, `bottom(**inputs)`, and gives Z, [B, width]. The top is called with
+inputs of a batch by name, `bottom(**inputs)`, and returns Z, [B, width]. The top is called with
 every Z in order, `top(z_guest, z_host, ...)`: the guest's own first, if it has a bottom, then the
-hosts' in the order of the contract.
+hosts' in the order of the job.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from celu.data.dataset import Dataset
-from celu.models.losses import Loss
+from celu.models.losses import Loss, LossLike, as_loss
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Host:
     """A party with features only (Party A)."""
 
@@ -25,12 +25,34 @@ class Host:
     test: Dataset
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Guest:
-    """The party with labels (Party B). Without features of its own it has no bottom."""
+    """The party with labels (Party B). A guest without features has no bottom.
 
+    `loss` is a name ("binary", "multiclass", "regression"), a callable `loss(output, labels)` that
+    returns one value for each row, or a `celu.Loss` with metrics of its own.
+    """
+
+    bottom: nn.Module | None
     top: nn.Module
     loss: Loss
     train: Dataset
     test: Dataset
-    bottom: nn.Module | None = None
+
+    def __init__(
+        self,
+        *,
+        bottom: nn.Module | None = None,
+        top: nn.Module,
+        loss: LossLike,
+        train: Dataset,
+        test: Dataset,
+    ) -> None:
+        for name, value in {
+            "bottom": bottom,
+            "top": top,
+            "loss": as_loss(loss),
+            "train": train,
+            "test": test,
+        }.items():
+            object.__setattr__(self, name, value)

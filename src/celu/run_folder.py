@@ -16,19 +16,18 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from celu.errors import CheckpointError, ConfigError
+from celu.events import Attempt, Callback, Event
 from celu.version import __version__
 
 if TYPE_CHECKING:
     from torch import nn
-
-Listener = Callable[[str, Mapping[str, Any]], None]
 
 
 class RunFolder:
@@ -52,35 +51,36 @@ class RunFolder:
             earlier = _earlier_events(path, self._events, goes_on)
             latest = max((event["t"] for event in earlier), default=0.0)
             self._started = time.monotonic() - latest
-            self._listeners: list[Listener] = []
+            self._listeners: list[Callback] = []
             self._emitting = threading.Lock()  # links speak from threads of their own
             with _written(path / "summary.json"):  # of an earlier attempt, which was not the end
                 (path / "summary.json").unlink(missing_ok=True)
             self._write_json("settings.json", {**settings, "versions": versions()})
             attempts = sum(event["event"] == "attempt" for event in earlier)
-            self.emit("attempt", {"number": attempts + 1})
+            self.emit(Attempt(number=attempts + 1))
         except BaseException:
             self._close()
             raise
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: Callback) -> None:
         """Have every later event passed on, as a progress bar needs it."""
         self._listeners.append(listener)
 
-    def emit(self, event: str, fields: Mapping[str, Any]) -> None:
+    def emit(self, event: Event) -> None:
         """Record an event, from any thread."""
         with self._emitting:
             seconds = round(time.monotonic() - self._started, 4)
-            line = json.dumps({"t": seconds, "event": event, **fields}) + "\n"
+            line = json.dumps({"t": seconds, "event": event.event, **event.fields}) + "\n"
             with _written(self.path / "events.jsonl"):
                 self._events.write(line)
+            event = event.model_copy(update={"t": seconds})
             for listener in self._listeners:
-                listener(event, {"t": seconds, **fields})
+                listener(event)
 
-    def notice(self, event: str, fields: Mapping[str, Any]) -> None:
+    def notice(self, event: Event) -> None:
         """Record an event if it can be, for a thread that must not fail: a later `emit` will."""
         with suppress(CheckpointError):
-            self.emit(event, fields)
+            self.emit(event)
 
     def save_weights(self, modules: Mapping[str, nn.Module | None]) -> None:
         """Keep the trained weights, each under its module's name."""

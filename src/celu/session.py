@@ -21,11 +21,18 @@ from celu.engine.auto import AutoPlan
 from celu.engine.checkpointing import Checkpointer, ResumePoint
 from celu.engine.guest import GuestTrainer, train_guest
 from celu.engine.host import HostTrainer, train_host
-from celu.engine.observer import Emit, Observer
+from celu.engine.observer import Observer
 from celu.engine.plan import FixedPlan, HostPlan, Plan
 from celu.engine.schedule import Schedule
 from celu.engine.spans import Spans
 from celu.errors import CheckpointError, ConfigError, DataError
+from celu.events import (
+    Callback,
+    CheckpointDamaged,
+    Evaluated,
+    TrainingResumed,
+    TrainingStarted,
+)
 from celu.handshake import close_session, compare, differences, hello, tell
 from celu.party import Guest, Host
 from celu.transport.link import Link
@@ -38,14 +45,24 @@ _REPORTS = 2000
 
 @dataclass(frozen=True)
 class Result:
-    """What a party knows at the end: rounds done, and the guest's evaluations in order."""
+    """The end of a run as one party sees it. Only the guest has evaluations.
+
+    `choices` are those that the guest made with `method = "auto"`: a job with these choices
+    repeats the run.
+    """
 
     rounds: int
     local_steps: int
     bubbles: int
     evaluations: list[dict[str, float]]
     traffic: dict[str, int]
-    choices: list[Choice]  # where the guest chose for itself: with these the run can be repeated
+    choices: list[Choice]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the last evaluation by name; empty at a host."""
+        last = self.evaluations[-1] if self.evaluations else {}
+        return {name: value for name, value in last.items() if name not in Evaluated.model_fields}
 
 
 async def host_session(
@@ -53,7 +70,7 @@ async def host_session(
     host: Host,
     job: Job,
     link: Link,
-    emit: Emit,
+    emit: Callback,
     clock: Callable[[], float] = time.monotonic,
     checkpoints: Checkpoints | None = None,
 ) -> Result:
@@ -98,7 +115,7 @@ async def guest_session(
     guest: Guest,
     job: Job,
     links: Mapping[str, Link],
-    emit: Emit,
+    emit: Callback,
     clock: Callable[[], float] = time.monotonic,
     checkpoints: Checkpoints | None = None,
 ) -> Result:
@@ -184,7 +201,7 @@ async def _greet(
     contract: Mapping[str, Any],
     links: Mapping[str, Link],
     checkpoints: Checkpoints | None,
-    emit: Emit,
+    emit: Callback,
 ) -> tuple[Claim, dict[str, Claim]]:
     """Say which contract we have and which rounds we hold; what we and the peers hold.
 
@@ -201,11 +218,11 @@ async def _greet(
     return own, theirs
 
 
-def _claim(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Emit) -> Claim:
+def _claim(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback) -> Claim:
     """What we hold; raises CheckpointError where the folder is that of another contract."""
     identity, held = checkpoints.find()
     for round_, why in checkpoints.damaged.items():
-        emit("damaged", {"round": round_, "why": why})
+        emit(CheckpointDamaged(round=round_, why=why))
     if identity is None:
         return Claim()
     changed = differences("the run", identity.contract, "job.toml or the data", contract)
@@ -229,11 +246,11 @@ def _settling(checkpoints: Checkpoints | None) -> Iterator[None]:
         raise
 
 
-def _announce(emit: Emit, schedule: Schedule, resume_point: ResumePoint) -> None:
+def _announce(emit: Callback, schedule: Schedule, resume_point: ResumePoint) -> None:
     if resume_point.round == 0:
-        emit("started", {"num_rounds": schedule.num_rounds})
+        emit(TrainingStarted(num_rounds=schedule.num_rounds))
     else:
-        emit("resumed", {"round": resume_point.round, "num_rounds": schedule.num_rounds})
+        emit(TrainingResumed(round=resume_point.round, num_rounds=schedule.num_rounds))
 
 
 def _result(

@@ -7,15 +7,15 @@ waits for a message lets the next one go on. Nothing is copied or encoded on the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
-from celu.config.link import LinkSettings
-from celu.engine.observer import Emit
+from celu.config.link import LinkSettings, find_link
 from celu.errors import ConfigError, ProtocolError
+from celu.events import Callback, call_all
 from celu.party import Guest, Host
 from celu.session import Result, guest_session, host_session
 from celu.transport.emulation import LinkEmulator
@@ -23,33 +23,32 @@ from celu.transport.memory import MemoryLink, memory_links
 from celu.transport.virtual_clock import VirtualClock
 
 
-def _say_nothing(event: str, fields: dict[str, Any]) -> None:
-    """Let an event pass."""
-
-
 def simulate(
     job: Job,
     guest: Guest,
     hosts: Mapping[str, Host],
-    emit: Emit = _say_nothing,
     *,
-    link: LinkSettings | None = None,
+    link: LinkSettings | str | None = None,
     speed: float = 1.0,
     timer: Callable[[], float] = time.perf_counter,
     checkpoints: Mapping[str, Checkpoints] | None = None,
-    emit_hosts: Mapping[str, Emit] | None = None,
+    callbacks: Sequence[Callback] = (),
+    host_callbacks: Mapping[str, Sequence[Callback]] | None = None,
 ) -> Result:
-    """Train all parties' modules in place and return what the guest knows at the end.
+    """Train all parties' modules in place and return the guest's result.
 
-    `emit` gets the guest's events, `emit_hosts` those of each host that it names. A job without
-    hosts trains the guest alone: the baseline that a federation has to beat. Raises what a party
-    raises.
+    `callbacks` are called with each of the guest's events, `host_callbacks` with those of the hosts
+    that they name. A job without hosts trains the guest alone: the baseline that a federation has
+    to beat. Raises whatever a party raises.
 
-    With a `link`, the seconds in events and evaluations are virtual: what the run would take with
-    each party on a machine of its own, `speed` times as fast as this one, and that line in between,
-    each way. `timer` tells how long this one computes; on a busy machine, that may better be
-    `time.thread_time`. With `checkpoints`, one for each party, the run goes on from them.
+    With a `link` (a profile such as "wan-300", or settings), the seconds in events and evaluations
+    are virtual: the time that the run would take with each party on a machine of its own, `speed`
+    times as fast as this one, and that link between them. `timer` measures how long this machine
+    computes; on a busy machine `time.thread_time` is more accurate. With `checkpoints`, one for each
+    party, the run resumes from them.
     """
+    if isinstance(link, str):
+        link = find_link(link)
     if set(hosts) != set(job.hosts):
         raise ConfigError(f"hosts: expected {sorted(job.hosts)} as in the job, got {sorted(hosts)}")
     clocks = {name: VirtualClock(speed, timer) for name in (job.guest, *job.hosts)}
@@ -70,7 +69,7 @@ def simulate(
             host,
             job,
             pairs[name][1],
-            (emit_hosts or {}).get(name, _say_nothing),
+            call_all((host_callbacks or {}).get(name, ())),
             time.monotonic if link is None else clocks[name].now,
             (checkpoints or {}).get(name),
         )
@@ -79,7 +78,13 @@ def simulate(
     to_hosts = {name: pair[0] for name, pair in pairs.items()}
     timer = time.monotonic if link is None else clocks[job.guest].now
     programs[job.guest] = guest_session(
-        job.guest, guest, job, to_hosts, emit, timer, (checkpoints or {}).get(job.guest)
+        job.guest,
+        guest,
+        job,
+        to_hosts,
+        call_all(callbacks),
+        timer,
+        (checkpoints or {}).get(job.guest),
     )
     # Where nobody asks for virtual time, nobody waits for an accelerator to be able to tell it.
     timed = None if link is None else clocks

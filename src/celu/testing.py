@@ -15,14 +15,14 @@ from typing import Any
 from celu.certs import make_authority, make_party
 from celu.errors import CeluError
 
-Event = dict[str, Any]
+EventDict = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class PartyRun:
     """What one party's process left behind."""
 
-    events: list[Event]
+    events: list[EventDict]
     output: str
 
 
@@ -49,7 +49,7 @@ def run_parties(
     out: str,
     *,
     timeout_s: float,
-    watch: Callable[[str, Event], None] | None = None,
+    watch: Callable[[str, EventDict], None] | None = None,
     inside: Mapping[str, list[str]] | None = None,
 ) -> dict[str, PartyRun]:
     """Run `celu run` for each FOLDER/NAME/party.toml; run folders are FOLDER/NAME/OUT.
@@ -155,7 +155,7 @@ def _run_together(
     return outputs
 
 
-def read_events(run_dir: Path) -> list[Event]:
+def read_events(run_dir: Path) -> list[EventDict]:
     """The complete lines of a run's events file, which may still be growing."""
     path = run_dir / "events.jsonl"
     if not path.exists():

@@ -6,12 +6,12 @@ A tracker stands beside a run: what goes wrong in it is told once and never ends
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celu.errors import ConfigError
-from celu.events import SIMILARITY_AT, TYPES, Evaluated, Event, RoundDone, TrainingStarted
+from celu.events import SIMILARITY_QUANTILES, Evaluated, Event, RoundDone, TrainingStarted
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -40,12 +40,12 @@ class TensorBoard:
         self._last: RoundDone | None = None
         self._gave_up = False
 
-    def event(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Write down what an event tells."""
-        if self._gave_up or event not in TYPES:
+    def event(self, event: Event) -> None:
+        """Write what TensorBoard shows of an event."""
+        if self._gave_up:
             return
         try:
-            self._take(TYPES[event].model_validate({"event": event, **fields}))
+            self._take(event)
         except Exception as error:  # whatever it is, the run goes on
             self._give_up(error)
 
@@ -94,7 +94,7 @@ def _of_round(event: RoundDone, last: RoundDone | None) -> Iterator[tuple[str, f
     yield "local/bubbles", event.bubbles
     if event.staleness is not None:
         yield "local/staleness", event.staleness
-    for at, value in zip(SIMILARITY_AT, event.similarity_quantiles or (), strict=False):
+    for at, value in zip(SIMILARITY_QUANTILES, event.similarity_quantiles or (), strict=False):
         yield f"similarity/{at:.0%}", value
     if last is not None and event.seconds > last.seconds:
         seconds = event.seconds - last.seconds

@@ -18,6 +18,7 @@ from celu.engine.cost_model import Costs
 from celu.engine.local import Workset
 from celu.engine.state import TrainerState
 from celu.errors import CeluError
+from celu.events import Event
 from celu.session import Result
 from chaos.cases import Case, case
 from chaos.life import Party
@@ -50,7 +51,7 @@ class Run(_Run):
             self.result = end
         super()._ended(party, end)
 
-    def _emitted(self, party: Party, event: str, fields: dict[str, Any]) -> None:
+    def _emitted(self, party: Party, event: Event) -> None:
         pass
 
 

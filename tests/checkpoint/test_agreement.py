@@ -12,6 +12,7 @@ from celu.checkpoint.agreement import Agreement, Claim, agree
 from celu.checkpoint.generations import Checkpoints
 from celu.checkpoint.writer import Inline
 from celu.errors import CheckpointError, PeerFailed, ProtocolError
+from celu.events import ignore
 from celu.session import guest_session, host_session
 from celu.simulation import _run_together
 from celu.transport.memory import memory_links
@@ -112,11 +113,11 @@ def run(fed: Federation, guest_at: Path, host_at: Path) -> celu.Result:
     kept = {p: Checkpoints(p, QuickDisk(), Inline()) for p in (guest_at, host_at)}
     programs = {
         "host": host_session(
-            *("host", fed.hosts["host"], fed.job, to_guest, lambda e, f: None),
+            *("host", fed.hosts["host"], fed.job, to_guest, ignore),
             checkpoints=kept[host_at],
         ),
         "guest": guest_session(
-            *("guest", fed.guest, fed.job, {"host": to_host}, lambda e, f: None),
+            *("guest", fed.guest, fed.job, {"host": to_host}, ignore),
             checkpoints=kept[guest_at],
         ),
     }
@@ -151,7 +152,7 @@ def test_a_model_that_is_not_the_checkpoints_is_refused_by_the_name_of_the_tenso
         6, {"numbers": 4, "ids": 3}, {"ids": (20, 20, 20)}, embedding_dim=5, hidden=(8,)
     )
     host = other.hosts["host"]
-    other.hosts["host"] = celu.Host(wider, host.train, host.test)
+    other.hosts["host"] = celu.Host(bottom=wider, train=host.train, test=host.test)
     with pytest.raises(CheckpointError, match=r"weights\.bottom\..*: expected .* got"):
         run(other, tmp_path / "guest", tmp_path / "host")
 
@@ -177,7 +178,7 @@ def test_a_guest_that_sends_a_host_to_a_round_it_never_had_is_refused(tmp_path: 
         await to_host.receive()
 
     host = host_session(
-        *("host", fed.hosts["host"], fed.job, to_guest, lambda e, f: None),
+        *("host", fed.hosts["host"], fed.job, to_guest, ignore),
         checkpoints=Checkpoints(tmp_path, QuickDisk(), Inline()),
     )
     with pytest.raises(ProtocolError, match="round 3"):

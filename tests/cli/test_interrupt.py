@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from celu.cli.interrupt import InterruptHandler
+from celu.events import CheckpointTaken, RoundDone, TrainingResumed, TrainingStarted
 
 
 @pytest.fixture
@@ -23,19 +24,19 @@ def interrupt() -> None:
 
 def test_the_first_stops_at_the_next_checkpoint(said: io.StringIO) -> None:
     with InterruptHandler(Console(file=said, width=200), "airline") as stopping:
-        stopping.event("started", {"num_rounds": 9})
-        stopping.event("checkpoint", {"round": 3})  # nobody asked
+        stopping.event(TrainingStarted(num_rounds=9))
+        stopping.event(CheckpointTaken(round=3, seconds=1.0))  # nobody asked
         interrupt()
-        stopping.event("round", {"round": 4})
+        stopping.event(RoundDone(round=4, seconds=1.0))
         with pytest.raises(KeyboardInterrupt):
-            stopping.event("checkpoint", {"round": 6})
+            stopping.event(CheckpointTaken(round=6, seconds=1.0))
     assert "stops at the next checkpoint" in said.getvalue()
     assert "stops after round 6" in said.getvalue()
 
 
 def test_the_second_stops_at_once(said: io.StringIO) -> None:
     with InterruptHandler(Console(file=said), "airline") as stopping:
-        stopping.event("resumed", {"round": 3})
+        stopping.event(TrainingResumed(round=3, num_rounds=9))
         interrupt()
         with pytest.raises(KeyboardInterrupt):
             interrupt()

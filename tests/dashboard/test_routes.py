@@ -226,7 +226,9 @@ def test_names_that_are_no_names_are_refused() -> None:
 def test_a_dashboard_without_its_packages_names_them(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [n for n in sys.modules if n.startswith(("celu.dashboard.server", "celu.dashboard.routes"))]:
+    for name in [
+        n for n in sys.modules if n.startswith(("celu.dashboard.server", "celu.dashboard.routes"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=r"pip install .celu\[dashboard\]"):

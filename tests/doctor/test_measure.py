@@ -10,6 +10,7 @@ import celu
 from celu.config.link import PROFILES
 from celu.doctor.measure import ProbePlan
 from celu.errors import ContractMismatch
+from celu.events import ignore
 from celu.simulation import _run_together
 from celu.transport.emulation import PAYLOAD, LinkEmulator
 from celu.transport.link import Link
@@ -140,7 +141,7 @@ def test_a_peer_that_runs_another_command_is_told_so() -> None:
     fed = federation()
     to_host, to_guest = memory_links("guest", "host")
     programs = {
-        "host": host_session("host", fed.hosts["host"], fed.job, to_guest, lambda e, f: None),
+        "host": host_session("host", fed.hosts["host"], fed.job, to_guest, ignore),
         "guest": _examine(fed.job, to_host),
     }
     with pytest.raises(ContractMismatch, match=r"`celu run`.*`celu doctor`|doctor`.*`celu run`"):

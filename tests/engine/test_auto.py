@@ -47,14 +47,11 @@ def choosing(rounds: int = 200, **job: Any) -> Federation:
 
 def chosen(fed: Federation) -> tuple[celu.Result, list[dict[str, Any]]]:
     events: list[dict[str, Any]] = []
-    result = celu.simulate(
-        fed.job,
-        fed.guest,
-        fed.hosts,
-        lambda event, fields: events.append({"event": event, **fields}),
-        link=SLOW,
-        speed=20,
-    )
+
+    def note(event: celu.Event) -> None:
+        events.append({"event": event.event, **event.fields})
+
+    result = celu.simulate(fed.job, fed.guest, fed.hosts, link=SLOW, speed=20, callbacks=[note])
     return result, [event for event in events if event["event"] == "choice"]
 
 

@@ -107,7 +107,7 @@ class Dropping(torch.nn.Module):
 def test_dropout_is_a_function_of_seed_and_round_not_of_what_ran_before() -> None:
     fed = federation(method=METHODS["celu"])
     host = fed.hosts["host"]
-    fed.hosts["host"] = celu.Host(Dropping(host.bottom), host.train, host.test)
+    fed.hosts["host"] = celu.Host(bottom=Dropping(host.bottom), train=host.train, test=host.test)
     runs = []
     for noise in (1, 2):
         torch.manual_seed(noise)

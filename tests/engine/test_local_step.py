@@ -61,7 +61,9 @@ X = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
 def host_with_cached(stale: Tensor, dz: Tensor, xi: float) -> tuple[HostTrainer, Scale]:
     bottom = Scale([1.0, 1.0])
     table = celu.Dataset({"x": X})
-    trainer = HostTrainer("host", celu.Host(bottom, table, table), job(W=1, R=2, xi=xi))
+    trainer = HostTrainer(
+        "host", celu.Host(bottom=bottom, train=table, test=table), job(W=1, R=2, xi=xi)
+    )
     trainer.workset.keep(0, Batch({"x": X}, None, NO_TAGS), (stale,), (dz,))
     return trainer, bottom
 
@@ -83,7 +85,7 @@ def test_without_weighting_a_hosts_local_step_repeats_the_derivative() -> None:
     bottom = Scale([1.0, 1.0])
     table = celu.Dataset({"x": X})
     settings = job(W=1, R=2, weighting="none")
-    trainer = HostTrainer("host", celu.Host(bottom, table, table), settings)
+    trainer = HostTrainer("host", celu.Host(bottom=bottom, train=table, test=table), settings)
     trainer.workset.keep(0, Batch({"x": X}, None, NO_TAGS), (-X,), (dz,))
     trainer.local_step()
     torch.testing.assert_close(bottom.weight.data, torch.ones(2) - LR * (X * dz).sum(dim=0))
@@ -98,7 +100,9 @@ def guest(loss: Callable[[Tensor, Tensor], Tensor], xi: float) -> tuple[GuestTra
     labels = torch.tensor([0.0, 1.0, 5.0])
     table = celu.Dataset({}, labels)
     trainer = GuestTrainer(
-        "guest", celu.Guest(top, celu.Loss(loss), table, table), job(W=1, R=2, xi=xi)
+        "guest",
+        celu.Guest(top=top, loss=celu.Loss(loss), train=table, test=table),
+        job(W=1, R=2, xi=xi),
     )
     return trainer, top
 
@@ -152,7 +156,7 @@ def test_a_binary_top_of_b_by_1_is_taken_as_b() -> None:
 
 def test_a_bottom_of_the_wrong_width_is_refused_by_name() -> None:
     table = celu.Dataset({"x": X[:, :1]})
-    trainer = HostTrainer("host", celu.Host(Scale([1.0]), table, table), job(R=1))
+    trainer = HostTrainer("host", celu.Host(bottom=Scale([1.0]), train=table, test=table), job(R=1))
     with pytest.raises(ModelError, match=r"host: .* \[3, 2\] .* got \[3, 1\]"):
         trainer.activate(0)
 
@@ -167,7 +171,9 @@ def test_a_top_that_ignores_a_host_is_refused_by_name() -> None:
             return self.scale
 
     table = celu.Dataset({}, torch.zeros(3))
-    trainer = GuestTrainer("guest", celu.Guest(Deaf(), celu.Loss(squared), table, table), job(R=1))
+    trainer = GuestTrainer(
+        "guest", celu.Guest(top=Deaf(), loss=celu.Loss(squared), train=table, test=table), job(R=1)
+    )
     with pytest.raises(ModelError, match="does not use Z of host"):
         trainer.answer(0, [activation(trainer, torch.ones(3, 2))])
 

@@ -21,6 +21,7 @@ from celu.checkpoint.writer import Inline
 from celu.config.job import Choice, read_job
 from celu.config.link import LinkSettings
 from celu.config.replay import replay_toml
+from celu.events import ignore
 from celu.session import guest_session, host_session
 from celu.transport.memory import memory_links
 from checkpoint.disks import QuickDisk
@@ -56,7 +57,7 @@ class Dense(nn.Module):
 def noisy() -> Federation:
     fed = federation(method=celu.Method(R=3, W=3, depth=2), checkpoint={"every": 3})
     host = fed.hosts["host"]
-    fed.hosts["host"] = celu.Host(Noisy(host.bottom, 6), host.train, host.test)
+    fed.hosts["host"] = celu.Host(bottom=Noisy(host.bottom, 6), train=host.train, test=host.test)
     return fed
 
 
@@ -64,8 +65,10 @@ def with_momentum() -> Federation:
     optimizer = celu.Optimizer(name="sgd", lr=0.05, momentum=0.9)
     fed = federation(optimizer=optimizer, checkpoint={"every": 2})
     host, guest = fed.hosts["host"], fed.guest
-    fed.hosts["host"] = celu.Host(Dense(6), host.train, host.test)
-    fed.guest = celu.Guest(guest.top, guest.loss, guest.train, guest.test, Dense(5))
+    fed.hosts["host"] = celu.Host(bottom=Dense(6), train=host.train, test=host.test)
+    fed.guest = celu.Guest(
+        top=guest.top, loss=guest.loss, train=guest.train, test=guest.test, bottom=Dense(5)
+    )
     return fed
 
 
@@ -128,7 +131,7 @@ def attempt(
     fed = copy.deepcopy(fed)
     kept = checkpoints(folder, fed)
     pairs = {name: memory_links(fed.job.guest, name) for name in fed.hosts}
-    silent: Any = lambda event, fields: None  # noqa: E731
+    silent = ignore
     programs: dict[str, Any] = {
         name: host_session(
             name, fed.hosts[name], fed.job, pairs[name][1], silent, checkpoints=kept[name]
@@ -278,8 +281,8 @@ def choose(fed: Federation, folder: Path, stop: int | None = None) -> tuple[Any,
     events: list[dict[str, Any]] = []
     taken: dict[str, list[int]] = {name: [] for name in kept}
 
-    def emit(event: str, fields: dict[str, Any]) -> None:
-        events.append({"event": event, **fields})
+    def emit(event: celu.Event) -> None:
+        events.append({"event": event.event, **event.fields})
         if len(events) == stop:
             raise Stopped
 
@@ -292,7 +295,7 @@ def choose(fed: Federation, folder: Path, stop: int | None = None) -> tuple[Any,
     try:
         slow = LinkSettings(mbps=1, delay_ms=20)
         result = celu.simulate(
-            fed.job, fed.guest, fed.hosts, emit, link=slow, speed=20, checkpoints=kept
+            fed.job, fed.guest, fed.hosts, callbacks=[emit], link=slow, speed=20, checkpoints=kept
         )
     except Stopped:
         return None, events, taken

@@ -48,7 +48,7 @@ def reports(report_every: int, rounds: int, *, messages: int = 1) -> list[dict[s
     """The reports of rounds of three seconds each: two of waiting, one of computing."""
     clock, traffic, found = Ticker(), TrafficBothWays(), []
     spans = Spans(clock)
-    see = Observer(lambda _, fields: found.append(fields), [traffic], rounds, report_every, spans)
+    see = Observer(lambda event: found.append(event.fields), [traffic], rounds, report_every, spans)
     fed = federation()
     workset = Workset.of(fed.job, "host")
     for round_ in range(rounds):
@@ -86,15 +86,15 @@ def simulated(**method: Any) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {"guest": [], "host": []}
 
     def listen(name: str) -> Any:
-        return lambda event, fields: found[name].append(fields) if event == "round" else None
+        return lambda event: found[name].append(event.fields) if event.event == "round" else None
 
     celu.simulate(
         fed.job,
         fed.guest,
         fed.hosts,
-        listen("guest"),
         link=LinkSettings(mbps=0.1, delay_ms=500.0),
-        emit_hosts={"host": listen("host")},
+        callbacks=[listen("guest")],
+        host_callbacks={"host": [listen("host")]},
     )
     return found
 

@@ -87,8 +87,8 @@ def test_nothing_is_loaded_in_a_round() -> None:
     code = (
         "import sys; from chaos.cases import case; from celu.simulation import simulate; "
         "one = case(2); seen = []; told = ('started', 'round'); "
-        "note = lambda event, fields: event in told and seen.append(len(sys.modules)); "
-        "simulate(one.job, one.guest(), {n: one.host(n) for n in one.job.hosts}, note); "
+        "note = lambda event: event.event in told and seen.append(len(sys.modules)); "
+        "simulate(one.job, one.guest(), {n: one.host(n) for n in one.job.hosts}, callbacks=[note]); "
         "print(len(seen), len(set(seen)))"
     )
     assert told_by(code) == ["4", "1"]

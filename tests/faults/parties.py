@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from celu.testing import Event, make_keys
+from celu.testing import EventDict, make_keys
 from stores import write_store
 
 GUEST, HOSTS = "guest", ["host", "other"]
@@ -122,7 +122,7 @@ class Party:
         self.codes: list[int] = []  # how its processes ended, in order
         self.pid: int | None = None
         self.ended_at = 0.0
-        self._events: list[Event] = []
+        self._events: list[EventDict] = []
         self._read = 0
         self._job = job
         self._server = server
@@ -166,7 +166,7 @@ class Party:
         wait_for(lambda: not self.is_running, f"{self.name} to end", seconds, self.where)
         return self.codes[-1]
 
-    def events(self, *kinds: str) -> list[Event]:
+    def events(self, *kinds: str) -> list[EventDict]:
         """What its processes have reported so far, all of them or of some kinds."""
         file = self.run / "events.jsonl"
         if file.exists():
@@ -178,7 +178,7 @@ class Party:
             self._read += whole
         return [e for e in self._events if not kinds or e["event"] in kinds]
 
-    def latest(self) -> list[Event]:
+    def latest(self) -> list[EventDict]:
         """What its present process has reported, or its last."""
         events = self.events()
         begins = [i for i, event in enumerate(events) if event["event"] == "attempt"]

@@ -91,7 +91,9 @@ def _train(run: Path) -> celu.Result:
     torch.manual_seed(1)
     table = celu.Dataset({"numbers": torch.randn(16, 2)}, (torch.arange(16) % 2).float())
     bottom = Tower(3, {"numbers": 2}, {}, hidden=(4,))
-    guest = celu.Guest(WideDeepTop([3]), celu.LOSSES["binary"], table, table, bottom)
+    guest = celu.Guest(
+        top=WideDeepTop([3]), loss=celu.LOSSES["binary"], train=table, test=table, bottom=bottom
+    )
     job = celu.Job(batch_size=8, rounds=4, hosts={}, checkpoint={"every": 2})
     kept = Checkpoints(run, writer=Inline())
     return celu.simulate(job, guest, {}, checkpoints={job.guest: kept})

@@ -121,7 +121,7 @@ def _bits(state: TrainerState) -> object:
 def a_hosts_update(stack: ExitStack) -> Target:
     """dZ that a host takes a step by: refused, or applied whole."""
     job, table = make_job(), _table()
-    host = celu.Host(Tower(WIDTH, {"numbers": 2}, {}, hidden=(4,)), table, table)
+    host = celu.Host(bottom=Tower(WIDTH, {"numbers": 2}, {}, hidden=(4,)), train=table, test=table)
     trainer = HostTrainer("host", host, job)
     stack.callback(trainer.feed.close)
     before = trainer.state()
@@ -147,7 +147,9 @@ def a_guests_answer(stack: ExitStack) -> Target:
     """Z that a guest answers and takes a step by."""
     job, table = make_job(), _table()
     top = WideDeepTop([WIDTH], 1, hidden=(4,))
-    trainer = GuestTrainer("guest", celu.Guest(top, celu.LOSSES["binary"], table, table), job)
+    trainer = GuestTrainer(
+        "guest", celu.Guest(top=top, loss=celu.LOSSES["binary"], train=table, test=table), job
+    )
     stack.callback(trainer.feed.close)
     before = trainer.state()
     check = table.take(BatchOrder(job.seed, 64, ROWS).rows(0)).row_digest

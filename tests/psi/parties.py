@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from celu.data.tags import Tags, ascending, commitment, make_tags
+from celu.events import Event
 from celu.psi.protocol import Aligned, Work, align_guest, align_host
 from celu.psi.workers import Workers
 from celu.transport.link import Link
@@ -80,8 +81,8 @@ class Party:
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     chunk_rows: int = 8
 
-    def emit(self, event: str, fields: dict[str, Any]) -> None:
-        self.events.append((event, fields))
+    def emit(self, event: Event) -> None:
+        self.events.append((event.event, event.fields))
 
 
 Outcomes = dict[str, Aligned | BaseException]

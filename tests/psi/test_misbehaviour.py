@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from celu.errors import AlignmentError, ContractMismatch, ProtocolError, ShapeError
+from celu.events import ignore
 from celu.psi.protocol import MAX_ROWS, Work, align_host
 from celu.psi.workers import Workers
 from celu.transport.link import Link
@@ -237,7 +238,7 @@ def test_a_peer_that_mirrors_all_we_say_does_not_pass_for_one_that_has_our_rows(
         await to_host.receive()
 
     work = Work(tmp_path, Workers())
-    host = align_host("host", to_guest, tags_of(range(8)), TERMS, work, lambda e, f: None)
+    host = align_host("host", to_guest, tags_of(range(8)), TERMS, work, ignore)
     links: dict[str, list[Link]] = {"guest": [to_host], "host": [to_guest]}
     outcomes = together({"host": host, "guest": mirror()}, links)
     assert isinstance(outcomes["host"], AlignmentError)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from celu.certs import make_authority, make_party
 from celu.errors import ContractMismatch, DataError, PeerFailed
+from celu.events import ignore
 from celu.psi.exchange import AHEAD, LAG, shuffled
 from celu.psi.protocol import Aligned, Work, align_guest, align_host
 from celu.psi.workers import Workers
@@ -164,9 +165,7 @@ def test_nothing_in_common_to_all_is_told_to_all(tmp_path: Path) -> None:
 def test_tags_must_be_there_once_and_ascending(tmp_path: Path, ids: list[int]) -> None:
     tags = tags_of(ids) if len(set(ids)) < 3 else tags_of(ids)[::-1]
     link, _ = memory_links("guest", "host")
-    program = align_guest(
-        "guest", {"host": link}, tags, TERMS, Work(tmp_path, Workers()), lambda e, f: None
-    )
+    program = align_guest("guest", {"host": link}, tags, TERMS, Work(tmp_path, Workers()), ignore)
     with pytest.raises(DataError, match=r"rows to align|ascending"):
         run_blocking(program)
 
@@ -200,7 +199,7 @@ def test_over_tls_and_with_workers_the_result_is_the_same(tmp_path: Path) -> Non
     def run(name: str, peer: str) -> None:
         with Workers(1) as workers, open_links(endpoint(name, peer), listening) as links:
             work = Work(tmp_path / name / "work", workers, chunk_rows=16)
-            rest = tags_of(ids[name]), TERMS, work, lambda event, fields: None
+            rest = tags_of(ids[name]), TERMS, work, ignore
             if name == "guest":
                 outcomes[name] = run_blocking(align_guest(name, links, *rest))
             else:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from celu.errors import CeluError, PeerFailed, PeerLost
+from celu.events import AlignmentProgress
 from celu.psi.exchange import AHEAD, LAG
 from celu.psi.state import State
 from celu.psi.workers import Workers
@@ -197,8 +198,8 @@ def test_going_on_keeps_the_session(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_is_told_and_the_work_kept(tmp_path: Path) -> None:
-    def stop(event: str, fields: dict[str, int]) -> None:
-        if fields["done"] > 100:
+    def stop(event: AlignmentProgress) -> None:
+        if event.done > 100:
             raise KeyboardInterrupt
 
     host = party(HOST)

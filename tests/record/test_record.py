@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from celu.errors import ConfigError
+from celu.events import TrainingStarted
 from celu.record.run import RunRecord
 from celu.record.tail import follow
 from celu.run_folder import RunFolder
@@ -101,7 +102,7 @@ def test_a_choice_that_is_told_again_after_an_interruption_counts_once(tmp_path:
         ("nonsense", "no JSON"),
         ("[1]", "without a time and a name"),
         ('{"t": 1.0}', "without a time and a name"),
-        ('{"event": "x"}', "t: Field required"),
+        ('{"event": "x"}', "without a time and a name"),
         ('{"t": 1, "event": "round", "seconds": 1}', "round: Field required"),
         ('{"t": 1, "event": ["x"]}', "without a time and a name"),
     ],
@@ -128,7 +129,7 @@ def test_a_folder_without_a_run_is_refused_by_what_it_lacks(tmp_path: Path) -> N
 
 def test_an_earlier_attempts_end_is_not_that_of_a_run_that_goes_on(tmp_path: Path) -> None:
     first = RunFolder(tmp_path, {})
-    first.emit("started", {"num_rounds": 9})
+    first.emit(TrainingStarted(num_rounds=9))
     (tmp_path / "run.json").write_text("{}")
     first.finish({"status": "PeerLost"})
     record = RunRecord(tmp_path)

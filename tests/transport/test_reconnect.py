@@ -98,7 +98,7 @@ def test_a_peer_that_falls_silent_is_noticed_within_two_heartbeats(
     guest, host = federation.guest["airline"], federation.hosts["airline"]
     assert isinstance(guest, StreamLink) and isinstance(host, StreamLink)
     down: list[float] = []
-    monkeypatch.setattr(guest, "_notice", lambda event, fields: down.append(time.monotonic()))
+    monkeypatch.setattr(guest, "_notice", lambda event: down.append(time.monotonic()))
     connection = host._current
     assert connection is not None
     silent_since = time.monotonic()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -16,6 +14,7 @@ from celu.cli.progress import megabytes, of_a_link
 from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, with_options
 from celu.config.job import read_job
 from celu.config.party import check_names, read_party
+from celu.events import AlignmentProgress, Event
 
 
 def register(app: typer.Typer) -> None:
@@ -90,13 +89,13 @@ class _Bar:
     def __exit__(self, *exc: object) -> None:
         self._bar.stop()
 
-    def event(self, event: str, fields: Mapping[str, Any]) -> None:
+    def event(self, event: Event) -> None:
         """Show an event."""
-        if (words := of_a_link(event, fields)) is not None:
+        if (words := of_a_link(event)) is not None:
             self._console.print(f"{self._name}: {words}")
-        if event != "aligning":
+        if not isinstance(event, AlignmentProgress):
             return
-        done, total = fields["done"], fields["total"]
+        done, total = event.done, event.total
         self._bar.update(self._task, completed=done, total=total)
         tenths = 10 * done // max(1, total)
         if not self._console.is_terminal and tenths > self._told:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
+
+from celu.events import CheckpointTaken, Event, TrainingStarted
 
 
 class InterruptHandler:
@@ -30,12 +31,12 @@ class InterruptHandler:
     def __exit__(self, *exc: object) -> None:
         signal.signal(signal.SIGINT, self._before)
 
-    def event(self, event: str, fields: Mapping[str, Any]) -> None:
+    def event(self, event: Event) -> None:
         """Raises KeyboardInterrupt at a checkpoint where that was asked for."""
-        if event in ("started", "resumed"):
+        if isinstance(event, TrainingStarted):
             self._trains = True
-        elif event == "checkpoint" and self._is_asked:
-            self._console.print(f"{self._name}: stops after round {fields['round']:,}")
+        elif isinstance(event, CheckpointTaken) and self._is_asked:
+            self._console.print(f"{self._name}: stops after round {event.round:,}")
             raise KeyboardInterrupt
 
     def _asked(self, number: int, frame: FrameType | None) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,6 +16,20 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from celu.events import (
+    CheckpointDamaged,
+    Evaluated,
+    Event,
+    LinkDown,
+    LinkUp,
+    Restarted,
+    RoundDone,
+    TrainingResumed,
+    TrainingStarted,
+    TuningChosen,
+    Warned,
+)
+
 if TYPE_CHECKING:
     from celu.config.job import Tuning
     from celu.session import Result
@@ -29,14 +42,14 @@ def megabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e6:,.1f} MB"
 
 
-def of_a_link(event: str, fields: Mapping[str, Any]) -> str | None:
-    """What to say of a link that went down or came up again; None for another event."""
-    if event == "link_down":
-        return f"[yellow]the link to {fields['peer']} is down[/yellow]: {escape(fields['reason'])}"
-    if event == "link_up":
-        return f"the link to {fields['peer']} is up again after {fields['seconds']:.1f} s"
-    if event == "restart":
-        return f"{escape(fields['message'])}; begins again"
+def of_a_link(event: Event) -> str | None:
+    """What to print when a link goes down or comes up again; None for another event."""
+    if isinstance(event, LinkDown):
+        return f"[yellow]the link to {event.peer} is down[/yellow]: {escape(event.reason)}"
+    if isinstance(event, LinkUp):
+        return f"the link to {event.peer} is up again after {event.seconds:.1f} s"
+    if isinstance(event, Restarted):
+        return f"{escape(event.message)}; begins again"
     return None
 
 
@@ -67,45 +80,41 @@ class RunProgress:
     def __exit__(self, *exc: object) -> None:
         self._bar.stop()
 
-    def event(self, event: str, fields: Mapping[str, Any]) -> None:
+    def event(self, event: Event) -> None:
         """Show an event."""
-        if event == "warning":
-            self._console.print(f"[yellow]warning[/yellow] {escape(fields['message'])}")
-        elif event == "started":
-            self._bar.update(self._task, total=fields["num_rounds"])
-        elif event == "resumed":
-            self._bar.update(self._task, total=fields["num_rounds"], completed=fields["round"])
-            self._console.print(
-                f"{self._name}: goes on from round {fields['round']:,} of {fields['num_rounds']:,}"
-            )
-        elif event == "damaged":
-            self._console.print(
-                f"[yellow]warning[/yellow] the checkpoint of round {fields['round']} is damaged: "
-                f"{escape(fields['why'])}"
-            )
-        elif (words := of_a_link(event, fields)) is not None:
-            self._console.print(f"{self._name}: {words}")
-        elif event == "round":
-            if "loss" in fields:
-                self._latest["loss"] = f"loss {fields['loss']:.4f}"
-            carried = fields["bytes_sent"] + fields["bytes_received"] + fields["evaluation_bytes"]
-            self._latest["bytes"] = megabytes(carried)
-            self._latest["local"] = f"{fields['local_steps']} local steps"
-            self._bar.update(
-                self._task, completed=fields["round"], facts=" · ".join(self._latest.values())
-            )
-        elif event == "choice" and fields["reason"] != "as before":
-            self._console.print(
-                f"{self._name}: round {fields['round']}: {escape(fields['reason'])}"
-            )
-        elif event == "evaluation":
-            metric = next(m for m in _METRICS if m in fields)
-            self._latest["metric"] = f"{metric} {fields[metric]:.4f}"
-            if not self._console.is_terminal:
-                values = " ".join(f"{m} {fields[m]:.4f}" for m in _METRICS if m in fields)
+        if isinstance(event, Warned):
+            self._console.print(f"[yellow]warning[/yellow] {escape(event.message)}")
+        elif isinstance(event, TrainingStarted):
+            self._bar.update(self._task, total=event.num_rounds, completed=event.round)
+            if isinstance(event, TrainingResumed):
                 self._console.print(
-                    f"{self._name}: round {fields['round']} {values} t {fields['t']:.1f} s"
+                    f"{self._name}: goes on from round {event.round:,} of {event.num_rounds:,}"
                 )
+        elif isinstance(event, CheckpointDamaged):
+            self._console.print(
+                f"[yellow]warning[/yellow] the checkpoint of round {event.round} is damaged: "
+                f"{escape(event.why)}"
+            )
+        elif (words := of_a_link(event)) is not None:
+            self._console.print(f"{self._name}: {words}")
+        elif isinstance(event, RoundDone):
+            if event.loss is not None:
+                self._latest["loss"] = f"loss {event.loss:.4f}"
+            carried = event.bytes_sent + event.bytes_received + event.evaluation_bytes
+            self._latest["bytes"] = megabytes(carried)
+            self._latest["local"] = f"{event.local_steps} local steps"
+            self._bar.update(
+                self._task, completed=event.round, facts=" · ".join(self._latest.values())
+            )
+        elif isinstance(event, TuningChosen) and event.reason != "as before":
+            self._console.print(f"{self._name}: round {event.round}: {escape(event.reason)}")
+        elif isinstance(event, Evaluated):
+            given = event.metrics
+            metric = next(m for m in _METRICS if m in given)
+            self._latest["metric"] = f"{metric} {given[metric]:.4f}"
+            if not self._console.is_terminal:
+                values = " ".join(f"{m} {given[m]:.4f}" for m in _METRICS if m in given)
+                self._console.print(f"{self._name}: round {event.round} {values} t {event.t:.1f} s")
 
 
 def describe(tuning: Tuning) -> str:

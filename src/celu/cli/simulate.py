@@ -16,6 +16,7 @@ from celu.config.link import find_link
 from celu.config.party import check_names, read_party
 from celu.config.replay import replay_toml
 from celu.errors import ConfigError
+from celu.events import Warned
 from celu.run_folder import RunFolder
 
 
@@ -94,10 +95,16 @@ def simulate(
         folder.listen(progress.event)
         for name, read in rows.items():
             for warning in read.warnings:
-                folder.emit("warning", {"message": f"{name}: {warning}"})
-        emit_hosts = {name: folders[name].emit for name in hosts}
+                folder.emit(Warned(message=f"{name}: {warning}"))
+        host_callbacks = {name: [folders[name].emit] for name in hosts}
         result = run_all(
-            contract, guest, hosts, folder.emit, link=line, speed=speed, emit_hosts=emit_hosts
+            contract,
+            guest,
+            hosts,
+            link=line,
+            speed=speed,
+            callbacks=[folder.emit],
+            host_callbacks=host_callbacks,
         )
     modules = {"guest.bottom": guest.bottom, "guest.top": guest.top}
     folder.save_weights(modules | {f"{name}.bottom": host.bottom for name, host in hosts.items()})

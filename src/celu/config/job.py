@@ -185,6 +185,15 @@ class HostTerms(Settings):
     z_width: PositiveInt = 256
 
 
+def _width_alone(value: Any) -> Any:
+    """`hosts={"weather": 64}` is short for `hosts={"weather": HostTerms(z_width=64)}`."""
+    is_width = isinstance(value, int) and not isinstance(value, bool)
+    return {"z_width": value} if is_width else value
+
+
+AnyHostTerms = Annotated[HostTerms, BeforeValidator(_width_alone)]
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     # AdaGrad with the accumulator at zero, and the guest alone re-using what is cached: the
     # strongest settings known that hold across the data sets measured.
@@ -207,7 +216,7 @@ class Job(Settings):
     rounds: PositiveInt | None = None
     epochs: PositiveInt | None = None
     guest: PartyName = "guest"
-    hosts: dict[PartyName, HostTerms]
+    hosts: dict[PartyName, AnyHostTerms]
     order: Order = Order()
     codec: AnyCodecs = Codecs()
     method: AnyMethod = Method()

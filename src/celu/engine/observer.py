@@ -7,7 +7,7 @@ by whoever made it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,10 +19,16 @@ from celu.config.job import Tuning
 from celu.engine.local import Workset, view
 from celu.engine.plan import Stage, Timings
 from celu.engine.spans import MOST, MOST_ROUNDS, Spans
+from celu.events import (
+    SIMILARITY_QUANTILES,
+    Callback,
+    CheckpointTaken,
+    Evaluated,
+    RoundDone,
+    TuningChosen,
+)
 from celu.transport.message import TrafficBothWays
 
-Emit = Callable[[str, dict[str, Any]], None]
-QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 _LARGEST_TABLE = 64  # entries that a report lists
 
 
@@ -42,7 +48,7 @@ class Record(BaseModel):
 
 
 class Observer:
-    """Turns the engine's calls into events: `emit(event, fields)`.
+    """Turns the engine's calls into events: `emit(event)`.
 
     A round is reported every `report_every` rounds, so that reading values back from an
     accelerator does not stall every step. Its time is that of the clock of `spans`.
@@ -50,7 +56,7 @@ class Observer:
 
     def __init__(
         self,
-        emit: Emit,
+        emit: Callback,
         traffic: list[TrafficBothWays],
         num_rounds: int,
         report_every: int,
@@ -157,9 +163,9 @@ class Observer:
     def chosen(self, step: Stage) -> None:
         """The guest chose how to go on."""
         tuning = step.segment.tuning.model_dump(include=set(Tuning.model_fields))
-        fields = {"round": step.segment.start, "until": step.segment.stop, **tuning}
-        again = {"back_to": step.restore} if step.restore else {}
-        self._emit("choice", {**fields, **again, "seconds": self._seconds(), "reason": step.reason})
+        fields: dict[str, Any] = {"round": step.segment.start, "until": step.segment.stop, **tuning}
+        again: dict[str, Any] = {"back_to": step.restore} if step.restore else {}
+        self._emit(TuningChosen(**fields, **again, seconds=self._seconds(), reason=step.reason))
 
     def round_done(self, round_: int, workset: Workset, loss: Tensor | None) -> None:
         """A round's exchanged update is made; `loss` is the guest's."""
@@ -187,7 +193,7 @@ class Observer:
         if workset.table.R > 1 and workset.table.W <= _LARGEST_TABLE:
             fields["table"] = view(workset.table)
         fields["spans"] = self._latest_spans()
-        self._emit("round", fields)
+        self._emit(RoundDone(**fields))
 
     def _latest_spans(self) -> list[tuple[str, float, float]]:
         """Where the time went since the last report, in its latest rounds, by what began first."""
@@ -202,11 +208,11 @@ class Observer:
 
     def kept(self, rounds: int) -> None:
         """A checkpoint was taken after so many rounds; it may still have to be written."""
-        self._emit("checkpoint", {"round": rounds, "seconds": self._seconds()})
+        self._emit(CheckpointTaken(round=rounds, seconds=self._seconds()))
 
     def evaluated(self, round_: int, metrics: dict[str, float], target_reached: bool) -> None:
         """Held-out rows were scored after this round."""
-        fields = {
+        fields: dict[str, Any] = {
             "round": round_ + 1,
             "seconds": self._seconds(),
             "evaluating_s": round(self._evaluating_s, 4),
@@ -214,7 +220,7 @@ class Observer:
             **self.bytes(),
         }
         self.evaluations.append(fields)
-        self._emit("evaluation", {**fields, "target_reached": target_reached})
+        self._emit(Evaluated(**fields, target_reached=target_reached))
 
     def _seconds(self) -> float:
         """Since training began, by this party's clock."""
@@ -234,10 +240,10 @@ class Observer:
 
 
 def quantiles(x_B: Tensor) -> list[float]:
-    """Those of `QUANTILES`, between two numbers in proportion; torch's own are slow for a few."""
+    """Those at `SIMILARITY_QUANTILES`, between two numbers in proportion; torch's own are slow for a few."""
     ordered = x_B.float().sort().values.tolist()
     found = []
-    for quantile in QUANTILES:
+    for quantile in SIMILARITY_QUANTILES:
         resume_point, between = divmod(quantile * (len(ordered) - 1), 1)
         low, high = (
             ordered[int(resume_point)],

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from celu.errors import ConfigError
+
 PerInstance = Callable[[Tensor, Tensor], Tensor]
 Metrics = Callable[[Tensor, Tensor], dict[str, float]]
 
@@ -29,6 +31,21 @@ class Loss:
     per_instance: PerInstance
     metrics: Metrics = _loss_only
     metric_names: tuple[str, ...] = ()
+
+
+LossLike = Loss | PerInstance | str
+
+
+def as_loss(loss: LossLike) -> Loss:
+    """A loss from its name, from a callable or from itself; raises ConfigError for another name."""
+    if isinstance(loss, Loss):
+        return loss
+    if not isinstance(loss, str):
+        return Loss(loss)
+    if loss not in LOSSES:
+        known = ", ".join(f'"{name}"' for name in LOSSES)
+        raise ConfigError(f"loss: expected one of {known} or a callable, got {loss!r}")
+    return LOSSES[loss]
 
 
 def _binary(output: Tensor, labels: Tensor) -> Tensor:

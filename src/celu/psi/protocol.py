@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ import torch
 
 from celu.data.tags import TAG_BYTES, Tags, commitment
 from celu.errors import AlignmentError, DataError, ProtocolError
+from celu.events import AlignmentProgress, Callback
 from celu.handshake import close_session, compare, hello, tell
 from celu.psi.exchange import AHEAD, LAG, Exchange, Rows, specs
 from celu.psi.state import SECRET_BYTES, State
@@ -31,8 +32,6 @@ from celu.psi.workers import Workers
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, TensorSpec, expect, rows_of
 from celu.transport.wire import VERSION
-
-Emit = Callable[[str, dict[str, Any]], None]
 
 CHUNK_ROWS = 2048
 MAX_ROWS = 2**28  # a billion multiplications: a peer that claims more is mistaken
@@ -63,7 +62,7 @@ class Aligned:
 
 
 async def align_host(
-    name: str, link: Link, tags: Tags, terms: Mapping[str, Any], work: Work, emit: Emit
+    name: str, link: Link, tags: Tags, terms: Mapping[str, Any], work: Work, emit: Callback
 ) -> Aligned:
     """A host's part; `tags` are those of all its rows, ascending, and `terms` what all agree on.
 
@@ -91,7 +90,7 @@ async def align_guest(
     tags: Tags,
     terms: Mapping[str, Any],
     work: Work,
-    emit: Emit,
+    emit: Callback,
 ) -> Aligned:
     """The guest's part; `links` hold one for each host.
 
@@ -217,7 +216,7 @@ def _count(body: dict[str, Any], field: str, least: int, most: int, peer: str) -
     return value
 
 
-async def _exchange(exchanges: list[Exchange], emit: Emit) -> None:
+async def _exchange(exchanges: list[Exchange], emit: Callback) -> None:
     """A step with each peer in turn, until all are done."""
     total = sum(exchange.total for exchange in exchanges)
     for number in range(max((e.num_steps for e in exchanges), default=0)):
@@ -226,7 +225,7 @@ async def _exchange(exchanges: list[Exchange], emit: Emit) -> None:
                 await exchange.step(number)
             else:
                 await _keep_waiting([exchange])
-        emit("aligning", {"done": sum(exchange.done for exchange in exchanges), "total": total})
+        emit(AlignmentProgress(done=sum(exchange.done for exchange in exchanges), total=total))
 
 
 async def _keep_waiting(exchanges: list[Exchange]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from celu.events import SIMILARITY_AT, RoundDone
+from celu.events import SIMILARITY_QUANTILES, RoundDone
 
 REPORTS = 40  # that are late: enough to be steady, few enough to follow a change
 
-_MEDIAN = SIMILARITY_AT.index(0.5)
+_MEDIAN = SIMILARITY_QUANTILES.index(0.5)
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,9 @@ class RunRecord:
             kept: list[_E] = []
             for event in self.events:
                 if isinstance(event, TrainingStarted):
-                    kept = [earlier for earlier in kept if not earlier.is_undone_by(event.round)]
+                    kept = [
+                        earlier for earlier in kept if not earlier.is_rolled_back_by(event.round)
+                    ]
                 elif isinstance(event, kind):
                     kept.append(event)
             self._holding[kind] = kept

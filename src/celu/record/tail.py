@@ -48,7 +48,7 @@ def follow(folder: Path, position: int = 0) -> tuple[list[Event], int]:
 def _event(path: Path, start: int, line: bytes) -> Event:
     try:
         content: Any = json.loads(line)
-        kind = TYPES.get(content["event"], Event)
+        kind, _ = TYPES.get(content["event"], Event), content["t"]
         return kind.model_validate(content)
     except (ValueError, TypeError, KeyError) as error:
         with path.open("rb") as file:

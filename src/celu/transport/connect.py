@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from celu.errors import CeluError, PeerLost
+from celu.events import Callback, ignore
 from celu.transport import grpc_carrier
 from celu.transport.carrier import Admission, Carrier, OutgoingConnection, Route
 from celu.transport.emulation import LinkEmulator
 from celu.transport.inner_tls import HANDSHAKE_S
 from celu.transport.preflight import RETRY_S, preflight, preflight_gateway
 from celu.transport.reconnect import backoff
-from celu.transport.stream import Notice, StreamLink
+from celu.transport.stream import StreamLink
 from celu.transport.tls import Credentials
 
 
@@ -47,7 +48,7 @@ class Endpoint:
     outage_s: float = 600.0
     heartbeat_s: float = 10.0
     line: Callable[[], LinkEmulator | None] = lambda: None
-    notice: Notice = lambda event, fields: None
+    notice: Callback = ignore
 
     def link(self, peer: str) -> StreamLink:
         """A link to a peer, with nothing connected yet."""

@@ -14,9 +14,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from celu.errors import CeluError, CertificateError, PeerLost, PeerRestarted, ProtocolError
+from celu.events import Callback, LinkDown, LinkUp, ignore
 from celu.transport.delivery import ConnectionProtocol, Delivery
 from celu.transport.emulation import LinkEmulator
 from celu.transport.inner_tls import InnerTls
@@ -34,8 +34,6 @@ CONFIRM_S = 0.05
 # Connections of one peer at a time: one at work, one that replaces it, and a few on their way out.
 _MAX_CONNECTIONS = 4
 
-Notice = Callable[[str, dict[str, Any]], None]
-
 
 class StreamLink:
     """See `Link`. `notice` is told when the link goes down and comes up again, on any thread."""
@@ -48,7 +46,7 @@ class StreamLink:
         outage_s: float = 600.0,
         heartbeat_s: float = 10.0,
         line: LinkEmulator | None = None,
-        notice: Notice = lambda event, fields: None,
+        notice: Callback = ignore,
     ) -> None:
         self.peer = peer
         self.traffic = TrafficBothWays()
@@ -260,9 +258,7 @@ class StreamLink:
             if self._current is connection and self._down_since is None and not self.is_over:
                 self._down_since = time.monotonic()
                 if self._up_since is not None and not self._closing:
-                    self._notice(
-                        "link_down", {"peer": self.peer, "reason": str(connection.problem)}
-                    )
+                    self._notice(LinkDown(peer=self.peer, reason=str(connection.problem)))
             self._changed.notify_all()
             return connection.problem
 
@@ -282,7 +278,7 @@ class StreamLink:
         now = time.monotonic()
         if self._down_since is not None and self._up_since is not None:
             seconds = round(now - self._down_since, 3)
-            self._notice("link_up", {"peer": self.peer, "seconds": seconds})
+            self._notice(LinkUp(peer=self.peer, seconds=seconds))
         self._up_since, self._down_since = now, None
         connection.up()
 
