@@ -127,7 +127,7 @@ def _seconds(work: Callable[[], object], turns: int = 15) -> float:
     return median(taken)
 
 
-Pair = dict[str, celu.Rows]
+Pair = dict[str, celu.StoreDatasets]
 Floats = NDArray[np.float64]
 
 
@@ -166,7 +166,7 @@ def _curve(pair: Pair, batch: int, codec: str, R: int, seed: int, rounds: int) -
     )
     torch.manual_seed(seed)
 
-    def tower(rows: celu.Rows) -> Tower:
+    def tower(rows: celu.StoreDatasets) -> Tower:
         columns = {name: t.shape[1] for name, t in rows.train.inputs.items()}
         return Tower(WIDTH, columns, rows.train.sizes, embedding_dim=8, hidden=(64,), init_std=INIT)
 

@@ -58,7 +58,7 @@ CALLS: dict[str, set[str]] = {
     },
     "json.load": set(),
     # Modules by name: the user's own settings (models, policies), and celu's own.
-    "import_module": {"__init__.py", "cli/app.py"},
+    "import_module": {"__init__.py", "cli/app.py", "cli/bench.py"},
     "importlib.import_module": {"models/building.py"},
 }
 

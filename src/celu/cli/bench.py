@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import typer
@@ -28,6 +29,10 @@ def bench(context: typer.Context) -> None:
             "celu bench: the benches are not part of the installed package; clone the repository "
             "and run scripts/bench there"
         )
-    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "bench", *context.args]
-    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})  # noqa: S606
+    # For this process, and for the parties and workers that a bench starts.
+    sys.path.insert(0, str(root))
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(root), os.environ.get("PYTHONPATH")])
+    )
+    benches = typer.main.get_command(import_module("bench.__main__").app)
+    benches.main(context.args, prog_name="celu bench", standalone_mode=False)
