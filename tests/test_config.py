@@ -154,7 +154,7 @@ def test_settings_never_change(tmp_path: Path) -> None:
         ("preset = 3\n" + JOB, "preset", "got 3"),
         ("rounds = 5", "hosts", "expected a value, got nothing"),
         ("rounds = 5\nhosts = 3", "hosts", "got 3"),
-        ("rounds = 5\nhosts.b = 3", "hosts.b", "got 3"),
+        ("rounds = 5\nhosts.b = true", "hosts.b", "got True"),
         (swapped(JOB, "z_width = 64", "z_width = 0"), "hosts.weather.z_width", "got 0"),
         (swapped(JOB, "z_width = 64", "z_width = 6\nwidth = 1"), "hosts.weather.width", "no such"),
         (swapped(JOB, '"airline"', '"Airline"'), "guest", "got 'Airline'"),
@@ -226,7 +226,7 @@ def leaves(model: type[BaseModel], prefix: str = "") -> set[str]:
     found: set[str] = set()
     for name, info in model.model_fields.items():
         inner = info.annotation
-        args = getattr(inner, "__args__", ())
+        args = [getattr(a, "__origin__", a) for a in getattr(inner, "__args__", ())]
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             found |= leaves(inner, f"{prefix}{name}.")
         elif args and isinstance(args[-1], type) and issubclass(args[-1], BaseModel):
@@ -234,6 +234,11 @@ def leaves(model: type[BaseModel], prefix: str = "") -> set[str]:
         else:
             found.add(prefix + name)
     return found
+
+
+def test_a_host_s_width_alone_is_enough(tmp_path: Path) -> None:
+    short = job(tmp_path, "rounds = 5\n[hosts]\nb = 3")
+    assert short == job(tmp_path, "rounds = 5\n[hosts.b]\nz_width = 3")
 
 
 def test_no_field_of_the_contract_escapes_the_comparison(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def align(
     check_names(contract, settings, party)
     console = Console()
     started = time.monotonic()
-    from celu.launch import align_party  # after the settings are found sound: torch takes seconds
+    from celu.launch.aligning import align_party  # once settings are checked: torch takes seconds
 
     with _Bar(console, settings.name) as bar:
         alignment, traffic = align_party(

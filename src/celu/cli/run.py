@@ -18,7 +18,7 @@ from celu.config.link import find_link
 from celu.config.party import PartySettings, check_names, read_party
 from celu.config.reading import validate
 from celu.errors import ConfigError
-from celu.run_folder import RunFolder
+from celu.launch.folder import open_run_folder
 
 
 def register(app: typer.Typer) -> None:
@@ -69,17 +69,15 @@ def run(
     if link is not None:
         settings = settings.model_copy(update={"link": find_link(link)})
     check_names(contract, settings, party)
+    settings.require_data()
+    settings.require_model()
     console = Console()
     beside = Monitors(settings, dashboard_port if dashboard else None, console)
-    folder = RunFolder(
-        settings.run_dir,
-        {"job": contract.model_dump(mode="json"), "party": settings.model_dump(mode="json")},
-        goes_on=True,
-    )
+    folder = open_run_folder(settings, contract)
     if settings.insecure:
         console.print("[bold red]insecure = true[/bold red]: nothing is encrypted or authenticated")
     started = time.monotonic()
-    from celu.launch import run_party  # after the settings are found sound: torch takes seconds
+    from celu.launch.training import run_party  # once the settings are checked: torch takes seconds
 
     with (
         beside.of(folder),

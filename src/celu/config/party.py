@@ -143,8 +143,8 @@ class PartySettings(Settings):
 
     role: Role
     name: PartyName
-    data: DataSettings
-    model: ModelSettings
+    data: DataSettings | None = None
+    model: ModelSettings | None = None
     peers: dict[PartyName, Peer] = {}
     keys: Keys | None = None
     listen: Address | None = None
@@ -161,9 +161,28 @@ class PartySettings(Settings):
     link: Link | None = None  # emulated, for what this party sends
     tracking: list[Literal["tensorboard"]] = []  # where the run's numbers go, beside its record
 
+    def require_data(self) -> DataSettings:
+        """The `[data]` section; raises ConfigError where there is none."""
+        if self.data is None:
+            raise ConfigError(
+                "party.toml: [data] is missing: name the store that celu prepare wrote"
+            )
+        return self.data
+
+    def require_model(self) -> ModelSettings:
+        """The `[model]` section; raises ConfigError where there is none."""
+        if self.model is None:
+            raise ConfigError(
+                "party.toml: [model] is missing: name the modules to build, or pass modules to "
+                "celu.run in Python"
+            )
+        return self.model
+
     @model_validator(mode="after")
     def _role_has_its_parts(self) -> PartySettings:
         model = self.model
+        if model is None:  # passed to celu.run in Python
+            return self
         if self.role == "guest":
             if model.top is None or model.loss is None:
                 raise ValueError("model.top and model.loss are missing: the guest holds both")
