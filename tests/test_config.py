@@ -366,8 +366,8 @@ def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> N
             "data",
             "expected either alignment",
         ),
-        (swapped(GUEST, 'top = "wdl"\n', ""), "model.top", "missing: the guest holds both"),
-        (swapped(GUEST, 'loss = "binary"\n', ""), "model.loss", "missing: the guest holds both"),
+        (swapped(GUEST, 'top = "wdl"\n', ""), "model.top", "missing: the guest needs both"),
+        (swapped(GUEST, 'loss = "binary"\n', ""), "model.loss", "missing: the guest needs both"),
         (swapped(HOST, "[data]\n", '[data]\nlabel = "y"\n'), "data.label", "expected no such key"),
         (HOST + 'top = "wdl"\n', "model.top", "belongs to the guest, not to a host"),
         (HOST + 'loss = "binary"\n', "model.loss", "belongs to the guest, not to a host"),
@@ -387,13 +387,13 @@ def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> N
         (
             HOST.replace('[keys]\ncertificate = "weather.pem"\nkey = "weather.key"\n', ""),
             "keys",
-            'is missing: make them with "celu certs party NAME"',
+            'is missing: create them with "celu certs party NAME"',
         ),
         (swapped(HOST, 'key = "weather.key"\n', ""), "keys.key", "expected a value"),
         (
             swapped(HOST, 'connect = "airline.example:7443"\n', ""),
             "peers.airline.connect",
-            "and so is listen: give one",
+            "and listen are both missing",
         ),
         (
             swapped(HOST, "example:7443", "example"),
@@ -459,7 +459,7 @@ def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> N
             "peers.airline.streams",
             'expected 1 with carrier = "websocket"',
         ),
-        ("gateway = true\n" + HOST, "gateway", "expected a party that listens"),
+        ("gateway = true\n" + HOST, "gateway", "expected listen, and a peer"),
         ("gateway = true\ninsecure = true\n" + GUEST, "gateway", "got insecure = true"),
     ],
 )

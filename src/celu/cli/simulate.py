@@ -117,4 +117,4 @@ def simulate(
         seconds = result.evaluations[-1]["seconds"]
         console.print(f"over {link} the run would take {seconds:,.1f} s to its last evaluation")
     recorded = " ".join(str(folders[name].path) for name in (contract.guest, *hosts))
-    console.print(f"recorded in {out}; to look at it:\n  celu report {recorded}", soft_wrap=True)
+    console.print(f"recorded in {out}; to view it:\n  celu report {recorded}", soft_wrap=True)
