@@ -82,7 +82,7 @@ def run(
     from celu.launch import run_party  # after the settings are found sound: torch takes seconds
 
     with (
-        beside.of(folder),
+        beside.attached_to(folder),
         RunProgress(console, settings.name) as progress,
         InterruptHandler(console, settings.name) as stopping,
     ):
