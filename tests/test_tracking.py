@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celu.errors import ConfigError
-from celu.events import TYPES, Event, RoundDone, TrainingStarted
+from celu.events import EVENT_TYPES, Event, RoundDone, TrainingStarted
 from celu.run_folder import RunFolder
 from celu.tracking import FOLDER, TensorBoard
 from record.folders import evaluation_event, events, round_event
@@ -29,7 +29,7 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 def emit(tracker: TensorBoard, events: list[dict[str, Any]]) -> None:
     for event in events:
-        tracker.event(TYPES.get(event["event"], Event).model_validate(event))
+        tracker.event(EVENT_TYPES.get(event["event"], Event).model_validate(event))
 
 
 def fail(message: str) -> None:

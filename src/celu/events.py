@@ -211,7 +211,7 @@ class CheckpointTaken(RoundEvent):
     event: str = "checkpoint"
 
 
-TYPES: dict[str, type[Event]] = {
+EVENT_TYPES: dict[str, type[Event]] = {
     kind.model_fields["event"].default: kind
     for kind in (
         *(Attempt, Warned, DataOpened, Connected, LinkDown, LinkUp, Restarted, CheckpointDamaged),

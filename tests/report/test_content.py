@@ -20,7 +20,7 @@ from celu.report.render import write
 from record.folders import evaluation_event, events, round_event, write_run
 
 
-def shown(*folders: Path) -> dict[str, Any]:
+def report_content(*folders: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(json.dumps(content(read_runs(folders))))
     return found
 
@@ -29,7 +29,7 @@ def test_labels_are_the_shortest_unique_ends_of_the_paths(tmp_path: Path) -> Non
     a = write_run(tmp_path / "vanilla" / "run")
     b = write_run(tmp_path / "celu" / "run")
     c = write_run(tmp_path / "weather", party="weather")
-    labels = [run["label"] for run in shown(a, b, c)["runs"]]
+    labels = [run["label"] for run in report_content(a, b, c)["runs"]]
     assert labels == ["vanilla/run · airline", "celu/run · airline", "weather"]
 
 
@@ -43,7 +43,7 @@ def test_a_folder_given_twice_is_refused_also_as_another_path(tmp_path: Path) ->
 
 
 def test_the_summary_matches_the_run(tmp_path: Path) -> None:
-    run = shown(write_run(tmp_path / "run", summary={"status": "done"}))["runs"][0]
+    run = report_content(write_run(tmp_path / "run", summary={"status": "done"}))["runs"][0]
     summary = run["summary"]
     assert summary["rounds"] == "40 of 40" and summary["status"] == "done"
     assert summary["seconds"] == 20.0 and summary["waiting_share"] == pytest.approx(0.4)
@@ -56,20 +56,20 @@ def test_the_summary_matches_the_run(tmp_path: Path) -> None:
 
 def test_warnings_depend_on_what_a_run_did_and_not_on_its_age(tmp_path: Path) -> None:
     ended = {"status": "PeerLost", "message": "weather: gone"}
-    failed = shown(write_run(tmp_path / "failed", events(5), summary=ended))["runs"][0]
+    failed = report_content(write_run(tmp_path / "failed", events(5), summary=ended))["runs"][0]
     assert [what for what, _, _ in failed["warnings"]] == ["end"]
-    assert shown(write_run(tmp_path / "running"))["runs"][0]["warnings"] == []
+    assert report_content(write_run(tmp_path / "running"))["runs"][0]["warnings"] == []
 
 
 def test_the_best_loss_is_the_lowest(tmp_path: Path) -> None:
     job = {"evaluation": {"metric": "loss"}}
     written = [*events(1), evaluation_event(1, 0.7), evaluation_event(2, 0.6)]
-    summary = shown(write_run(tmp_path / "run", written, job=job))["runs"][0]["summary"]
+    summary = report_content(write_run(tmp_path / "run", written, job=job))["runs"][0]["summary"]
     assert summary["best"] == pytest.approx(0.3) and summary["best_round"] == 1
 
 
 def test_a_run_without_events_can_be_reported(tmp_path: Path) -> None:
-    run = shown(write_run(tmp_path / "run", []))["runs"][0]
+    run = report_content(write_run(tmp_path / "run", []))["runs"][0]
     assert run["summary"]["rounds"] is None and run["summary"]["status"] == "running"
 
 
@@ -84,7 +84,7 @@ def test_the_event_log_describes_notable_events(tmp_path: Path) -> None:
         {"t": 9.5, "event": "resumed", "round": 1, "num_rounds": 40},
         evaluation_event(5, 0.9, target_reached=True),
     ]
-    log = shown(write_run(tmp_path / "run", written))["runs"][0]["event_log"]
+    log = report_content(write_run(tmp_path / "run", written))["runs"][0]["event_log"]
     assert [what for _, what, _ in log] == [
         *("link down", "link up", "starting over", "restarted", "checkpoint damaged", "resumed"),
         "target reached",
@@ -99,7 +99,7 @@ def test_choices_have_their_reasons(tmp_path: Path) -> None:
         "codec": {"activation": "int8"},
     }
     written = [*events(3), {**choice, "reason": "full"}, {**choice, "reason": "as before"}]
-    choices = shown(write_run(tmp_path / "run", written))["runs"][0]["choices"]
+    choices = report_content(write_run(tmp_path / "run", written))["runs"][0]["choices"]
     assert [(c["round"], c["depth"], c["reason"]) for c in choices] == [(3, 4, "full")]
 
 
@@ -107,7 +107,7 @@ def test_settings_are_compared_between_runs_of_the_same_party(tmp_path: Path) ->
     a = write_run(tmp_path / "a")
     b = write_run(tmp_path / "b", job={"seed": 2, "note": None})
     host = write_run(tmp_path / "host", party="weather")
-    rows = {row["name"]: row for row in shown(a, b, host)["settings"]}
+    rows = {row["name"]: row for row in report_content(a, b, host)["settings"]}
     assert [name for name, row in rows.items() if row["differs"]] == ["job.seed", "job.note"]
     assert rows["job.seed"]["values"] == ["1", "2", "1"]
     assert rows["job.note"]["values"] == [None, "null", None]

@@ -71,8 +71,8 @@ class RunRecord:
 
         For a reader that follows a run and shows spans of its most recent rounds only.
         """
-        having = [i for i, event in enumerate(self.events) if _is_large(event)]
-        for i in having[: max(0, len(having) - keep_last)]:
+        with_spans = [i for i, event in enumerate(self.events) if _is_large(event)]
+        for i in with_spans[: max(0, len(with_spans) - keep_last)]:
             self.events[i] = self.events[i].model_copy(update={"spans": [], "table": None})
         self._surviving_cache.clear()
 

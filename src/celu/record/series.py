@@ -39,17 +39,17 @@ def series(
     events: Sequence[_E], value: Callable[[_E], float | None], max_points: int
 ) -> dict[str, Any]:
     """A value at each event that has one, downsampled."""
-    having = [event for event in events if value(event) is not None]
-    shown = [having[i] for i in downsample([value(event) for event in having], max_points)]
+    with_value = [event for event in events if value(event) is not None]
+    shown = [with_value[i] for i in downsample([value(event) for event in with_value], max_points)]
     return {**_axes(shown), "y": [value(event) for event in shown]}
 
 
 def similarity_series(rounds: Sequence[RoundDone], max_points: int) -> dict[str, Any]:
     """Similarity quantiles, lowest first, at each round that weighted cached rows."""
-    having = [event for event in rounds if event.similarity_quantiles]
+    weighted = [event for event in rounds if event.similarity_quantiles]
     # Downsampled by the lower quartile, the quantile that shows best how stale the cache is.
-    quartiles = [(event.similarity_quantiles or [])[2] for event in having]
-    shown = [having[i] for i in downsample(quartiles, max_points)]
+    quartiles = [(event.similarity_quantiles or [])[2] for event in weighted]
+    shown = [weighted[i] for i in downsample(quartiles, max_points)]
     rows = [event.similarity_quantiles or [] for event in shown]
     return {**_axes(shown), "quantiles": [list(column) for column in zip(*rows, strict=True)]}
 

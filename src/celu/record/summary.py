@@ -20,7 +20,7 @@ from celu.record.run import RunRecord
 
 
 def summarize(record: RunRecord) -> dict[str, Any]:
-    """A run's progress or result in numbers; None where the run has none yet."""
+    """A run's progress or result in numbers; None for what the run does not have yet."""
     last = record.rounds[-1] if record.rounds else None
     scored = record.evaluations[-1] if record.evaluations else None
     latest = max((e for e in (scored, last) if e is not None), key=lambda e: e.t, default=None)
@@ -51,9 +51,9 @@ def summarize(record: RunRecord) -> dict[str, Any]:
 
 def _best(record: RunRecord) -> Evaluated | None:
     metric = record.metric
-    having = [e for e in record.evaluations if metric in e.metrics]
+    scored = [e for e in record.evaluations if metric in e.metrics]
     sign = 1 if HIGHER_IS_BETTER.get(metric, True) else -1
-    return max(having, key=lambda e: sign * e.metrics[metric], default=None)
+    return max(scored, key=lambda e: sign * e.metrics[metric], default=None)
 
 
 def describe_event(event: Event) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from celu.errors import ConfigError
-from celu.events import TYPES, Event
+from celu.events import EVENT_TYPES, Event
 
 EVENTS = "events.jsonl"
 
@@ -48,7 +48,7 @@ def read_new_events(folder: Path, position: int = 0) -> tuple[list[Event], int]:
 def _parse(path: Path, start: int, line: bytes) -> Event:
     try:
         content: Any = json.loads(line)
-        kind, _ = TYPES.get(content["event"], Event), content["t"]
+        kind, _ = EVENT_TYPES.get(content["event"], Event), content["t"]
         return kind.model_validate(content)
     except (ValueError, TypeError, KeyError) as error:
         with path.open("rb") as file:
