@@ -1,7 +1,7 @@
-"""A real browser for tests of pages: headless Chromium, driven by its DevTools protocol.
+"""A real browser for page tests: headless Chromium, driven through its DevTools protocol.
 
-Every wait has a deadline. What the page says to the console and asks from a network is kept, so
-that a test can say that there was nothing.
+Every wait has a deadline. Console messages and network requests are recorded, so that a test can
+assert that there were none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 class Tab:
-    """One page. `errors` are what it said or threw, `requests` the addresses that it asked for."""
+    """One page, with its console messages and exceptions (`errors`) and requested URLs."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
@@ -37,12 +37,12 @@ class Tab:
             self._call(f"{domain}.enable")
 
     def open(self, url: str) -> None:
-        """Go to an address, and wait until all of it is loaded."""
+        """Navigate to a URL and wait until the page has loaded."""
         self._call("Page.navigate", url=url)
         self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression; raises AssertionError where it throws."""
+        """The value of a JavaScript expression; raises AssertionError if it throws."""
         answer = self._call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
@@ -50,14 +50,14 @@ class Tab:
         return answer["result"].get("value")
 
     def wait_for(self, script: str) -> None:
-        """Until an expression is true; raises AssertionError at the deadline."""
+        """Wait until an expression is true; raises AssertionError at the deadline."""
         until = time.monotonic() + DEADLINE_S
         while not self.evaluate(script):
             assert time.monotonic() < until, f"not within {DEADLINE_S:g} s: {script}; {self.errors}"
             time.sleep(0.02)
 
-    def look(self, width: int, scheme: str = "light", height: int = 900) -> None:
-        """Set the size of the window, and whether its user prefers `light` or `dark`."""
+    def set_viewport(self, width: int, scheme: str = "light", height: int = 900) -> None:
+        """Set the window's size and the preferred colour scheme, `light` or `dark`."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,
@@ -68,7 +68,7 @@ class Tab:
         self.evaluate(f"new Promise((done) => {two_frames})")
 
     def screenshot(self, path: Path | None = None) -> bytes:
-        """The whole page as PNG, also into a file."""
+        """The whole page as PNG, also written to `path` if given."""
         answer = self._call("Page.captureScreenshot", captureBeyondViewport=True)
         picture = base64.b64decode(answer["data"])
         if path is not None:
@@ -86,9 +86,9 @@ class Tab:
                 assert "error" not in message, (method, message["error"])
                 result: dict[str, Any] = message["result"]
                 return result
-            self._note(message.get("method", ""), message.get("params", {}))
+            self._record(message.get("method", ""), message.get("params", {}))
 
-    def _note(self, event: str, params: dict[str, Any]) -> None:
+    def _record(self, event: str, params: dict[str, Any]) -> None:
         if event == "Runtime.exceptionThrown":
             details = params["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description") or details["text"])
@@ -102,18 +102,18 @@ class Tab:
 
 @contextmanager
 def browser() -> Iterator[Callable[[], Tab]]:
-    """Opens tabs; the test is skipped where there is no Chromium."""
+    """Yields a function that opens tabs; skips the test if Chromium is not installed."""
     path = next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None:
-        pytest.skip(f"expected a browser to look at pages with: none of {', '.join(_NAMES)}")
+        pytest.skip(f"no browser is installed: looked for {', '.join(_NAMES)}")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         log = Path(profile) / "log"
         command = [path, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run"]
         command += ["--disable-dev-shm-usage", "--hide-scrollbars", "--disable-component-update"]
         command += ["--disable-background-networking", "--remote-debugging-port=0"]
         command += [f"--user-data-dir={profile}", "about:blank"]
-        with log.open("wb") as told:
-            process = subprocess.Popen(command, stdout=told, stderr=told)
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
         sockets: list[ClientConnection] = []
 
         def tab() -> Tab:
@@ -127,8 +127,8 @@ def browser() -> Iterator[Callable[[], Tab]]:
             )
             answer = json.loads(root.recv(timeout=DEADLINE_S))
             target = answer["result"]["targetId"]
-            where = re.sub(r"/devtools/.*", f"/devtools/page/{target}", address)
-            socket = connect(where, max_size=None, open_timeout=DEADLINE_S)
+            page_address = re.sub(r"/devtools/.*", f"/devtools/page/{target}", address)
+            socket = connect(page_address, max_size=None, open_timeout=DEADLINE_S)
             sockets.append(socket)
             return Tab(socket)
 
@@ -146,7 +146,7 @@ def browser() -> Iterator[Callable[[], Tab]]:
 
 
 def _address(log: Path, process: subprocess.Popen[bytes]) -> str:
-    """Where the browser listens, once it says so."""
+    """The browser's DevTools address, once it has printed it."""
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
         found = re.search(r"DevTools listening on (ws://\S+)", log.read_text(errors="replace"))

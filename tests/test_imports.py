@@ -137,7 +137,7 @@ LOW = {
     "record/summary.py": {"run"},
     "record/series.py": {"downsample"},
     "record/folders.py": {"run"},
-    "record/latest.py": set(),
+    "record/recent.py": set(),
     "dashboard/live.py": set(),
     "dashboard/metrics.py": {"live"},
     "dashboard/routes.py": {"metrics", "live"},

@@ -1,4 +1,4 @@
-"""Trackers beside a run: what they are told, and that none can end it."""
+"""Trackers: what they write, and that none can end a run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from celu.errors import ConfigError
-from celu.events import TYPES, Event, RoundDone, TrainingStarted
+from celu.events import EVENT_TYPES, Event, RoundDone, TrainingStarted
 from celu.run_folder import RunFolder
 from celu.tracking import FOLDER, TensorBoard
 from record.folders import evaluation_event, events, round_event
 
-# TensorBoard's own imports warn; what they warn of is theirs.
+# TensorBoard's own imports emit warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -27,18 +27,18 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
     return {name: {e.step: e.value for e in found.Scalars(name)} for name in names}
 
 
-def tell(tracker: TensorBoard, happened: list[dict[str, Any]]) -> None:
-    for event in happened:
-        tracker.event(TYPES.get(event["event"], Event).model_validate(event))
+def emit(tracker: TensorBoard, events: list[dict[str, Any]]) -> None:
+    for event in events:
+        tracker.event(EVENT_TYPES.get(event["event"], Event).model_validate(event))
 
 
-def never(words: str) -> None:
-    raise AssertionError(words)
+def fail(message: str) -> None:
+    raise AssertionError(message)
 
 
-def test_a_runs_numbers_are_written_by_their_rounds(tmp_path: Path) -> None:
-    tracker = TensorBoard(tmp_path, never)
-    tell(tracker, events(20))
+def test_scalars_are_written_with_the_round_as_step(tmp_path: Path) -> None:
+    tracker = TensorBoard(tmp_path, fail)
+    emit(tracker, events(20))
     tracker.close()
     found = scalars(tmp_path)
     assert set(found) == {
@@ -53,44 +53,42 @@ def test_a_runs_numbers_are_written_by_their_rounds(tmp_path: Path) -> None:
     assert found["similarity/50%"][7] == pytest.approx(0.8)
 
 
-def test_a_run_that_goes_on_overwrites_the_rounds_it_does_again(tmp_path: Path) -> None:
-    first = TensorBoard(tmp_path, never)
-    tell(first, events(25))
+def test_a_resumed_run_overwrites_the_rounds_that_it_repeats(tmp_path: Path) -> None:
+    first = TensorBoard(tmp_path, fail)
+    emit(first, events(25))
     first.close()
-    again = TensorBoard(tmp_path, never)
+    again = TensorBoard(tmp_path, fail)
     resumed = {"t": 99.0, "event": "resumed", "round": 20, "num_rounds": 40}
-    tell(again, [resumed, *(round_event(n, loss=7.0) for n in range(21, 24))])
+    emit(again, [resumed, *(round_event(n, loss=7.0) for n in range(21, 24))])
     again.close()
     loss = scalars(tmp_path)["training/loss"]
     assert sorted(loss) == list(range(1, 24)) and loss[20] == pytest.approx(0.05)
     assert {loss[n] for n in (21, 22, 23)} == {7.0}
 
 
-def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
-    tracker = TensorBoard(tmp_path, never)
+def test_values_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    tracker = TensorBoard(tmp_path, fail)
     odd = round_event(1, loss=float("nan"), similarity_quantiles=None)
-    tell(tracker, [*events(1)[:3], odd, evaluation_event(1, 0.5)])
+    emit(tracker, [*events(1)[:3], odd, evaluation_event(1, 0.5)])
     tracker.close()
     found = scalars(tmp_path)
     assert "training/loss" not in found and found["held-out/auc"] == {1: 0.5}
 
 
-def test_a_disk_that_fails_ends_the_tracking_and_not_the_run(tmp_path: Path) -> None:
-    words: list[str] = []
+def test_a_disk_error_ends_the_tracking_and_not_the_run(tmp_path: Path) -> None:
+    messages: list[str] = []
     run = RunFolder(tmp_path, {})
     (tmp_path / FOLDER).write_text("in the way")
-    tracker = TensorBoard(tmp_path, words.append)
+    tracker = TensorBoard(tmp_path, messages.append)
     run.listen(tracker.event)
     run.emit(TrainingStarted(num_rounds=9))
     run.emit(RoundDone(round=1, seconds=1.0))
     tracker.close()
     run.finish({"status": "done"})
-    assert len(words) == 1 and "left out from here on" in words[0]
+    assert len(messages) == 1 and "off for the rest of this run" in messages[0]
 
 
-def test_a_package_that_is_missing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match=r"pip install .celu\[tensorboard\]"):
-        TensorBoard(tmp_path, never)
+        TensorBoard(tmp_path, fail)

@@ -24,7 +24,7 @@ from bench.paper.study import Study, tune
 from bench.paper.training import CELU, FEDBCD, TOGETHER, Train
 from bench.report import BenchResult
 from celu.record.run import RunRecord
-from celu.record.summary import figures
+from celu.record.summary import summarize
 from celu.report.render import render, write
 from celu.run_folder import RunFolder
 
@@ -98,13 +98,13 @@ def measure(study: Study) -> tuple[BenchResult, list[Artefact]]:
     packed = {name: done[work, seed]["folders"] for name, work in works.items()}
     with tempfile.TemporaryDirectory() as temporary:
         for record in _unpack(packed, Path(temporary)):
-            told = figures(record)
+            told = summarize(record)
             result.rows.append(
                 {
                     "run": record.path.parent.name,
                     "party": told["party"],
                     "seconds": told["seconds"],
-                    "of them waiting": told["waited"],
+                    "of them waiting": told["waiting_share"],
                     "MB sent": told["bytes_sent"] / 1e6,
                     "local steps": told["local_steps"],
                     "AUC at the end": told["final"],

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-# The quantiles that `RoundDone.similarity_quantiles` gives.
+# The quantiles in `RoundDone.similarity_quantiles`.
 SIMILARITY_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -25,7 +25,7 @@ class Event(BaseModel):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Every field that was set, but for the name and the time, as JSON names it."""
+        """All fields that were set, except name and time, by their JSON names."""
         return self.model_dump(exclude={"t", "event"}, exclude_unset=True, by_alias=True)
 
 
@@ -54,7 +54,7 @@ class Attempt(Event):
 
 
 class Warned(Event):
-    """Something is odd, and the run continues."""
+    """Something looks wrong, but the run continues."""
 
     event: str = "warning"
     message: str
@@ -88,7 +88,7 @@ class LinkDown(Event):
 
 
 class LinkUp(Event):
-    """A link is up again after so many seconds."""
+    """A link is up again; it was down for `seconds`."""
 
     event: str = "link_up"
     peer: str
@@ -111,7 +111,7 @@ class CheckpointDamaged(Event):
 
 
 class AlignmentProgress(Event):
-    """So many of the ids are blinded and compared."""
+    """`done` of `total` ids are blinded and compared."""
 
     event: str = "aligning"
     done: int
@@ -127,7 +127,7 @@ class TrainingStarted(Event):
 
 
 class TrainingResumed(TrainingStarted):
-    """Training resumes after so many rounds."""
+    """Training resumes after `round` rounds."""
 
     event: str = "resumed"
 
@@ -139,12 +139,12 @@ class RoundEvent(Event):
     seconds: float
 
     def is_rolled_back_by(self, round_: int) -> bool:
-        """Whether a run that resumes after so many rounds repeats it."""
+        """Whether a run that resumes after `round_` rounds emits this event again."""
         return self.round > round_
 
 
 class _Progress(RoundEvent):
-    """What rounds and evaluations have in common."""
+    """The fields that rounds and evaluations share."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -158,7 +158,7 @@ class _Progress(RoundEvent):
 
 
 class RoundDone(_Progress):
-    """So many rounds are done. Counts are totals of the run so far."""
+    """`round` rounds are done. Counts are totals of the run so far."""
 
     event: str = "round"
     local_steps: int = 0
@@ -166,7 +166,7 @@ class RoundDone(_Progress):
     waited_s: float = 0.0
     loss: float | None = None  # the guest's, mean since the last such event
     similarity_quantiles: list[float] | None = None  # at SIMILARITY_QUANTILES
-    spans: list[tuple[str, float, float]] = []  # what, start, end, in seconds of training
+    spans: list[tuple[str, float, float]] = []  # kind, start, end, in seconds of training
     table: list[tuple[int, int, float | None]] | None = None  # round, uses, median similarity
     staleness: float | None = None  # mean age in rounds of the batches used since the last event
 
@@ -206,12 +206,12 @@ class TuningChosen(RoundEvent):
 
 
 class CheckpointTaken(RoundEvent):
-    """A checkpoint was taken after so many rounds; it may still have to be written."""
+    """A checkpoint was taken after `round` rounds; it may not be on disk yet."""
 
     event: str = "checkpoint"
 
 
-TYPES: dict[str, type[Event]] = {
+EVENT_TYPES: dict[str, type[Event]] = {
     kind.model_fields["event"].default: kind
     for kind in (
         *(Attempt, Warned, DataOpened, Connected, LinkDown, LinkUp, Restarted, CheckpointDamaged),

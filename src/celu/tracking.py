@@ -1,6 +1,6 @@
-"""A run's numbers for the trackers that a party names, from the same events as its record.
+"""Experiment trackers, fed by a run's events. Today: TensorBoard.
 
-A tracker stands beside a run: what goes wrong in it is told once and never ends the run.
+A tracker never ends the run: it reports its first error and stops tracking.
 """
 
 from __future__ import annotations
@@ -20,72 +20,72 @@ FOLDER = "tensorboard"  # in the run folder
 
 
 class TensorBoard:
-    """Listens to a run's events, and writes them for TensorBoard; the step is the round.
+    """Writes a run's events for TensorBoard; the step is the round.
 
-    Raises ConfigError where the package is missing. `say` is told why it gave up, if it did.
+    Raises ConfigError if the package is missing. `warn` is called once, if tracking fails.
     """
 
-    def __init__(self, run_dir: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, run_dir: Path, warn: Callable[[str], None]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError(
-                'tracking = ["tensorboard"]: expected the package tensorboard, got none; '
+                'tracking = ["tensorboard"]: the package tensorboard is not installed; '
                 'install it with: pip install "celu[tensorboard]"'
             ) from error
-        self._open = SummaryWriter
+        self._open_writer = SummaryWriter
         self._folder = run_dir / FOLDER
-        self._say = say
+        self._warn = warn
         self._writer: SummaryWriter | None = None
         self._last: RoundDone | None = None
-        self._gave_up = False
+        self._has_failed = False
 
     def event(self, event: Event) -> None:
-        """Write what TensorBoard shows of an event."""
-        if self._gave_up:
+        """Write the event's scalars, if it has any."""
+        if self._has_failed:
             return
         try:
-            self._take(event)
-        except Exception as error:  # whatever it is, the run goes on
-            self._give_up(error)
+            self._write_event(event)
+        except Exception as error:  # any error: the run continues without tracking
+            self._fail(error)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the files."""
         try:
-            if self._writer is not None and not self._gave_up:
+            if self._writer is not None and not self._has_failed:
                 self._writer.close()
         except Exception as error:  # as above
-            self._give_up(error)
+            self._fail(error)
 
-    def _take(self, event: Event) -> None:
+    def _write_event(self, event: Event) -> None:
         if isinstance(event, TrainingStarted):
             if self._writer is not None:
                 self._writer.close()
-            # What an earlier attempt wrote of later rounds is to be left out.
-            self._writer = self._open(str(self._folder), purge_step=event.round + 1)
+            # Drop the rounds that an earlier attempt wrote and this one repeats.
+            self._writer = self._open_writer(str(self._folder), purge_step=event.round + 1)
             self._last = None
         if self._writer is None:
             return
         if isinstance(event, RoundDone):
-            for name, value in _of_round(event, self._last):
-                self._write(name, value, event.round)
+            for name, value in _round_scalars(event, self._last):
+                self._write_scalar(name, value, event.round)
             self._last = event
         elif isinstance(event, Evaluated):
             for name, value in event.metrics.items():
-                self._write(f"held-out/{name}", value, event.round)
+                self._write_scalar(f"held-out/{name}", value, event.round)
 
-    def _write(self, name: str, value: float, round_: int) -> None:
-        assert self._writer is not None  # it was opened when training began
+    def _write_scalar(self, name: str, value: float, round_: int) -> None:
+        assert self._writer is not None  # opened when training starts
         if math.isfinite(value):
             self._writer.add_scalar(name, value, round_)
 
-    def _give_up(self, error: Exception) -> None:
-        self._gave_up = True
-        self._say(f"tracking: tensorboard is left out from here on: {error!r}")
+    def _fail(self, error: Exception) -> None:
+        self._has_failed = True
+        self._warn(f"tracking: tensorboard failed and is off for the rest of this run: {error!r}")
 
 
-def _of_round(event: RoundDone, last: RoundDone | None) -> Iterator[tuple[str, float]]:
-    """What a report says, by names; rates need the one before."""
+def _round_scalars(event: RoundDone, last: RoundDone | None) -> Iterator[tuple[str, float]]:
+    """An event's scalars by name; rates are since the `last` event."""
     if event.loss is not None:
         yield "training/loss", event.loss
     yield "bytes/sent", event.bytes_sent

@@ -20,12 +20,12 @@ from record.folders import write_run
 
 DEADLINE_S = 60.0
 ROUNDS = (
-    "Number(document.querySelector('#figures tbody tr:nth-child(3) td').textContent.split(' ')[0])"
+    "Number(document.querySelector('#numbers tbody tr:nth-child(3) td').textContent.split(' ')[0])"
 )
 FIGURES = """[...document.querySelectorAll("figure")].map((figure) => [
   figure.querySelector("h3").textContent, figure.querySelector("figcaption").textContent])"""
 
-# Tests that a shell runs in the background ignore Ctrl-C, and would pass that on.
+# A test run in the background by a shell ignores SIGINT, and its children would inherit that.
 INTERRUPTIBLE = """import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from celu.cli.app import main
@@ -37,8 +37,8 @@ def pair(tmp_path: Path, keys: Path) -> Pair:
     return pair_at(tmp_path, keys)
 
 
-def said(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
-    """The first line of a process that holds a pattern."""
+def wait_for_output(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+    """The first line of a process's output that matches a pattern."""
     assert process.stdout is not None
     until = time.monotonic() + DEADLINE_S
     lines: list[str] = []
@@ -54,7 +54,7 @@ def dashboard(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], s
     command = [sys.executable, "-c", INTERRUPTIBLE, "dashboard", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        yield process, said(process, r"(http://\S+/)")[1]
+        yield process, wait_for_output(process, r"(http://\S+/)")[1]
     finally:
         process.kill()
         process.communicate(timeout=DEADLINE_S)
@@ -62,15 +62,17 @@ def dashboard(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], s
 
 def test_a_run_is_shown_while_it_trains_until_it_is_done(pair: Pair) -> None:
     pair.edit("job.toml", "rounds = 60", "rounds = 150")
-    line = ("--link", "wan-300")
+    link = ("--link", "wan-300")
     with browser() as tabs:
         tab = tabs()
-        tab.look(1280)
-        guest = pair.start("airline", *line, "--dashboard")
-        url = said(guest, r"dashboard at (http://127\.0\.0\.1:\d+/)")[1]
+        tab.set_viewport(1280)
+        guest = pair.start("airline", *link, "--dashboard")
+        url = wait_for_output(guest, r"dashboard at (http://127\.0\.0\.1:\d+/)")[1]
         tab.open(url)
-        tab.wait_for("document.querySelector('#figures td') !== null")  # before any peer has come
-        host = pair.start("weather", *line)
+        tab.wait_for(
+            "document.querySelector('#numbers td') !== null"
+        )  # before any peer has connected
+        host = pair.start("weather", *link)
         tab.wait_for("document.querySelectorAll('canvas').length >= 6")
         tab.wait_for("document.querySelectorAll('#time rect[y]').length > 10")
         tab.wait_for("document.querySelectorAll('#batches td').length > 5")
@@ -81,27 +83,27 @@ def test_a_run_is_shown_while_it_trains_until_it_is_done(pair: Pair) -> None:
             assert titles[title], title
         tab.wait_for(f"{ROUNDS} > {at + 20}")
         after = dict(tab.evaluate(FIGURES))
-        still = {title for title in titles if after[title] == titles[title]}
-        # Similarities may have come to rest at 1; everything else moves.
-        assert all(title.startswith("Cosine similarity") for title in still), still
-        tab.evaluate("document.getElementById('follow').click()")  # stands still
-        held = tab.evaluate(ROUNDS)
+        unchanged = {title for title in titles if after[title] == titles[title]}
+        # Similarities may stay at 1; everything else changes.
+        assert all(title.startswith("Cosine similarity") for title in unchanged), unchanged
+        tab.evaluate("document.getElementById('live').click()")  # pauses the page
+        paused_at = tab.evaluate(ROUNDS)
         guest_ended, host_ended = ended(guest), ended(host)
         assert guest_ended.code == 0, guest_ended.err
         assert host_ended.code == 0, host_ended.err
         connection = "document.getElementById('connection').textContent"
-        tab.wait_for(f"{connection}.includes('has ended')")
-        assert tab.evaluate(ROUNDS) == held
-        tab.evaluate("document.getElementById('follow').click()")
+        tab.wait_for(f"{connection}.includes('has stopped')")
+        assert tab.evaluate(ROUNDS) == paused_at
+        tab.evaluate("document.getElementById('live').click()")
         tab.wait_for(f"{ROUNDS} === 150")
-        assert "done" in tab.evaluate("document.getElementById('figures').innerText")
+        assert "done" in tab.evaluate("document.getElementById('numbers').innerText")
         assert tab.errors == [] and all(asked.startswith(url) for asked in tab.requests)
-    # The run's own record is that of any run.
+    # The dashboard does not change what the run records.
     record = RunRecord(pair.folder / "airline" / "run")
     assert record.status == "done" and record.rounds[-1].round == 150
 
 
-def test_folders_of_several_runs_are_shown_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_a_dashboard_of_several_runs_ends_on_ctrl_c(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name, summary={"status": "done"}) for name in ("a", "b")]
     with dashboard(*folders) as (process, url), browser() as tabs:
         tab = tabs()
@@ -110,11 +112,11 @@ def test_folders_of_several_runs_are_shown_until_it_is_interrupted(tmp_path: Pat
         tab.wait_for("document.querySelectorAll('canvas').length === 6")
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE_S) == 0
-        tab.wait_for("document.getElementById('connection').textContent.includes('has ended')")
+        tab.wait_for("document.getElementById('connection').textContent.includes('has stopped')")
         assert tab.errors == []
 
 
-def test_a_dashboard_that_cannot_be_had_ends_no_run_and_a_tracker_stands_beside_it(
+def test_a_run_continues_without_a_dashboard_if_the_port_is_in_use_and_is_tracked(
     pair: Pair,
 ) -> None:
     pair.edit("airline/party.toml", "connect_s = 20", 'connect_s = 20\ntracking = ["tensorboard"]')
@@ -124,27 +126,27 @@ def test_a_dashboard_that_cannot_be_had_ends_no_run_and_a_tracker_stands_beside_
         host = pair.start("weather")
         done = ended(guest)
         assert done.code == 0 and ended(host).code == 0, done.err
-        assert "there is no dashboard: --host, --port: expected" in " ".join(done.out.split())
+        assert "no dashboard: --host, --port: cannot listen at" in " ".join(done.out.split())
         run = pair.folder / "airline" / "run"
         assert len(list((run / "tensorboard").glob("events.out.tfevents.*"))) == 1
 
 
-def test_what_cannot_be_served_is_refused_with_code_3(tmp_path: Path) -> None:
-    told = celu("dashboard", tmp_path)
-    assert told.returncode == 3
-    assert "expected a run folder with events.jsonl" in " ".join(told.stderr.split())
+def test_a_folder_or_host_that_cannot_be_served_exits_with_code_3(tmp_path: Path) -> None:
+    result = celu("dashboard", tmp_path)
+    assert result.returncode == 3
+    assert "not a run folder, events.jsonl cannot be read" in " ".join(result.stderr.split())
     run = write_run(tmp_path / "run")
-    told = celu("dashboard", run, "--host", "0.0.0.0")
-    assert told.returncode == 3 and "there is no login" in " ".join(told.stderr.split())
+    result = celu("dashboard", run, "--host", "0.0.0.0")
+    assert result.returncode == 3 and "there is no login" in " ".join(result.stderr.split())
 
 
-def test_who_exposes_a_run_is_warned(tmp_path: Path) -> None:
+def test_exposing_a_run_prints_a_warning(tmp_path: Path) -> None:
     arguments = ("--host", "0.0.0.0", "--expose")
     command = [sys.executable, "-m", "celu.cli.app", "dashboard", str(write_run(tmp_path / "run"))]
     process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True)
     try:
-        said(process, r"--expose: whoever can reach this address sees these runs")
-        said(process, r"http://0\.0\.0\.0:\d+/")
+        wait_for_output(process, r"--expose: anyone who can reach this address can see these runs")
+        wait_for_output(process, r"http://0\.0\.0\.0:\d+/")
     finally:
         process.kill()
         process.communicate(timeout=DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Ctrl-C in a run, by real signals to this process."""
+"""Ctrl-C during a run, with real signals to this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celu.events import CheckpointTaken, RoundDone, TrainingResumed, TrainingSta
 
 
 @pytest.fixture
-def said() -> io.StringIO:
+def output() -> io.StringIO:
     return io.StringIO()
 
 
@@ -22,33 +22,33 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_the_first_stops_at_the_next_checkpoint(said: io.StringIO) -> None:
-    with InterruptHandler(Console(file=said, width=200), "airline") as stopping:
-        stopping.event(TrainingStarted(num_rounds=9))
-        stopping.event(CheckpointTaken(round=3, seconds=1.0))  # nobody asked
+def test_the_first_ctrl_c_stops_at_the_next_checkpoint(output: io.StringIO) -> None:
+    with InterruptHandler(Console(file=output, width=200), "airline") as handler:
+        handler.event(TrainingStarted(num_rounds=9))
+        handler.event(CheckpointTaken(round=3, seconds=1.0))  # before Ctrl-C
         interrupt()
-        stopping.event(RoundDone(round=4, seconds=1.0))
+        handler.event(RoundDone(round=4, seconds=1.0))
         with pytest.raises(KeyboardInterrupt):
-            stopping.event(CheckpointTaken(round=6, seconds=1.0))
-    assert "stops at the next checkpoint" in said.getvalue()
-    assert "stops after round 6" in said.getvalue()
+            handler.event(CheckpointTaken(round=6, seconds=1.0))
+    assert "stopping at the next checkpoint" in output.getvalue()
+    assert "stopping after round 6" in output.getvalue()
 
 
-def test_the_second_stops_at_once(said: io.StringIO) -> None:
-    with InterruptHandler(Console(file=said), "airline") as stopping:
-        stopping.event(TrainingResumed(round=3, num_rounds=9))
+def test_the_second_ctrl_c_stops_immediately(output: io.StringIO) -> None:
+    with InterruptHandler(Console(file=output), "airline") as handler:
+        handler.event(TrainingResumed(round=3, num_rounds=9))
         interrupt()
         with pytest.raises(KeyboardInterrupt):
             interrupt()
 
 
-def test_before_training_the_first_stops_at_once(said: io.StringIO) -> None:
-    with InterruptHandler(Console(file=said), "airline"), pytest.raises(KeyboardInterrupt):
+def test_before_training_the_first_ctrl_c_stops_immediately(output: io.StringIO) -> None:
+    with InterruptHandler(Console(file=output), "airline"), pytest.raises(KeyboardInterrupt):
         interrupt()
 
 
-def test_afterwards_signals_mean_what_they_meant(said: io.StringIO) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with InterruptHandler(Console(file=said), "airline"):
-        assert signal.getsignal(signal.SIGINT) != before
-    assert signal.getsignal(signal.SIGINT) == before
+def test_the_previous_signal_handler_is_restored(output: io.StringIO) -> None:
+    previous = signal.getsignal(signal.SIGINT)
+    with InterruptHandler(Console(file=output), "airline"):
+        assert signal.getsignal(signal.SIGINT) != previous
+    assert signal.getsignal(signal.SIGINT) == previous

@@ -1,4 +1,4 @@
-"""`celu report` of real runs: two processes over TLS, and one simulation of all parties."""
+"""`celu report` on real runs: two processes over TLS, and a simulation of all parties."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def kinds(window: dict[str, Any]) -> set[str]:
 
 def test_a_real_run_of_two_parties_is_reported_on_one_clock(pair: Pair, tmp_path: Path) -> None:
     pair.edit("job.toml", "seed = 1", 'seed = 1\ncodec = "int8"')
-    line = ("--link", "wan-300")
-    guest, host = pair.start("airline", *line), pair.start("weather", *line)
+    link = ("--link", "wan-300")
+    guest, host = pair.start("airline", *link), pair.start("weather", *link)
     for party in (guest, host):
         out, err = party.communicate(timeout=120)
         assert party.returncode == 0, out + err
     folders = [pair.folder / name / "run" for name in ("airline", "weather")]
     out = tmp_path / "report.html"
-    told = celu("report", *folders, "--out", out)
-    assert told.returncode == 0 and "2 run(s)" in told.stdout, told.stderr
+    result = celu("report", *folders, "--out", out)
+    assert result.returncode == 0 and "2 run(s)" in result.stdout, result.stderr
     data = data_of(out)
     assert [run["label"] for run in data["runs"]] == ["airline/run", "weather/run"]
-    assert [run["figures"]["status"] for run in data["runs"]] == ["done", "done"]
+    assert [run["summary"]["status"] for run in data["runs"]] == ["done", "done"]
     here, there = data["windows"]["middle"]
     assert kinds(here) >= {"compute", "encode", "wait", "send", "receive"}
     assert kinds(there) >= {"compute", "encode", "wait", "send", "receive"}
-    # On one clock the host's message is sent before it arrives, 20 ms later.
+    # On one clock, the host's message arrives 20 ms after it was sent.
     sent = [b for what, _, b in there["spans"] if what == "send"]
     received = [b for what, _, b in here["spans"] if what == "receive"]
     assert min(min(abs(r - s - 0.02) for s in sent) for r in received) < 0.02
-    # The host's folder says nothing of labels, so nor does its part of a report.
+    # The host's folder holds nothing derived from labels, so neither does its part of the report.
     assert data["runs"][1]["held_out"] == {} and data["runs"][1]["loss"]["y"] == []
     with browser() as tabs:
         tab = tabs()
@@ -75,15 +75,15 @@ def test_a_simulation_leaves_a_folder_for_each_party(pair: Pair, tmp_path: Path)
     assert "loss" not in (out / "hosts" / "weather" / "events.jsonl").read_text()
     line = next(line for line in ran.stdout.splitlines() if "celu report" in line)
     report = tmp_path / "page.html"
-    told = celu(*line.split()[1:], "--out", report)
-    assert told.returncode == 0, told.stderr
+    result = celu(*line.split()[1:], "--out", report)
+    assert result.returncode == 0, result.stderr
     here, there = data_of(report)["windows"]["end"]
     assert (here["first"], here["last"]) == (there["first"], there["last"])
-    assert data_of(report)["runs"][0]["figures"]["virtual"] is True
+    assert data_of(report)["runs"][0]["summary"]["virtual_time"] is True
 
 
-def test_what_is_no_run_folder_is_refused_with_code_3(tmp_path: Path) -> None:
-    told = celu("report", tmp_path)
-    assert told.returncode == 3
-    assert "expected a run folder with events.jsonl" in " ".join(told.stderr.split())
+def test_a_folder_without_a_run_exits_with_code_3(tmp_path: Path) -> None:
+    result = celu("report", tmp_path)
+    assert result.returncode == 3
+    assert "not a run folder, events.jsonl cannot be read" in " ".join(result.stderr.split())
     assert celu("report").returncode == 2

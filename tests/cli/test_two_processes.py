@@ -229,7 +229,7 @@ def test_an_interrupt_ends_both_sides_with_a_word(training: Parties) -> None:
     guest.send_signal(signal.SIGINT)
     stopped = ended(guest)
     assert stopped.code == 130
-    assert "stops at the next checkpoint" in " ".join(stopped.out.split())
+    assert "stopping at the next checkpoint" in " ".join(stopped.out.split())
     other = ended(host)
     assert other.code == 12
     assert "airline stopped: interrupted by its operator" in " ".join(other.err.split())

@@ -1,4 +1,4 @@
-"""Runs as Prometheus reads them."""
+"""Metrics in the Prometheus text format."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import re
 from pathlib import Path
 from typing import Any
 
-from celu.dashboard.live import LiveRun, watch
+from celu.dashboard.live import LiveRun, open_runs
 from celu.dashboard.metrics import metrics_text
 from record.folders import events, write_run
 
-# A line of the text format: a comment, or a name, labels and a number.
+# A line of the text format: a comment, or a name, labels and a value.
 _VALUE = r'"(?:[^"\\\n]|\\\\|\\"|\\n)*"'
 _LINE = re.compile(
     rf"# (HELP|TYPE) celu_\w+ .+|celu_\w+\{{\w+={_VALUE}(,\w+={_VALUE})*\}} -?[\d.]+(e[+-]?\d+)?"
 )
 
 
-def text_of(tmp_path: Path, happened: list[dict[str, Any]] | None = None, **more: Any) -> str:
-    text = metrics_text(watch([write_run(tmp_path / "run", happened, **more)]))
+def text_of(tmp_path: Path, written: list[dict[str, Any]] | None = None, **more: Any) -> str:
+    text = metrics_text(open_runs([write_run(tmp_path / "run", written, **more)]))
     assert text.endswith("\n")
     for line in text.splitlines():
         assert _LINE.fullmatch(line), line
     return text
 
 
-def test_a_run_is_told_in_numbers(tmp_path: Path) -> None:
+def test_a_run_is_exported_as_gauges(tmp_path: Path) -> None:
     text = text_of(tmp_path)
-    own = 'run="run · airline",party="airline"'
+    labels = 'run="run · airline",party="airline"'
     for name, value in {
         "running": 1.0,
         "round": 40.0,
@@ -38,9 +38,9 @@ def test_a_run_is_told_in_numbers(tmp_path: Path) -> None:
         "received_bytes": 40_000.0,
         "local_steps": 80.0,
     }.items():
-        assert f"celu_{name}{{{own}}} {value}" in text.splitlines()
-    assert f'celu_link_up{{{own},peer="weather"}} 1.0' in text
-    assert f'celu_metric{{{own},name="auc"}} 0.7' in text
+        assert f"celu_{name}{{{labels}}} {value}" in text.splitlines()
+    assert f'celu_link_up{{{labels},peer="weather"}} 1.0' in text
+    assert f'celu_metric{{{labels},name="auc"}} 0.7' in text
     assert text.count("# TYPE celu_round gauge") == 1
 
 
@@ -49,13 +49,13 @@ def test_a_link_that_is_down_reads_zero(tmp_path: Path) -> None:
     assert re.search(r'celu_link_up\{.*peer="weather"\} 0\.0', text_of(tmp_path, [*events(), down]))
 
 
-def test_before_the_first_round_there_is_little_to_tell(tmp_path: Path) -> None:
+def test_before_the_first_round_few_metrics_exist(tmp_path: Path) -> None:
     samples = [line for line in text_of(tmp_path, events(1)[:1]).splitlines() if line[0] != "#"]
     assert [line[: line.index("{")] for line in samples] == ["celu_running", "celu_link_up"]
 
 
-def test_a_label_of_any_text_stays_one_label(tmp_path: Path) -> None:
-    record = watch([write_run(tmp_path / "run")])[0].record
+def test_a_label_is_escaped_whatever_it_contains(tmp_path: Path) -> None:
+    record = open_runs([write_run(tmp_path / "run")])[0].record
     text = metrics_text([LiveRun(record, 'a"} 1\\\nceles 2')])
     assert 'run="a\\"} 1\\\\\\nceles 2",party="airline"' in text
     for line in text.splitlines():

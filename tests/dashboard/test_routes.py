@@ -1,4 +1,4 @@
-"""The dashboard's server over real sockets: whom it answers, with what, and what it refuses."""
+"""The dashboard's server over real sockets: which requests it answers, and which it refuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from celu.dashboard.routes import Names
+from celu.dashboard.routes import AllowedHosts
 from celu.dashboard.server import Dashboard
 from celu.errors import ConfigError
 from record.folders import events, round_event, write_run
@@ -36,7 +36,7 @@ def port_of(served: Dashboard) -> int:
     return int(served.url.rsplit(":", 1)[1].strip("/"))
 
 
-def ask(
+def request(
     served: Dashboard, path: str = "/", method: str = "GET", **headers: str
 ) -> tuple[HTTPResponse, bytes]:
     connection = HTTPConnection("127.0.0.1", port_of(served), timeout=DEADLINE_S)
@@ -49,7 +49,7 @@ def ask(
 
 
 class Stream:
-    """What the server sends, event by event."""
+    """The server-sent events of one connection."""
 
     def __init__(self, served: Dashboard) -> None:
         self._connection = HTTPConnection("127.0.0.1", port_of(served), timeout=DEADLINE_S)
@@ -71,19 +71,19 @@ class Stream:
         self._connection.close()
 
 
-def test_the_page_and_its_files_come_from_here_alone(served: Dashboard) -> None:
-    answer, page = ask(served)
+def test_the_page_links_only_to_this_servers_files(served: Dashboard) -> None:
+    answer, page = request(served)
     assert answer.status == 200 and b"<h1>Runs</h1>" in page
     names = [part.split(b'"')[0].decode() for part in page.split(b'="/')[1:]]
     assert len(names) == 10
     for name in names:
-        found, text = ask(served, f"/{name}")
+        found, text = request(served, f"/{name}")
         assert found.status == 200 and text, name
 
 
-def test_every_answer_bears_the_headers(served: Dashboard) -> None:
+def test_every_response_has_the_security_headers(served: Dashboard) -> None:
     for path, host in (("/", "localhost"), ("/nothing", "localhost"), ("/", "evil.example")):
-        headers = ask(served, path, Host=host)[0].headers
+        headers = request(served, path, Host=host)[0].headers
         assert headers["Content-Security-Policy"].startswith("default-src 'self';")
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
@@ -97,19 +97,19 @@ def test_every_answer_bears_the_headers(served: Dashboard) -> None:
 )
 def test_a_host_that_is_not_loopback_is_refused(served: Dashboard, host: str) -> None:
     for path in ("/", "/events", "/assets/figure.js"):
-        answer, said = ask(served, path, Host=host)
-        assert answer.status == 421 and b"airline" not in said
+        answer, text = request(served, path, Host=host)
+        assert answer.status == 421 and b"airline" not in text
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:9", "LOCALHOST:80", "[::1]:8080"])
-def test_loopback_has_several_names_and_any_port(served: Dashboard, host: str) -> None:
-    assert ask(served, Host=host)[0].status == 200
+def test_every_loopback_name_is_answered_at_any_port(served: Dashboard, host: str) -> None:
+    assert request(served, Host=host)[0].status == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 @pytest.mark.parametrize("path", ["/", "/events", "/assets/figure.js"])
 def test_nothing_but_reading_is_allowed(served: Dashboard, method: str, path: str) -> None:
-    assert ask(served, path, method)[0].status == 405
+    assert request(served, path, method)[0].status == 405
 
 
 @pytest.mark.parametrize(
@@ -126,39 +126,39 @@ def test_nothing_but_reading_is_allowed(served: Dashboard, method: str, path: st
         "/metrics",
     ],
 )
-def test_no_path_of_a_request_meets_a_disk(served: Dashboard, path: str) -> None:
-    assert ask(served, path)[0].status == 404
+def test_no_request_path_reaches_the_disk(served: Dashboard, path: str) -> None:
+    assert request(served, path)[0].status == 404
 
 
-def test_no_private_setting_is_told(folder: Path) -> None:
+def test_no_private_setting_is_sent(folder: Path) -> None:
     settings = json.loads((folder / "settings.json").read_text())
     settings["party"]["keys"] = {"key": "certs/SECRET.key"}
     (folder / "settings.json").write_text(json.dumps(settings))
     with Dashboard([folder], metrics=True) as served:
         stream = Stream(served)
-        told = json.dumps(stream.next())
+        sent = json.dumps(stream.next())
         stream.close()
-        told += ask(served)[1].decode() + ask(served, "/metrics")[1].decode()
-    assert "airline" in told and "SECRET" not in told
+        sent += request(served)[1].decode() + request(served, "/metrics")[1].decode()
+    assert "airline" in sent and "SECRET" not in sent
 
 
-def test_a_stream_tells_a_run_whole_and_then_what_is_new(served: Dashboard, folder: Path) -> None:
+def test_a_stream_sends_a_snapshot_and_then_updates(served: Dashboard, folder: Path) -> None:
     stream = Stream(served)
-    name, news = stream.next()
-    assert name == "news" and news["0"]["lines"]["loss"]["round"] == list(range(1, 11))
+    name, update = stream.next()
+    assert name == "update" and update["0"]["series"]["loss"]["round"] == list(range(1, 11))
     with (folder / "events.jsonl").open("a") as file:
         file.write(json.dumps(round_event(11)) + "\n")
-    name, news = stream.next()
-    assert "lines" not in news["0"] and news["0"]["added"]["loss"]["round"] == [11]
-    assert news["0"]["state"]["figures"]["rounds"] == "11 of 10"
+    name, update = stream.next()
+    assert "series" not in update["0"] and update["0"]["new_points"]["loss"]["round"] == [11]
+    assert update["0"]["state"]["summary"]["rounds"] == "11 of 10"
     with (folder / "events.jsonl").open("a") as file:
         file.write('{"t": 9.0, "event": "resumed", "round": 5, "num_rounds": 40}\n')
-    name, news = stream.next()
-    assert news["0"]["lines"]["loss"]["round"] == [1, 2, 3, 4, 5]
+    name, update = stream.next()
+    assert update["0"]["series"]["loss"]["round"] == [1, 2, 3, 4, 5]
     stream.close()
 
 
-def test_two_browsers_are_told_the_same(served: Dashboard, folder: Path) -> None:
+def test_two_browsers_get_the_same_updates(served: Dashboard, folder: Path) -> None:
     streams = [Stream(served), Stream(served)]
     first = [stream.next() for stream in streams]
     with (folder / "events.jsonl").open("a") as file:
@@ -169,46 +169,46 @@ def test_two_browsers_are_told_the_same(served: Dashboard, folder: Path) -> None
         stream.close()
 
 
-def test_a_server_that_ends_tells_the_last_and_ends_its_streams(folder: Path) -> None:
+def test_a_stopping_server_sends_a_last_update_and_ends_its_streams(folder: Path) -> None:
     with Dashboard([folder]) as served:
         stream = Stream(served)
         stream.next()
         (folder / "summary.json").write_text('{"status": "done"}')
-    _, news = stream.next()
-    assert news["0"]["state"]["figures"]["status"] == "done"
+    _, update = stream.next()
+    assert update["0"]["state"]["summary"]["status"] == "done"
     assert stream.next() == ("end", {})
     assert served.wait(0.0)
     assert not any(thread.name == "dashboard" for thread in threading.enumerate())
     stream.close()
 
 
-def test_metrics_are_there_where_they_are_asked_for(folder: Path) -> None:
+def test_metrics_are_served_only_if_enabled(folder: Path) -> None:
     with Dashboard([folder], metrics=True) as served:
-        answer, text = ask(served, "/metrics")
+        answer, text = request(served, "/metrics")
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         assert b'celu_round{run="run' in text
         with (folder / "events.jsonl").open("a") as file:
             file.write(json.dumps(round_event(11)) + "\n")
-        assert b" 11.0\n" in ask(served, "/metrics")[1]
+        assert b" 11.0\n" in request(served, "/metrics")[1]
 
 
-def test_an_address_that_others_reach_wants_a_word_more(folder: Path) -> None:
+def test_an_address_that_others_can_reach_needs_expose(folder: Path) -> None:
     with pytest.raises(ConfigError, match="add --expose"):
         Dashboard([folder], host="0.0.0.0")
     with pytest.raises(ConfigError, match="expected an address of this machine"):
         Dashboard([folder], host="example.org")
     with Dashboard([folder], host="0.0.0.0", expose=True) as served:
-        assert ask(served, Host="192.168.0.9")[0].status == 200
-        assert ask(served, Host=socket.gethostname())[0].status == 200
-        assert ask(served, Host="evil.example")[0].status == 421
+        assert request(served, Host="192.168.0.9")[0].status == 200
+        assert request(served, Host=socket.gethostname())[0].status == 200
+        assert request(served, Host="evil.example")[0].status == 421
 
 
-def test_a_port_that_is_taken_is_named(folder: Path, served: Dashboard) -> None:
+def test_a_port_in_use_is_named(folder: Path, served: Dashboard) -> None:
     with pytest.raises(ConfigError, match=rf"port {port_of(served)} .*in use"):
         Dashboard([folder], port=port_of(served))
 
 
-def test_names_that_are_no_names_are_refused() -> None:
+def test_malformed_host_headers_are_refused() -> None:
     for host in (
         "",
         ":80",
@@ -218,8 +218,10 @@ def test_names_that_are_no_names_are_refused() -> None:
         "user@localhost",
         "127.0.0.1/",
     ):
-        assert not Names(any_address=True).has(host), host
-    assert Names(any_address=True).has("[fe80::1]:80") and not Names().has("[fe80::1]:80")
+        assert not AllowedHosts(any_address=True).allows(host), host
+    assert AllowedHosts(any_address=True).allows("[fe80::1]:80") and not AllowedHosts().allows(
+        "[fe80::1]:80"
+    )
 
 
 @pytest.mark.parametrize("package", ["uvicorn", "starlette.applications"])

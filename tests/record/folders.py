@@ -1,4 +1,4 @@
-"""Run folders written by hand, for readers of them."""
+"""Hand-written run folders for tests of their readers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ JOB: dict[str, Any] = {
 }
 
 
-def round_event(n: int, **more: Any) -> dict[str, Any]:
-    """Round n of a run that takes half a second a round."""
-    begin = 0.5 * (n - 1)
+def round_event(n: int, **overrides: Any) -> dict[str, Any]:
+    """Round n of a run with rounds of half a second."""
+    start = 0.5 * (n - 1)
     return {
         "t": 1.0 + 0.5 * n,
         "event": "round",
@@ -35,18 +35,18 @@ def round_event(n: int, **more: Any) -> dict[str, Any]:
         "loss": 1.0 / n,
         "similarity_quantiles": [0.1, 0.5, 0.7, 0.8, 0.9, 1.0],
         "spans": [
-            ["local", begin, begin + 0.1],
-            ["wait", begin + 0.1, begin + 0.3],
-            ["receive", begin + 0.15, begin + 0.3],
-            ["compute", begin + 0.3, begin + 0.4],
-            ["encode", begin + 0.4, begin + 0.45],
-            ["send", begin + 0.45, begin + 0.6],
+            ["local", start, start + 0.1],
+            ["wait", start + 0.1, start + 0.3],
+            ["receive", start + 0.15, start + 0.3],
+            ["compute", start + 0.3, start + 0.4],
+            ["encode", start + 0.4, start + 0.45],
+            ["send", start + 0.45, start + 0.6],
         ],
-        **more,
+        **overrides,
     }
 
 
-def evaluation_event(n: int, auc: float, **more: Any) -> dict[str, Any]:
+def evaluation_event(n: int, auc: float, **overrides: Any) -> dict[str, Any]:
     return {
         "t": 1.0 + 0.5 * n,
         "event": "evaluation",
@@ -60,12 +60,12 @@ def evaluation_event(n: int, auc: float, **more: Any) -> dict[str, Any]:
         "evaluation_bytes": 500 * n,
         "control_bytes": 10,
         "target_reached": False,
-        **more,
+        **overrides,
     }
 
 
 def events(rounds: int = 40) -> list[dict[str, Any]]:
-    """An undisturbed run's."""
+    """The events of an uninterrupted run."""
     found: list[dict[str, Any]] = [
         {"t": 0.0, "event": "attempt", "number": 1},
         {"t": 0.9, "event": "connected", "peers": ["weather"], "secure": True},
@@ -80,14 +80,14 @@ def events(rounds: int = 40) -> list[dict[str, Any]]:
 
 def write_run(
     folder: Path,
-    happened: list[dict[str, Any]] | None = None,
+    written: list[dict[str, Any]] | None = None,
     *,
     party: str = "airline",
     job: dict[str, Any] | None = None,
     summary: dict[str, Any] | None = None,
 ) -> Path:
     folder.mkdir(parents=True)
-    lines = [json.dumps(event) + "\n" for event in (events() if happened is None else happened)]
+    lines = [json.dumps(event) + "\n" for event in (events() if written is None else written)]
     (folder / "events.jsonl").write_text("".join(lines))
     role = "guest" if party == "airline" else "host"
     settings = {

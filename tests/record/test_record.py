@@ -1,4 +1,4 @@
-"""Run folders as their readers see them: whole, growing, gone on with, broken."""
+"""Reading run folders: finished, growing, resumed, broken."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from celu.errors import ConfigError
 from celu.events import TrainingStarted
 from celu.record.run import RunRecord
-from celu.record.tail import follow
+from celu.record.tail import read_new_events
 from celu.run_folder import RunFolder
 from record.folders import evaluation_event, events, round_event, write_run
 
 
-def test_a_run_that_is_done_is_read_whole(tmp_path: Path) -> None:
+def test_a_finished_run_is_read_completely(tmp_path: Path) -> None:
     run = RunRecord(write_run(tmp_path / "run", summary={"status": "done", "rounds": 40}))
     assert (run.name, run.role, run.status, run.metric) == ("airline", "guest", "done", "auc")
     assert run.num_rounds == 40 and run.attempts == 1
@@ -26,19 +26,19 @@ def test_a_run_that_is_done_is_read_whole(tmp_path: Path) -> None:
     assert run.versions["celu"] == "0.1.0" and "versions" not in run.settings
 
 
-def test_a_host_is_known_by_its_settings_and_has_no_metric_but_the_contracts(
+def test_a_host_is_recognized_by_its_settings_and_uses_the_contracts_metric(
     tmp_path: Path,
 ) -> None:
     run = RunRecord(write_run(tmp_path / "run", [], party="weather"))
     assert (run.name, run.role, run.metric) == ("weather", "host", "auc")
 
 
-def test_a_metric_that_the_guests_loss_does_not_give_becomes_the_loss(tmp_path: Path) -> None:
+def test_the_loss_replaces_a_metric_that_the_guest_does_not_report(tmp_path: Path) -> None:
     job = {"evaluation": {"every": 10, "metric": "rmse"}}
     assert RunRecord(write_run(tmp_path / "run", job=job)).metric == "loss"
 
 
-def test_a_run_is_followed_line_by_line_and_a_torn_line_waits(tmp_path: Path) -> None:
+def test_a_growing_run_is_read_line_by_line_and_an_incomplete_line_waits(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", events(1))
     run = RunRecord(folder)
     assert run.summary is None and run.status == "running"
@@ -57,15 +57,15 @@ def test_a_run_is_followed_line_by_line_and_a_torn_line_waits(tmp_path: Path) ->
     assert run.status == "done"
 
 
-def test_a_position_says_where_to_read_on(tmp_path: Path) -> None:
+def test_reading_continues_from_a_position(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    first, position = follow(folder)
-    assert len(first) == len(events()) and follow(folder, position) == ([], position)
-    with pytest.raises(ConfigError, match="another run took"):
-        follow(folder, position + 1)
+    first, position = read_new_events(folder)
+    assert len(first) == len(events()) and read_new_events(folder, position) == ([], position)
+    with pytest.raises(ConfigError, match="another run now writes"):
+        read_new_events(folder, position + 1)
 
 
-def test_a_folder_that_another_run_took_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_a_folder_taken_by_another_run_is_read_from_the_start(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     run = RunRecord(folder)
     (folder / "events.jsonl").write_text(json.dumps(events()[0]) + "\n")
@@ -73,41 +73,41 @@ def test_a_folder_that_another_run_took_is_read_from_its_beginning(tmp_path: Pat
     assert run.rounds == []
 
 
-def test_what_an_interruption_undid_is_left_out(tmp_path: Path) -> None:
-    happened = [
+def test_rounds_that_were_rolled_back_are_left_out(tmp_path: Path) -> None:
+    written = [
         *events(25),
         {"t": 99.0, "event": "attempt", "number": 2},
         {"t": 99.0, "event": "resumed", "round": 20, "num_rounds": 40},
         *(round_event(n, loss=7.0) for n in range(21, 31)),
         evaluation_event(30, 0.9),
     ]
-    run = RunRecord(write_run(tmp_path / "run", happened))
+    run = RunRecord(write_run(tmp_path / "run", written))
     assert [r.round for r in run.rounds] == list(range(1, 31))
     assert [r.loss == 7.0 for r in run.rounds] == [False] * 20 + [True] * 10
     assert [e.round for e in run.evaluations] == [10, 20, 30]
     assert run.attempts == 2 and run.num_rounds == 40
 
 
-def test_a_choice_that_is_told_again_after_an_interruption_counts_once(tmp_path: Path) -> None:
+def test_a_choice_emitted_again_after_an_interruption_counts_once(tmp_path: Path) -> None:
     choice = {"t": 2.0, "event": "choice", "round": 20, "until": 30, "seconds": 9.0}
     resumed = {"t": 3.0, "event": "resumed", "round": 20, "num_rounds": 40}
-    happened = [*events(20), {**choice, "reason": "a"}, resumed, {**choice, "reason": "b"}]
-    run = RunRecord(write_run(tmp_path / "run", happened))
+    written = [*events(20), {**choice, "reason": "a"}, resumed, {**choice, "reason": "b"}]
+    run = RunRecord(write_run(tmp_path / "run", written))
     assert [c.reason for c in run.choices] == ["b"]
 
 
 @pytest.mark.parametrize(
     ("line", "got"),
     [
-        ("nonsense", "no JSON"),
-        ("[1]", "without a time and a name"),
-        ('{"t": 1.0}', "without a time and a name"),
-        ('{"event": "x"}', "without a time and a name"),
+        ("nonsense", "invalid JSON"),
+        ("[1]", "without a time and an event name"),
+        ('{"t": 1.0}', "without a time and an event name"),
+        ('{"event": "x"}', "without a time and an event name"),
         ('{"t": 1, "event": "round", "seconds": 1}', "round: Field required"),
-        ('{"t": 1, "event": ["x"]}', "without a time and a name"),
+        ('{"t": 1, "event": ["x"]}', "without a time and an event name"),
     ],
 )
-def test_a_line_that_is_no_event_is_named(tmp_path: Path, line: str, got: str) -> None:
+def test_a_line_that_is_not_an_event_is_named(tmp_path: Path, line: str, got: str) -> None:
     folder = write_run(tmp_path / "run", events(1))
     with (folder / "events.jsonl").open("a") as file:
         file.write(line + "\n")
@@ -115,19 +115,19 @@ def test_a_line_that_is_no_event_is_named(tmp_path: Path, line: str, got: str) -
         RunRecord(folder)
 
 
-def test_a_folder_without_a_run_is_refused_by_what_it_lacks(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"with events.jsonl"):
+def test_a_folder_without_a_run_is_refused_and_the_missing_file_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"events.jsonl cannot be read"):
         RunRecord(tmp_path / "nowhere")
     folder = write_run(tmp_path / "run")
     (folder / "settings.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"settings.json: expected a JSON object, got list"):
         RunRecord(folder)
     (folder / "settings.json").unlink()
-    with pytest.raises(ConfigError, match=r"with settings.json"):
+    with pytest.raises(ConfigError, match=r"settings.json is missing"):
         RunRecord(folder)
 
 
-def test_an_earlier_attempts_end_is_not_that_of_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_have_the_status_of_its_earlier_attempt(tmp_path: Path) -> None:
     first = RunFolder(tmp_path, {})
     first.emit(TrainingStarted(num_rounds=9))
     (tmp_path / "run.json").write_text("{}")
@@ -142,7 +142,7 @@ def test_an_earlier_attempts_end_is_not_that_of_a_run_that_goes_on(tmp_path: Pat
     assert record.status == "done"
 
 
-def test_checkpoints_are_those_that_the_folder_holds(tmp_path: Path) -> None:
+def test_checkpoints_are_those_in_the_folder(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     assert RunRecord(folder).checkpoints == []
     for name in ("round-20", "round-10", "round-30.partial"):

@@ -1,4 +1,4 @@
-"""Parties of one run on one clock: exactly by their messages, roughly by their rounds."""
+"""Clock offsets between parties: exact from messages, approximate from rounds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from celu.record.run import RunRecord
-from celu.report.clocks import apart_s
+from celu.report.clocks import clock_offset_s
 from record.folders import round_event, write_run
 
 STARTED = {"t": 0.0, "event": "started", "num_rounds": 99}
 
 
 def pair(folder: Path, *, behind: Any = 7.0, extra: int = 0, **job: Any) -> list[RunRecord]:
-    """A guest and a host whose clock is behind by so much; messages take 0.1 s each way.
+    """A guest and a host whose clock is `behind`; messages take 0.1 s each way.
 
-    In round 5 the host sends `extra` messages more, for an evaluation.
+    In round 5 the host sends `extra` additional messages, for an evaluation.
     """
 
     def guest(n: int) -> dict[str, Any]:
@@ -39,34 +39,36 @@ def pair(folder: Path, *, behind: Any = 7.0, extra: int = 0, **job: Any) -> list
     ]
 
 
-def test_messages_set_the_clock(tmp_path: Path) -> None:
+def test_the_offset_follows_from_the_messages(tmp_path: Path) -> None:
     here, there = pair(tmp_path)
-    assert apart_s(here, here, 50.0) == 0.0
-    assert apart_s(here, there, 50.0) == pytest.approx(7.0)
+    assert clock_offset_s(here, here, 50.0) == 0.0
+    assert clock_offset_s(here, there, 50.0) == pytest.approx(7.0)
 
 
-def test_evaluations_in_between_do_not_put_it_out(tmp_path: Path) -> None:
+def test_an_evaluation_does_not_change_the_offset(tmp_path: Path) -> None:
     here, there = pair(tmp_path, extra=20)
-    assert apart_s(here, there, 50.0) == pytest.approx(7.0)
+    assert clock_offset_s(here, there, 50.0) == pytest.approx(7.0)
 
 
-def test_nor_does_an_event_that_leaves_messages_out(tmp_path: Path) -> None:
+def test_an_event_without_all_of_its_messages_ends_the_estimate(tmp_path: Path) -> None:
     here, there = pair(tmp_path, extra=64)
-    assert apart_s(here, there, 50.0) == pytest.approx(7.0), "by the rounds before it"
+    assert clock_offset_s(here, there, 50.0) == pytest.approx(7.0), "from the rounds before it"
 
 
-def test_a_clock_that_drifts_is_set_by_what_came_last(tmp_path: Path) -> None:
+def test_a_drifting_clock_is_estimated_from_the_latest_messages(tmp_path: Path) -> None:
     here, there = pair(tmp_path, behind=lambda n: 7.0 + (0.5 if n > 50 else 0.0))
-    assert apart_s(here, there, 45.0) == pytest.approx(7.0)
-    assert apart_s(here, there, 99.0) == pytest.approx(7.5)
+    assert clock_offset_s(here, there, 45.0) == pytest.approx(7.0)
+    assert clock_offset_s(here, there, 99.0) == pytest.approx(7.5)
 
 
-def test_with_several_hosts_the_ends_of_rounds_set_it(tmp_path: Path) -> None:
+def test_with_several_hosts_the_offset_comes_from_the_ends_of_rounds(tmp_path: Path) -> None:
     here, there = pair(tmp_path, hosts={"weather": {}, "port": {}})
-    assert apart_s(here, there, 50.0) == pytest.approx(6.7), "the host ends its rounds 0.3 s later"
+    assert clock_offset_s(here, there, 50.0) == pytest.approx(6.7), (
+        "the host ends its rounds 0.3 s later"
+    )
 
 
-def test_without_anything_in_common_it_stays_as_it_is(tmp_path: Path) -> None:
+def test_without_common_rounds_the_offset_is_zero(tmp_path: Path) -> None:
     here, _ = pair(tmp_path / "one")
     there = RunRecord(write_run(tmp_path / "two", [], party="weather"))
-    assert apart_s(here, there, 50.0) == 0.0
+    assert clock_offset_s(here, there, 50.0) == 0.0

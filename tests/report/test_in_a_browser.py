@@ -1,4 +1,4 @@
-"""Reports as a browser shows them: drawn, legible at any width, and silent."""
+"""Reports in a real browser: charts, layout, interaction, no console errors or requests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from celu.report.render import render
 from record.folders import evaluation_event, events, round_event, write_run
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
-# How many pixels of each canvas are not those of its corner.
-INK = """[...document.querySelectorAll("canvas")].map((canvas) => {
+# The number of drawn (not transparent) pixels of each canvas.
+DRAWN_PIXELS = """[...document.querySelectorAll("canvas")].map((canvas) => {
   const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-  let inked = 0;
-  for (let i = 0; i < pixels.length; i += 4) inked += pixels[i + 3] > 0;
-  return inked;
+  let drawn = 0;
+  for (let i = 0; i < pixels.length; i += 4) drawn += pixels[i + 3] > 0;
+  return drawn;
 })"""
 
 
@@ -55,24 +55,24 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tab(tabs: Callable[[], Tab], report: Path) -> Tab:
     tab = tabs()
-    tab.look(1280)
+    tab.set_viewport(1280)
     tab.open(report.as_uri())
     return tab
 
 
-def silent(tab: Tab, report: Path) -> None:
+def assert_no_errors_or_requests(tab: Tab, report: Path) -> None:
     assert tab.errors == []
     assert set(tab.requests) == {report.as_uri()}
 
 
-def test_a_report_is_drawn_without_a_word_or_a_request(tab: Tab, report: Path) -> None:
-    inked = tab.evaluate(INK)
-    assert len(inked) == 6 and all(count > 500 for count in inked)
+def test_a_report_is_drawn_without_errors_or_requests(tab: Tab, report: Path) -> None:
+    drawn = tab.evaluate(DRAWN_PIXELS)
+    assert len(drawn) == 6 and all(count > 500 for count in drawn)
     assert tab.evaluate("document.querySelectorAll('#time rect[y]').length") > 20
-    silent(tab, report)
+    assert_no_errors_or_requests(tab, report)
 
 
-def test_every_figure_has_a_title_words_and_numbers(tab: Tab, report: Path) -> None:
+def test_every_figure_has_a_title_a_caption_and_a_data_table(tab: Tab, report: Path) -> None:
     figures = tab.evaluate("""[...document.querySelectorAll("figure")].map((figure) => {
       const details = figure.querySelector("details");
       details.open = true;
@@ -83,71 +83,71 @@ def test_every_figure_has_a_title_words_and_numbers(tab: Tab, report: Path) -> N
         figure.querySelectorAll("details td").length];
     })""")
     assert len(figures) == 7
-    for title, said, caption, cells in figures:
-        assert title and said == f"{title}: {caption}" and len(caption) > 20 and cells > 3, title
-    silent(tab, report)
+    for title, label, caption, cells in figures:
+        assert title and label == f"{title}: {caption}" and len(caption) > 20 and cells > 3, title
+    assert_no_errors_or_requests(tab, report)
 
 
-def test_names_and_reasons_are_shown_and_not_run(tab: Tab, report: Path) -> None:
+def test_names_and_reasons_are_shown_as_text_and_never_executed(tab: Tab, report: Path) -> None:
     assert tab.evaluate("document.querySelectorAll('img, b').length") == 0
     text = tab.evaluate("document.body.innerText")
     assert "<b>odd & <img src=x>" in text and HOSTILE in text
     assert tab.evaluate("document.title").startswith("Report of vanilla")
-    silent(tab, report)
+    assert_no_errors_or_requests(tab, report)
 
 
 def test_the_legend_shows_and_hides_a_run_in_all_figures(tab: Tab, report: Path) -> None:
     captions = "[...document.querySelectorAll('figcaption')].map((c) => c.textContent)"
     before, lanes = tab.evaluate(captions), "document.querySelectorAll('#time rect[y]').length"
-    spans, inked = tab.evaluate(lanes), tab.evaluate(INK)
+    spans, drawn = tab.evaluate(lanes), tab.evaluate(DRAWN_PIXELS)
     assert sum("celu" in caption for caption in before) == 7
     tab.evaluate("document.querySelector('#legend input[value=\"1\"]').click()")
     assert not any("celu" in caption for caption in tab.evaluate(captions))
     assert tab.evaluate(lanes) < spans
-    tab.wait_for(f"({INK})[2] !== {inked[2]}")
+    tab.wait_for(f"({DRAWN_PIXELS})[2] !== {drawn[2]}")
     tab.evaluate("document.querySelector('#legend input[value=\"1\"]').click()")
     assert tab.evaluate(captions) == before
-    silent(tab, report)
+    assert_no_errors_or_requests(tab, report)
 
 
-def test_lines_can_be_seen_over_rounds_bytes_and_time(tab: Tab, report: Path) -> None:
+def test_the_x_axis_can_be_rounds_bytes_or_time(tab: Tab, report: Path) -> None:
     caption = "document.querySelector('#learning figcaption').textContent"
     assert "at round 40" in tab.evaluate(caption)
-    tab.evaluate("document.querySelector('#over input[value=bytes]').click()")
+    tab.evaluate("document.querySelector('#x-axis input[value=bytes]').click()")
     assert "at 100 kB" in tab.evaluate(caption)
-    tab.evaluate("document.querySelector('#over input[value=seconds]').click()")
+    tab.evaluate("document.querySelector('#x-axis input[value=seconds]').click()")
     assert "at 20 s" in tab.evaluate(caption)
-    tab.evaluate("document.querySelector('#places input[value=beginning]').click()")
-    silent(tab, report)
+    tab.evaluate("document.querySelector('#positions input[value=beginning]').click()")
+    assert_no_errors_or_requests(tab, report)
 
 
-def test_pointing_at_a_chart_reads_its_values(tab: Tab, report: Path) -> None:
+def test_hovering_over_a_chart_shows_its_values(tab: Tab, report: Path) -> None:
     tab.evaluate("""(() => { const over = document.querySelector(".u-over");
       const box = over.getBoundingClientRect();
       over.dispatchEvent(new MouseEvent("mousemove",
         {clientX: box.right - 2, clientY: box.top + 9, bubbles: true})); })()""")
     tab.wait_for("document.querySelector('.readout').textContent.startsWith('round 40: ')")
-    read = tab.evaluate("document.querySelector('.readout').textContent")
-    assert "vanilla · airline 0.7" in read and "celu · airline 0.7" in read
-    silent(tab, report)
+    readout = tab.evaluate("document.querySelector('.readout').textContent")
+    assert "vanilla · airline 0.7" in readout and "celu · airline 0.7" in readout
+    assert_no_errors_or_requests(tab, report)
 
 
 @pytest.mark.parametrize("width", [400, 1280, 2200])
-def test_no_page_scrolls_sideways(tab: Tab, report: Path, width: int) -> None:
-    tab.look(width)
+def test_the_page_never_scrolls_sideways(tab: Tab, report: Path, width: int) -> None:
+    tab.set_viewport(width)
     tab.wait_for("document.querySelector('canvas').clientWidth <= innerWidth")
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    assert all(count > 500 for count in tab.evaluate(INK))
-    silent(tab, report)
+    assert all(count > 500 for count in tab.evaluate(DRAWN_PIXELS))
+    assert_no_errors_or_requests(tab, report)
 
 
-def test_dark_and_light_differ_and_change_while_the_page_is_open(tab: Tab, report: Path) -> None:
+def test_the_colour_scheme_can_change_while_the_page_is_open(tab: Tab, report: Path) -> None:
     pixels = """(() => { const c = document.querySelector("canvas");
       return c.toDataURL() + getComputedStyle(document.body).backgroundColor; })()"""
     light = tab.evaluate(pixels)
-    tab.look(1280, "dark")
+    tab.set_viewport(1280, "dark")
     tab.wait_for(f"({pixels}) !== {light!r}")
     assert "rgb(20, 23, 28)" in tab.evaluate(pixels)
-    tab.look(1280, "light")
+    tab.set_viewport(1280, "light")
     tab.wait_for(f"({pixels}) === {light!r}")
-    silent(tab, report)
+    assert_no_errors_or_requests(tab, report)

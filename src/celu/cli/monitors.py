@@ -1,4 +1,4 @@
-"""What stands beside a run: trackers and the dashboard. Nothing that goes wrong there ends it."""
+"""A run's trackers and dashboard. A failure in one of them never ends the run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from celu.run_folder import RunFolder
 
 
 class Monitors:
-    """Trackers by the party's settings, and the dashboard where there is a port for it.
+    """The trackers in the party's settings, and a dashboard if a port is given.
 
-    Raises ConfigError where a package is missing: before the run, so that its user knows.
+    Raises ConfigError if a package is missing: before the run, not in the middle of it.
     """
 
     def __init__(self, settings: PartySettings, port: int | None, console: Console) -> None:
@@ -27,11 +27,11 @@ class Monitors:
 
             self._trackers.append(TensorBoard(settings.run_dir, self._warn))
         if port is not None:
-            import celu.dashboard.server  # noqa: F401 - to see that its packages are there
+            import celu.dashboard.server  # noqa: F401 - raises if its packages are missing
 
     @contextmanager
-    def of(self, folder: RunFolder) -> Iterator[None]:
-        """It stands beside that run in here."""
+    def attached_to(self, folder: RunFolder) -> Iterator[None]:
+        """Track and serve a run within this context."""
         with ExitStack() as stack:
             for tracker in self._trackers:
                 folder.listen(tracker.event)
@@ -44,11 +44,11 @@ class Monitors:
         from celu.dashboard.server import Dashboard
 
         try:
-            served = stack.enter_context(Dashboard([folder.path], port=port))
-        except Exception as error:  # a port that is taken, or whatever else: the run goes on
-            self._warn(f"there is no dashboard: {error}")
+            server = stack.enter_context(Dashboard([folder.path], port=port))
+        except Exception as error:  # such as a port in use: the run continues without a dashboard
+            self._warn(f"no dashboard: {error}")
         else:
-            self._console.print(f"dashboard at {served.url}", soft_wrap=True)
+            self._console.print(f"dashboard at {server.url}", soft_wrap=True)
 
-    def _warn(self, words: str) -> None:
-        self._console.print(f"[yellow]warning[/yellow] {escape(words)}", soft_wrap=True)
+    def _warn(self, message: str) -> None:
+        self._console.print(f"[yellow]warning[/yellow] {escape(message)}", soft_wrap=True)

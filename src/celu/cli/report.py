@@ -1,4 +1,4 @@
-"""`celu report`: a page about runs."""
+"""`celu report`: an HTML report of runs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, of any parties.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders of any parties.")],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
 ) -> None:
-    """Write a page about runs, side by side: learning, time, traffic, settings, what went wrong.
+    """Write an HTML report that compares runs: learning, time, traffic, settings, warnings.
 
-    It is one file that a browser opens from disk, with no network. Runs may be done, interrupted
-    or going on. The page holds the parties' private settings, as the folders do: look through it
-    before you pass it on.
+    It is one file that a browser opens from disk, without a network. Runs may be finished,
+    interrupted or still running. Like the run folders, the report holds the parties' private
+    settings: check it before you share it.
     """
     from celu.record.folders import read_runs
     from celu.report.render import render, write
 
     records = read_runs(runs)
     write(render(records), out)
-    Console().print(f"{len(records)} run(s) in {out}", soft_wrap=True)
+    Console().print(f"wrote a report of {len(records)} run(s) to {out}", soft_wrap=True)

@@ -79,7 +79,7 @@ def run(
     from celu.launch.training import run_party  # once the settings are checked: torch takes seconds
 
     with (
-        monitors.of(folder),
+        monitors.attached_to(folder),
         RunProgress(console, settings.name) as progress,
         InterruptHandler(console, settings.name) as interrupt,
     ):

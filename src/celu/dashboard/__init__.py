@@ -1,1 +1,1 @@
-"""Runs as they go on, in a browser: a server on this machine, of one party's own folders."""
+"""Live runs in a browser: a server on this machine that reads one party's own run folders."""

@@ -1,128 +1,130 @@
-/* The dashboard: follows the stream of what happens, and redraws what it changes.
+/* The dashboard: follows the server's stream of updates and redraws the page.
 
-   The server tells of each run at first all its lines and its state, then the points that were added
-   and the state as it is. */
+   For each run, the server first sends a snapshot (all series and the state), then only the new
+   points of the series and the current state. */
 "use strict";
 (() => {
-  const { el, number, bytes, seconds, table, put } = Page;
-  const by = (id) => document.getElementById(id);
+  const { el, number, bytes, seconds, table, replaceContent } = Page;
+  const byId = (id) => document.getElementById(id);
   const runs = [];
-  let view = null; // once all runs are known
-  let following = true;
-  let drawing = false;
+  let view = null; // created with the first update, when all runs are known
+  let isLive = true;
+  let isRedrawScheduled = false;
 
-  /** Add the points of one line to another; nested ones too. */
-  function extend(line, more) {
-    for (const [name, values] of Object.entries(more)) {
+  /** Append new points to series, which may be nested by name. */
+  function appendPoints(series, points) {
+    for (const [name, values] of Object.entries(points)) {
       if (!Array.isArray(values)) {
-        line[name] ||= {};
-        extend(line[name], values);
+        series[name] ||= {};
+        appendPoints(series[name], values);
       } else if (Array.isArray(values[0])) { // a column for each quantile
-        if (!line[name]?.length) line[name] = values.map(() => []);
-        values.forEach((column, i) => line[name][i].push(...column));
+        if (!series[name]?.length) series[name] = values.map(() => []);
+        values.forEach((column, i) => series[name][i].push(...column));
       } else {
-        line[name] ||= [];
-        line[name].push(...values);
+        series[name] ||= [];
+        series[name].push(...values);
       }
     }
   }
 
-  function take(news) {
-    for (const [i, told] of Object.entries(news)) {
+  function applyUpdates(updates) {
+    for (const [i, update] of Object.entries(updates)) {
       runs[i] ||= {};
-      if (told.lines) Object.assign(runs[i], { label: told.label }, told.lines);
-      else if (told.added) extend(runs[i], told.added);
-      Object.assign(runs[i], told.state);
+      if (update.series) Object.assign(runs[i], { label: update.label }, update.series);
+      else if (update.new_points) appendPoints(runs[i], update.new_points);
+      Object.assign(runs[i], update.state);
     }
-    if (!view) begin();
-    else if (following) redraw();
+    if (!view) buildPage();
+    else if (isLive) redraw();
   }
 
-  /** At most once a frame, and not while nobody looks. */
+  /** Redraw at most once per frame, and not in a background tab. */
   function redraw() {
-    if (drawing) return;
-    drawing = true;
+    if (isRedrawScheduled) return;
+    isRedrawScheduled = true;
     requestAnimationFrame(() => {
-      drawing = false;
+      isRedrawScheduled = false;
       view.redraw();
     });
   }
 
-  /** How far each run is, in a line. */
-  function standing() {
-    const lines = runs.map(({ label, figures }) => {
-      const parts = [figures.rounds == null ? "no round yet" : `round ${figures.rounds}`];
-      if (figures.final != null) parts.push(`${figures.metric} ${number(figures.final)}`);
-      if (figures.status !== "running") parts.push(figures.status);
-      if (figures.left_s != null) {
-        parts.push(`about ${seconds(figures.left_s)} and ${bytes(figures.left_bytes)} left`);
+  /** One line of text per run, and the page's title. */
+  function showProgress() {
+    const progress = runs.map(({ label, summary }) => {
+      const parts = [summary.rounds == null ? "no rounds yet" : `round ${summary.rounds}`];
+      if (summary.final != null) parts.push(`${summary.metric} ${number(summary.final)}`);
+      if (summary.status !== "running") parts.push(summary.status);
+      if (summary.remaining_s != null) {
+        parts.push(`about ${seconds(summary.remaining_s)} and ${bytes(summary.remaining_bytes)} left`);
       }
       return [label, parts.join(", ")];
     });
-    by("standing").replaceChildren(...lines.map(([label, words]) =>
-      el("li", {}, el("strong", {}, `${label}: `), words)));
-    document.title = `${lines[0][1]} · ${runs.map((run) => run.label).join(", ")} · celu`;
+    byId("progress").replaceChildren(...progress.map(([label, text]) =>
+      el("li", {}, el("strong", {}, `${label}: `), text)));
+    document.title = `${progress[0][1]} · ${runs.map((run) => run.label).join(", ")} · celu`;
   }
 
-  /** The list shows what is amiss as it is now; a screen reader is told what is new, and no more. */
-  let known = new Set();
-  function announce() {
-    const now = new Map(runs.flatMap((run) =>
-      run.warnings.map(([what, words]) => [`${run.label}, ${what}`, words])));
-    const fresh = [...now].filter(([key]) => !known.has(key)).map(([key, words]) => `${key}: ${words}`);
-    const over = [...known].filter((key) => !now.has(key)).map((key) => `${key}: no longer`);
-    if (fresh.length || over.length) by("announced").textContent = [...fresh, ...over].join(". ");
-    known = new Set(now.keys());
+  /** Announce new and resolved warnings to screen readers; repeating all of them would be noise. */
+  let announced = new Set();
+  function announceWarnings() {
+    const current = new Map(runs.flatMap((run) =>
+      run.warnings.map(([topic, message]) => [`${run.label}, ${topic}`, message])));
+    const added = [...current].filter(([key]) => !announced.has(key)).map(([key, message]) => `${key}: ${message}`);
+    const resolved = [...announced].filter((key) => !current.has(key)).map((key) => `${key}: resolved`);
+    if (added.length || resolved.length) byId("announcements").textContent = [...added, ...resolved].join(". ");
+    announced = new Set(current.keys());
   }
 
-  function similarity(value) {
+  function similarityMeter(value) {
     if (value == null) return "not used yet";
     return el("span", {},
       el("meter", { min: 0, max: 1, value: Math.max(0, value), "aria-hidden": "true" }), number(value));
   }
 
-  function batches() {
-    const having = runs.filter((run, i) => run.table?.length && !view.hidden.has(i));
-    by("table").hidden = !having.length;
-    having.forEach((run, i) => {
-      if (!by("batches").children[i]) by("batches").append(el("div"));
+  function showBatches() {
+    const shown = runs.filter((run, i) => run.table?.length && !view.hidden.has(i));
+    byId("table").hidden = !shown.length;
+    shown.forEach((run, i) => {
+      if (!byId("batches").children[i]) byId("batches").append(el("div"));
       const newest = Math.max(...run.table.map(([round]) => round));
-      const rows = run.table.map(([round, uses, similar]) =>
-        [number(round), newest - round, uses, similarity(similar)]);
-      put(by("batches").children[i], table(["batch of round", "rounds ago", "uses", "similarity (median)"], rows,
-        { caption: run.label, whole: true }));
+      const rows = run.table.map(([round, uses, median]) =>
+        [number(round), newest - round, uses, similarityMeter(median)]);
+      replaceContent(byId("batches").children[i],
+        table(["batch of round", "age in rounds", "uses", "median similarity"], rows,
+          { caption: run.label, full: true }));
     });
-    while (by("batches").children.length > having.length) by("batches").lastChild.remove();
+    while (byId("batches").children.length > shown.length) byId("batches").lastChild.remove();
   }
 
-  function begin() {
+  function buildPage() {
     view = Runs.view(runs);
-    view.add(standing);
-    view.add(announce);
-    view.warnings(by("amiss"));
-    view.bar(by("legend"), by("over"));
-    // Those of the whole run, where there are some of late.
-    view.summary(by("figures"), ["a round, on average", "waiting for messages", "evaluating", "for evaluation"]);
-    view.learning(by("learning"));
-    view.time(by("time"), () => runs.flatMap((run, i) => (run.window ? [{ run: i, ...run.window }] : [])));
-    view.link(by("link"));
-    view.add(batches);
-    view.cache(by("cache"));
-    view.happened(by("list"));
+    view.add(showProgress);
+    view.add(announceWarnings);
+    view.warnings(byId("warning-list"));
+    view.controls(byId("legend"), byId("x-axis"));
+    // Averages of the whole run are left out where the recent ones are shown.
+    view.summary(byId("numbers"),
+      ["time per round", "waiting for messages", "time spent evaluating", "evaluation traffic"]);
+    view.learning(byId("learning"));
+    view.time(byId("time"), () => runs.flatMap((run, i) => (run.window ? [{ run: i, ...run.window }] : [])));
+    view.throughput(byId("link"));
+    view.add(showBatches);
+    view.cache(byId("cache"));
+    view.eventLog(byId("log-entries"));
   }
 
-  by("follow").addEventListener("change", () => {
-    following = by("follow").checked;
-    if (following && view) redraw();
+  byId("live").addEventListener("change", () => {
+    isLive = byId("live").checked;
+    if (isLive && view) redraw();
   });
 
-  const say = (words) => { by("connection").textContent = words; };
+  const setConnection = (text) => { byId("connection").textContent = text; };
   const source = new EventSource("/events");
-  source.addEventListener("open", () => say("live"));
-  source.addEventListener("news", (event) => take(JSON.parse(event.data)));
-  source.addEventListener("error", () => say("the dashboard does not answer; trying again"));
+  source.addEventListener("open", () => setConnection("connected"));
+  source.addEventListener("update", (event) => applyUpdates(JSON.parse(event.data)));
+  source.addEventListener("error", () => setConnection("no connection to the dashboard; reconnecting"));
   source.addEventListener("end", () => {
     source.close();
-    say("the dashboard has ended: this is the last it told");
+    setConnection("the dashboard has stopped; this page shows its last update");
   });
 })();

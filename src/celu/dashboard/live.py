@@ -1,7 +1,7 @@
-"""A run that is followed: what a page shows of it at first, and what has come since.
+"""A run that is followed live: a snapshot for a page that opens, and updates since then.
 
-It reads a run folder of this party's own, and never writes to it. Memory stays small: a run makes
-some thousand reports at most, and only the last of them keep their spans.
+It reads one of this party's own run folders and never writes to it. Memory use stays small: a run
+emits at most a few thousand events, and only the most recent ones retain their spans.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from celu.doctor.live_rules import RunStatus, warnings
 from celu.errors import ConfigError
 from celu.events import Evaluated, RoundDone, TrainingStarted
 from celu.record.folders import labels, read_runs
-from celu.record.latest import REPORTS, Latest
+from celu.record.recent import NUM_RECENT, RecentRounds
 from celu.record.run import RunRecord
-from celu.record.series import series_of, use_of
-from celu.record.summary import figures, in_words
+from celu.record.series import learning_series, throughput_series
+from celu.record.summary import describe_event, summarize
 from celu.record.tail import EVENTS
-from celu.record.timeline import spans_in, window_at
+from celu.record.timeline import choose_window, spans_in
 
-_POINTS = 600  # of a line, at first; as many may be added before a reader begins anew
-_HAPPENINGS = 30  # that a page lists, the latest
+_MAX_POINTS = 600  # of a snapshot's series; as many may be appended before a new snapshot
+_MAX_LOG_ENTRIES = 30  # the most recent ones
 
 
 class LiveRun:
-    """One run. `refresh` reads on; `clock` tells the time of day, as the file system does.
+    """One run. `refresh` reads what is new; `clock` returns the time of day, as file times do.
 
-    A place in a run is a number of events; `added` tells what came after one. Where `story` has
-    changed, earlier events no longer hold, and a reader begins with `lines` again.
+    A page's position in a run is a number of events; `new_points` returns what came after it.
+    When `generation` changes, earlier events were rolled back or replaced, and a page needs a new
+    snapshot (`series`).
     """
 
     def __init__(
@@ -40,120 +41,125 @@ class LiveRun:
     ) -> None:
         self.record = record
         self.label = label
-        self.story = 0
+        self.generation = 0
         self._clock = clock
-        self._trouble: str | None = None
-        self._told: tuple[object, RunStatus, dict[str, Any]] | None = None  # for which version
-        self.record.forget_spans(REPORTS)
+        self._read_error: str | None = None
+        # What depends on the record alone, and the version of the record it was computed for.
+        self._cached: tuple[object, RunStatus, dict[str, Any]] | None = None
+        self.record.drop_spans(NUM_RECENT)
 
     @property
-    def place(self) -> int:
-        """Where the reader is."""
+    def position(self) -> int:
+        """The number of events read so far."""
         return len(self.record.events)
 
     def refresh(self) -> None:
-        """Read what is new. A folder that cannot be read is a warning, not an error."""
-        before = self.place
+        """Read new events. A folder that cannot be read becomes a warning, not an error."""
+        before = self.position
         try:
             new = self.record.refresh()
-            begins_anew = len(new) != self.place - before
+            is_replaced = len(new) != self.position - before
         except ConfigError:
-            # The folder may be another run's by now: its beginning tells.
+            # Another run may have taken the folder: try to read it from the start.
             try:
                 self.record = RunRecord(self.record.path)
             except ConfigError as error:
-                self._trouble = str(error)
+                self._read_error = str(error)
                 return
-            new, begins_anew = self.record.events, True
-        self._trouble = None
-        if begins_anew or any(isinstance(event, TrainingStarted) for event in new):
-            self.story += 1
+            new, is_replaced = self.record.events, True
+        self._read_error = None
+        if is_replaced or any(isinstance(event, TrainingStarted) for event in new):
+            self.generation += 1
         if new:
-            self.record.forget_spans(REPORTS)
+            self.record.drop_spans(NUM_RECENT)
 
-    def lines(self) -> dict[str, Any]:
-        """All of the run as lines, downsampled."""
-        return series_of(self.record.rounds, self.record.evaluations, _POINTS)
+    def series(self) -> dict[str, Any]:
+        """The series of the whole run, downsampled."""
+        return learning_series(self.record.rounds, self.record.evaluations, _MAX_POINTS)
 
-    def added(self, since: int, place: int) -> dict[str, Any] | None:
-        """The points of these lines after a place; None where there is none.
+    def new_points(self, snapshot_position: int, position: int) -> dict[str, Any] | None:
+        """The points of `series` after a position; None if there are none.
 
-        `since` is the place at which the reader had `lines`. Raises ValueError where so much was
-        added since that it is better told as lines again.
+        Raises ValueError if too much was appended since `snapshot_position`, where the page last
+        got `series`: then a new snapshot is smaller.
         """
-        if self.place - since > _POINTS:
-            raise ValueError(f"expected at most {_POINTS} new events, got {self.place - since}")
-        new = self.record.events[place:]
+        appended = self.position - snapshot_position
+        if appended > _MAX_POINTS:
+            raise ValueError(f"expected at most {_MAX_POINTS} new events, got {appended}")
+        new = self.record.events[position:]
         rounds = [event for event in new if isinstance(event, RoundDone)]
         evaluations = [event for event in new if isinstance(event, Evaluated)]
-        return series_of(rounds, evaluations) if rounds or evaluations else None
+        return learning_series(rounds, evaluations) if rounds or evaluations else None
 
     def state(self) -> dict[str, Any]:
-        """How the run is now: what is not a line."""
-        version = (self.story, self.place, self.record.status)
-        if self._told is None or self._told[0] != version:
-            underway = RunStatus.of(self.record)
-            self._told = (version, underway, self._recorded(underway.latest))
-        _, underway, recorded = self._told
-        found = warnings(replace(underway, quiet_s=self._quiet_s()))
-        if self._trouble is not None:
-            found.insert(0, Finding("record", "warn", self._trouble))
-        return {**recorded, "warnings": [[f.what, f.words, f.change] for f in found]}
+        """The current state of the run: everything but the learning series."""
+        version = (self.generation, self.position, self.record.status)
+        if self._cached is None or self._cached[0] != version:
+            status = RunStatus.of(self.record)
+            self._cached = (version, status, self._state_of_record(status.latest))
+        _, status, state = self._cached
+        found = warnings(replace(status, quiet_s=self._quiet_s()))
+        if self._read_error is not None:
+            found.insert(0, Finding("record", "warn", self._read_error))
+        return {**state, "warnings": [[f.what, f.words, f.change] for f in found]}
 
-    def _recorded(self, latest: Latest | None) -> dict[str, Any]:
-        """What changes with the record alone."""
+    def _state_of_record(self, recent: RecentRounds | None) -> dict[str, Any]:
+        """The part of the state that changes only with the record."""
         record = self.record
         rounds = record.rounds
         others = (event for event in record.events if not isinstance(event, RoundDone))
-        happened = [[event.t, *words] for event in others if (words := in_words(event))]
+        event_log = [[event.t, *text] for event in others if (text := describe_event(event))]
         return {
-            "figures": {**figures(record), **self._pace(rounds, latest)},
-            **use_of(rounds),
-            "window": _window(rounds[-REPORTS - 1 :]),
+            "summary": {**summarize(record), **self._recent_summary(rounds, recent)},
+            **throughput_series(rounds),
+            "window": _recent_window(rounds[-NUM_RECENT - 1 :]),
             "table": rounds[-1].table if rounds else None,
-            "happened": happened[-_HAPPENINGS:],
+            "event_log": event_log[-_MAX_LOG_ENTRIES:],
         }
 
-    def _pace(self, rounds: Sequence[RoundDone], latest: Latest | None) -> dict[str, Any]:
-        if latest is None:
+    def _recent_summary(
+        self, rounds: Sequence[RoundDone], recent: RecentRounds | None
+    ) -> dict[str, Any]:
+        """The recent pace, and what it predicts for the remaining rounds."""
+        if recent is None:
             return {}
         total = self.record.num_rounds
-        left = 0 if total is None else total - rounds[-1].round
-        is_going_on = self.record.status == "running" and left > 0
+        remaining = 0 if total is None else total - rounds[-1].round
+        is_training = self.record.status == "running" and remaining > 0
         return {
-            "late_round_s": latest.round_s,
-            "late_waited": latest.waited,
-            "sending": latest.sending,
-            "receiving": latest.receiving,
-            "late_steps": latest.local_steps / latest.rounds,
-            "late_bubbles": latest.bubbles / latest.rounds,
-            "left_s": left * latest.round_s if is_going_on else None,
-            "left_bytes": left * latest.round_bytes if is_going_on else None,
+            "recent_round_s": recent.round_s,
+            "recent_waiting_share": recent.waited,
+            "sending_share": recent.sending,
+            "receiving_share": recent.receiving,
+            "recent_local_steps": recent.local_steps / recent.rounds,
+            "recent_bubbles": recent.bubbles / recent.rounds,
+            "remaining_s": remaining * recent.round_s if is_training else None,
+            "remaining_bytes": remaining * recent.round_bytes if is_training else None,
         }
 
     def _quiet_s(self) -> float:
-        """Since the run last wrote anything."""
+        """Seconds since the run last wrote an event."""
         try:
             written = (self.record.path / EVENTS).stat().st_mtime
         except OSError:
-            return 0.0  # told as trouble
+            return 0.0  # refresh() reports this as a read error
         return max(0.0, self._clock() - written)
 
 
-def watch(paths: Sequence[Path]) -> list[LiveRun]:
-    """Follow these run folders; raises ConfigError for what is no run folder, or named twice."""
+def open_runs(paths: Sequence[Path]) -> list[LiveRun]:
+    """Follow these run folders; raises ConfigError for a bad folder or one that is given twice."""
     records = read_runs(paths)
     return [LiveRun(*one) for one in zip(records, labels(records), strict=True)]
 
 
-def _window(rounds: Sequence[RoundDone]) -> dict[str, Any] | None:
-    """The latest rounds closely, in seconds from when the first of them began."""
-    window = window_at(rounds, 1.0)
+def _recent_window(rounds: Sequence[RoundDone]) -> dict[str, Any] | None:
+    """The spans of the most recent rounds, in seconds since the first of them started."""
+    window = choose_window(rounds, 1.0)
     if window is None:
         return None
     return {
-        "first": window.first,
-        "last": window.last,
-        "seconds": window.stop - window.start,
-        "spans": spans_in(rounds, window, 0.0),
+        "first": window.first_round,
+        "last": window.last_round,
+        "seconds": window.seconds,
+        "spans": spans_in(rounds, window),
     }

@@ -1,4 +1,4 @@
-"""Runs as Prometheus reads them: its text format, version 0.0.4."""
+"""Metrics of runs in the Prometheus text format, version 0.0.4."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from celu.dashboard.live import LiveRun
 from celu.doctor.live_rules import RunStatus
 
-TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_Sample = tuple[str, str, float | None]  # the name, more labels, the value
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_Sample = tuple[str, str, float | None]  # metric name, extra labels, value
 _METRICS = {
-    "celu_running": ("gauge", "Whether the run has no end yet."),
-    "celu_round": ("gauge", "Rounds that are done."),
-    "celu_rounds": ("gauge", "Rounds that the run has in all."),
-    "celu_training_seconds": ("gauge", "Seconds of training until the last report."),
-    "celu_waited_seconds": ("gauge", "Of these, seconds spent waiting for messages."),
+    "celu_running": ("gauge", "1 while the run has not ended."),
+    "celu_round": ("gauge", "Number of rounds done."),
+    "celu_rounds": ("gauge", "Total number of rounds of the run."),
+    "celu_training_seconds": ("gauge", "Training time in seconds, as of the last round event."),
+    "celu_waited_seconds": ("gauge", "Training time spent waiting for messages, in seconds."),
     "celu_sent_bytes": ("gauge", "Bytes sent in training."),
     "celu_received_bytes": ("gauge", "Bytes received in training."),
-    "celu_local_steps": ("gauge", "Local steps that were made."),
-    "celu_link_up": ("gauge", "Whether the link to a peer is up."),
-    "celu_metric": ("gauge", "The last evaluation of held-out rows."),
+    "celu_local_steps": ("gauge", "Number of local steps done."),
+    "celu_link_up": ("gauge", "1 while the link to a peer is up."),
+    "celu_metric": ("gauge", "Metric of the last evaluation on held-out rows."),
 }
 
 
 def metrics_text(runs: Sequence[LiveRun]) -> str:
-    """All runs in one answer. Counts are gauges: a run that goes on may take some back."""
+    """All runs in one response. Counts are gauges: a resumed run starts from a lower count."""
     found: dict[str, list[str]] = {name: [] for name in _METRICS}
     for run in runs:
-        own = {"run": run.label, "party": run.record.name}
-        for name, more, value in _samples(run):
+        own_labels = {"run": run.label, "party": run.record.name}
+        for name, extra, value in _samples(run):
             if value is not None:
-                found[name].append(f"{name}{{{_labels(own)}{more}}} {float(value)!r}")
+                found[name].append(f"{name}{{{_labels(own_labels)}{extra}}} {float(value)!r}")
     lines = []
-    for name, (kind, words) in _METRICS.items():
-        lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}", *found[name]]
+    for name, (kind, help_text) in _METRICS.items():
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", *found[name]]
     return "\n".join(lines) + "\n"
 
 
@@ -50,9 +50,9 @@ def _samples(run: LiveRun) -> Iterator[_Sample]:
         yield "celu_sent_bytes", "", last.bytes_sent
         yield "celu_received_bytes", "", last.bytes_received
         yield "celu_local_steps", "", last.local_steps
-    underway = RunStatus.of(record)
-    for peer in underway.peers if underway.is_running else ():
-        up = underway.is_met and peer not in underway.down
+    status = RunStatus.of(record)
+    for peer in status.peers if status.is_running else ():
+        up = status.is_met and peer not in status.down
         yield "celu_link_up", "," + _labels({"peer": peer}), float(up)
     for name, value in (evaluations[-1].metrics if evaluations else {}).items():
         yield "celu_metric", "," + _labels({"name": name}), value

@@ -1,8 +1,8 @@
-"""What the dashboard answers: its page, the page's files, a stream of what happens, metrics.
+"""The dashboard's HTTP routes: the page, its files, a stream of updates, metrics.
 
-Everything is a GET, nothing changes a run. Files are known by their names, so that no path of a
-request ever meets a disk. A request for another host's name is refused: a page of somebody else's
-in the same browser may have had that name point here.
+All routes are read-only GETs. Files are looked up by name in memory, so no request path reaches
+the disk. A request with an unknown Host header is refused: it may come from a foreign page whose
+name was rebound to this machine (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celu.dashboard.live import LiveRun
-from celu.dashboard.metrics import TYPE, metrics_text
-from celu.page.assemble import ICON, SCRIPTS, STYLES, asset, embedded, linked_page
+from celu.dashboard.metrics import CONTENT_TYPE, metrics_text
+from celu.page.assemble import ICON, SCRIPTS, STYLES, asset, linked_page, script_safe_json
 
-_TICK_S = 0.5  # between two looks at a run, at least
-_REST = 20  # times as long as a look took: a browser costs the run beside us a twentieth of a core
-_LONGEST_S = 3.0  # of such a rest: a first look at a long run takes a while
-_PING_S = 10.0  # a silent stream says so: else nobody would notice that a browser is gone
+_MIN_POLL_S = 0.5  # between two reads of the run folders
+_IDLE_FACTOR = 20  # idle 20 times as long as a read took: a browser costs 1/20 of a core
+_MAX_IDLE_S = 3.0  # the first read of a long run takes a while
+_KEEPALIVE_S = 10.0  # without a write, a browser that has gone would not be noticed
 _ASSETS = "/assets"
-_OWN = ("dashboard.css", "dashboard.js")
+_DASHBOARD_FILES = ("dashboard.css", "dashboard.js")
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -45,18 +45,18 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 @dataclass(frozen=True)
-class Names:
-    """By which names the dashboard may be asked for.
+class AllowedHosts:
+    """The Host headers that the dashboard answers to.
 
-    `any_address`: also by an address of numbers, which nobody can have point elsewhere. The port
-    is left open, so that it can be forwarded.
+    `any_address` also allows any IP address, which DNS rebinding cannot fake. Any port is
+    allowed, because ports may be forwarded.
     """
 
     names: Collection[str] = LOOPBACK
     any_address: bool = False
 
-    def has(self, host: str) -> bool:
-        """Whether that is the value of a Host header that we answer to."""
+    def allows(self, host: str) -> bool:
+        """Whether a request with this Host header is answered."""
         found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]\s]+)(:\d{1,5})?", host)
         if found is None:
             return False
@@ -66,16 +66,16 @@ class Names:
 
 def application(
     runs: Sequence[LiveRun],
-    names: Names,
+    hosts: AllowedHosts,
     *,
     metrics: bool = False,
     is_closing: Callable[[], bool] = lambda: False,
 ) -> ASGIApp:
-    """The dashboard of some runs. Where it `is_closing`, streams tell what is new and end."""
+    """The dashboard of these runs. When `is_closing`, streams send a last update and end."""
     title = "celu: " + ", ".join(run.label for run in runs)
-    page = linked_page(title, asset("celu.dashboard", "dashboard.html"), _ASSETS, *_OWN)
+    page = linked_page(title, asset("celu.dashboard", "dashboard.html"), _ASSETS, *_DASHBOARD_FILES)
     files = {name: asset("celu.page", name) for name in (*STYLES, *SCRIPTS, ICON)}
-    files |= {name: asset("celu.dashboard", name) for name in _OWN}
+    files |= {name: asset("celu.dashboard", name) for name in _DASHBOARD_FILES}
 
     async def index(request: Request) -> Response:
         return HTMLResponse(page)
@@ -92,7 +92,7 @@ def application(
     async def scrape(request: Request) -> Response:
         for run in runs:
             run.refresh()
-        return Response(metrics_text(runs), headers={"Content-Type": TYPE})
+        return Response(metrics_text(runs), headers={"Content-Type": CONTENT_TYPE})
 
     routes = [
         Route("/", index),
@@ -100,15 +100,15 @@ def application(
         Route("/events", events),
         *([Route("/metrics", scrape)] if metrics else []),
     ]
-    return _Guard(Starlette(routes=routes), names)
+    return _SecurityMiddleware(Starlette(routes=routes), hosts)
 
 
-class _Guard:
-    """Lets in who asked for us by name, and puts the headers on every answer."""
+class _SecurityMiddleware:
+    """Refuses requests with an unknown Host, and adds the security headers to every response."""
 
-    def __init__(self, app: ASGIApp, names: Names) -> None:
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
         self._app = app
-        self._names = names
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -117,60 +117,63 @@ class _Guard:
             await send(message)
 
         app = self._app
-        if not self._names.has(Headers(scope=scope).get("host", "")):
-            app = PlainTextResponse("this dashboard is not asked for by that name", 421)
+        if not self._hosts.allows(Headers(scope=scope).get("host", "")):
+            app = PlainTextResponse("this dashboard does not answer to that Host header", 421)
         await app(scope, receive, send_with_headers)
 
 
-class _Reader:
-    """One browser's place in one run."""
+class _Subscriber:
+    """One browser's view of one run: what it has been sent so far."""
 
     def __init__(self, run: LiveRun) -> None:
         self._run = run
-        self._story = -1
-        self._since = 0  # where it was told all
-        self._place = 0
-        self._told = ""
+        self._generation = -1
+        self._snapshot_position = 0
+        self._position = 0
+        self._sent_state = ""
 
-    def news(self) -> dict[str, object] | None:
-        """What this browser has not been told: all, or what came since; None for nothing."""
+    def next_update(self) -> dict[str, object] | None:
+        """A snapshot, or what is new since the last update; None if nothing is."""
         run = self._run
-        whole = self._story != run.story
-        added = None
-        if not whole:
+        needs_snapshot = self._generation != run.generation
+        new_points = None
+        if not needs_snapshot:
             try:
-                added = run.added(self._since, self._place)
+                new_points = run.new_points(self._snapshot_position, self._position)
             except ValueError:
-                whole = True
+                needs_snapshot = True
         state = run.state()
-        text = embedded(state)
-        if not whole and added is None and text == self._told:
+        text = script_safe_json(state)
+        if not needs_snapshot and new_points is None and text == self._sent_state:
             return None
-        self._story, self._place, self._told = run.story, run.place, text
-        if whole:
-            self._since = run.place
-            return {"label": run.label, "lines": run.lines(), "state": state}
-        return {"added": added, "state": state}
+        self._generation, self._position, self._sent_state = run.generation, run.position, text
+        if needs_snapshot:
+            self._snapshot_position = run.position
+            return {"label": run.label, "series": run.series(), "state": state}
+        return {"new_points": new_points, "state": state}
 
 
 async def _stream(runs: Sequence[LiveRun], is_closing: Callable[[], bool]) -> AsyncIterator[str]:
-    """Server-sent events: each run by its number, at first whole, then what is new."""
-    readers = [_Reader(run) for run in runs]
-    told = time.monotonic()
+    """Server-sent events: updates by the run's index, the first one a snapshot."""
+    subscribers = [_Subscriber(run) for run in runs]
+    last_sent = time.monotonic()
     while True:
-        closing = is_closing()  # before the last look, so that nothing is missed
-        began = time.monotonic()
+        closing = is_closing()  # before the last read, so that no event is missed
+        started = time.monotonic()
         for run in runs:
             run.refresh()
-        news = {i: new for i, reader in enumerate(readers) if (new := reader.news())}
-        if news or began - told > _PING_S:
-            told = began
-            yield f"event: news\ndata: {embedded(news)}\n\n" if news else ": still here\n\n"
+        updates = {i: new for i, one in enumerate(subscribers) if (new := one.next_update())}
+        if updates:
+            last_sent = started
+            yield f"event: update\ndata: {script_safe_json(updates)}\n\n"
+        elif started - last_sent > _KEEPALIVE_S:
+            last_sent = started
+            yield ": keepalive\n\n"
         if closing:
             yield "event: end\ndata: {}\n\n"
             return
-        rest_s = min(_LONGEST_S, _REST * (time.monotonic() - began))
-        await asyncio.sleep(max(_TICK_S, rest_s))
+        idle_s = min(_MAX_IDLE_S, _IDLE_FACTOR * (time.monotonic() - started))
+        await asyncio.sleep(max(_MIN_POLL_S, idle_s))
 
 
 def _is_address(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The dashboard's server: a thread that answers browsers, beside a run or by itself."""
+"""The dashboard's HTTP server, in a thread of `celu run` or of `celu dashboard`."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 
-from celu.dashboard.live import watch
+from celu.dashboard.live import open_runs
 from celu.errors import ConfigError
 
 try:
     import uvicorn
 
-    from celu.dashboard.routes import LOOPBACK, Names, application
+    from celu.dashboard.routes import LOOPBACK, AllowedHosts, application
 except ImportError as error:
     raise ConfigError(
-        "dashboard: expected the packages starlette and uvicorn, got none; "
+        "dashboard: the packages starlette and uvicorn are not installed; "
         'install them with: pip install "celu[dashboard]"'
     ) from error
 
-_STOP_S = 5.0  # for browsers to be told that it ends
-_MOST_AT_ONCE = 32  # requests and streams; a page has one stream
+_STOP_S = 5.0  # for streams to send their last update
+_MAX_CONCURRENT = 32  # requests and streams; a page has one stream
 
 
 class Dashboard:
-    """Serves run folders while it is entered; `url` is where.
+    """A context manager that serves run folders at `url`.
 
-    `host` is an address of this machine, `port` 0 is any that is free. One that other machines can
-    reach needs `expose`: there is no login. Raises ConfigError, where a folder holds no run, an
-    address cannot be had, or is not one to serve at.
+    `host` is an address of this machine; `port` 0 means any free port. An address that other
+    machines can reach needs `expose`, because there is no login. Raises ConfigError if a folder
+    holds no run, or the address is invalid, not allowed or in use.
     """
 
     def __init__(
@@ -43,13 +43,16 @@ class Dashboard:
         expose: bool = False,
         metrics: bool = False,
     ) -> None:
-        names = _names(host, expose)
-        self._socket = _bound(host, port)
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self._socket.getsockname()[1]}/"
+        hosts = _allowed_hosts(host, expose)
+        self._socket = _listen(host, port)
+        url_host = f"[{host}]" if ":" in host else host
+        self.url = f"http://{url_host}:{self._socket.getsockname()[1]}/"
         try:
             app = application(
-                watch(paths), names, metrics=metrics, is_closing=lambda: self._server.should_exit
+                open_runs(paths),
+                hosts,
+                metrics=metrics,
+                is_closing=lambda: self._server.should_exit,
             )
         except BaseException:
             self._socket.close()
@@ -66,12 +69,12 @@ class Dashboard:
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=_MOST_AT_ONCE,
+                limit_concurrency=_MAX_CONCURRENT,
                 timeout_graceful_shutdown=round(_STOP_S),
             )
         )
         self._ended = threading.Event()
-        # A daemon: however a run ends, nobody waits for a browser.
+        # A daemon thread, so that a run never waits for a browser when it ends.
         self._thread = threading.Thread(target=self._serve, name="dashboard", daemon=True)
 
     def __enter__(self) -> Dashboard:
@@ -90,8 +93,8 @@ class Dashboard:
         self._socket.close()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended, within so many seconds."""
-        # Not by joining the thread: Python 3.11 takes a join that Ctrl-C interrupts for its end.
+        """Wait for the server to end; False after this timeout."""
+        # Not Thread.join: in Python 3.11, a join interrupted by Ctrl-C marks the thread as ended.
         return self._ended.wait(seconds)
 
     def _serve(self) -> None:
@@ -101,8 +104,8 @@ class Dashboard:
             self._ended.set()
 
 
-def _names(host: str, expose: bool) -> Names:
-    """By which names a dashboard at an address may be asked for."""
+def _allowed_hosts(host: str, expose: bool) -> AllowedHosts:
+    """The Host headers to accept; raises ConfigError for an address that needs `--expose`."""
     try:
         address = ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError as error:
@@ -110,23 +113,23 @@ def _names(host: str, expose: bool) -> Names:
             f"--host: expected an address of this machine, such as 127.0.0.1, got {host!r}"
         ) from error
     if address.is_loopback:
-        return Names(LOOPBACK | {str(address)})
+        return AllowedHosts(LOOPBACK | {str(address)})
     if not expose:
         raise ConfigError(
-            f"--host: expected an address of loopback, got {host}, which other machines reach: "
-            "whoever can connect sees the run, for there is no login; add --expose if that is "
-            "meant, or forward a port (ssh -L)"
+            f"--host: other machines can reach {host}, and there is no login: anyone who can "
+            "connect would see the runs; use 127.0.0.1 and forward a port (ssh -L), or add "
+            "--expose if you mean it"
         )
     own = {socket.gethostname().lower(), socket.getfqdn().lower()}
-    return Names(LOOPBACK | own, any_address=True)
+    return AllowedHosts(LOOPBACK | own, any_address=True)
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(
-            f"--host, --port: expected an address of this machine with a port that is free, got "
-            f"{host}, port {port} ({error.strerror or error}); 0 takes any port"
+            f"--host, --port: cannot listen at {host}, port {port} ({error.strerror or error}); "
+            "choose an address of this machine and a free port (0 for any)"
         ) from error

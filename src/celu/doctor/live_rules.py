@@ -13,7 +13,7 @@ from typing import Any
 
 from celu.doctor.facts import Finding, seconds
 from celu.events import Event, TrainingStarted
-from celu.record.latest import Latest, latest_of
+from celu.record.recent import RecentRounds, recent_rounds
 from celu.record.run import RunRecord
 
 _SETTLED = 10  # rounds before which shares say little
@@ -31,7 +31,7 @@ class RunStatus:
 
     record: RunRecord
     quiet_s: float
-    latest: Latest | None
+    latest: RecentRounds | None
     down: Mapping[str, Event]  # links, by their peers, since when
     is_met: bool  # this attempt's peers have come
     last_t: float  # when it last wrote, in seconds of the run
@@ -52,7 +52,7 @@ class RunStatus:
             elif event.event == "connected" or isinstance(event, TrainingStarted):
                 is_met = True
         last_t = record.events[-1].t if record.events else 0.0
-        return RunStatus(record, quiet_s, latest_of(record.rounds), down, is_met, last_t)
+        return RunStatus(record, quiet_s, recent_rounds(record.rounds), down, is_met, last_t)
 
     @property
     def is_running(self) -> bool:
@@ -67,7 +67,7 @@ class RunStatus:
         return [guest] if self.record.role == "host" else list(job.get("hosts", {}))
 
     @property
-    def settled(self) -> Latest | None:
+    def settled(self) -> RecentRounds | None:
         """The latest rounds of a run that is past its beginning."""
         late = self.latest
         return late if late is not None and late.rounds >= _SETTLED else None

@@ -1,1 +1,1 @@
-"""What our pages are made of: one style sheet, charts, and the vendored uPlot. No build step."""
+"""Shared parts of our HTML pages: a style sheet, charts, and the vendored uPlot. No build step."""

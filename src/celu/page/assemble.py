@@ -1,7 +1,7 @@
-"""HTML pages: in one string with all they need inside, or with links to the server they came from.
+"""Assembly of HTML pages: standalone in one string, or with links to the server's own files.
 
-What is shown may hold text of any kind (names, error messages): data goes into the page as JSON
-that cannot end its element, and scripts put it there as text, never as HTML.
+Data may hold any text (names, error messages). It enters the page as JSON that cannot close its
+script element, and scripts insert it as text nodes, never as HTML.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SCRIPTS = ("vendor/uplot.js", "figure.js", "charts.js", "gantt.js", "runs.js")
 ICON = "icon.svg"
 
 
-def page(title: str, body: str, data: Any, script: str) -> str:
-    """A page of a title, a body (our own HTML), data, and the script that shows it.
+def standalone_page(title: str, body: str, data: Any, script: str) -> str:
+    """A page that loads nothing from a network: a body (our own HTML), data and its script.
 
-    The script finds the data in `Page.data`. Nothing is fetched from anywhere.
+    The script reads the data from `Page.data`.
     """
     styles = "\n".join(asset("celu.page", name) for name in STYLES)
     shared = (asset("celu.page", name) for name in SCRIPTS)
@@ -34,14 +34,14 @@ def page(title: str, body: str, data: Any, script: str) -> str:
 <style>
 {styles}
 </style>"""
-    data_element = f'<script type="application/json" id="data">{embedded(data)}</script>'
+    data_element = f'<script type="application/json" id="data">{script_safe_json(data)}</script>'
     return _document(title, head, f"{body}\n{data_element}\n{scripts}")
 
 
 def linked_page(title: str, body: str, folder: str, styles: str, script: str) -> str:
-    """The same with links to files in a folder of the server that the page comes from.
+    """A page that links to files in a folder of its own server.
 
-    `styles` and `script` are the names of the page's own, after those that all pages share.
+    `styles` and `script` name the page's own files; they load after the shared ones.
     """
     links = [f'<link rel="icon" href="{folder}/{ICON}">']
     links += [f'<link rel="stylesheet" href="{folder}/{name}">' for name in (*STYLES, styles)]
@@ -67,25 +67,22 @@ def _document(title: str, head: str, body: str) -> str:
 """
 
 
-def embedded(data: Any) -> str:
-    """Data as JSON that may stand inside a script element.
-
-    NaN and Inf, which JSON lacks, become null.
-    """
-    text = json.dumps(_finite(data), allow_nan=False, separators=(",", ":"))
+def script_safe_json(data: Any) -> str:
+    """JSON that is safe inside a script element; NaN and infinities become null."""
+    text = json.dumps(_replace_non_finite(data), allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def asset(package: str, name: str) -> str:
-    """The text of a file that is part of a package."""
+    """The text of a file of a package."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(inner) for key, inner in value.items()}
+        return {str(key): _replace_non_finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [_replace_non_finite(inner) for inner in value]
     return value

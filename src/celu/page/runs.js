@@ -1,90 +1,90 @@
-/* Runs side by side: one legend, one axis and the same figures on all pages that show runs.
+/* Runs side by side: the legend, x axis and figures of every page that shows runs.
 
-   A run is an object with a label, figures, and lines whose points have a round, bytes and seconds.
-   A page that follows runs changes these objects, and calls `redraw`. */
+   A run is an object with a label, a summary, and series whose points have a round, bytes and
+   seconds. A page that follows live runs updates these objects and calls `redraw`. */
 "use strict";
 const Runs = (() => {
-  const { el, swatch, number, bytes, seconds, share, table, put } = Page;
+  const { el, swatch, number, bytes, seconds, share, table, replaceContent } = Page;
   const AXES = {
     round: { name: "rounds", x: "round", format: number, at: (n) => `round ${number(n)}`, whole: true },
     bytes: { name: "bytes", x: "bytes", format: bytes, at: bytes },
     seconds: { name: "time", x: "time", format: seconds, at: seconds },
   };
-  const LOWER = new Set(["loss", "rmse"]); // is better
+  const LOWER_IS_BETTER = new Set(["loss", "rmse"]);
   const last = (list) => list[list.length - 1];
   const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
-  const tenth = (value) => number(Number(value.toFixed(1)));
-  const sentence = (parts) => parts.join("; ") + (parts.length ? "." : "");
+  const oneDecimal = (value) => number(Number(value.toFixed(1)));
+  const joinParts = (parts) => parts.join("; ") + (parts.length ? "." : "");
 
-  /** Those points whose x ascends: where a run went back, what came later holds. */
+  /** The points whose x ascends: where a run was rolled back, later points replace earlier ones. */
   function ascending(x, ...columns) {
-    const kept = [];
+    const indices = [];
     x.forEach((value, i) => {
-      while (kept.length && x[kept[kept.length - 1]] >= value) kept.pop();
-      kept.push(i);
+      while (indices.length && x[last(indices)] >= value) indices.pop();
+      indices.push(i);
     });
-    return [x, ...columns].map((column) => kept.map((i) => column[i]));
+    return [x, ...columns].map((column) => indices.map((i) => column[i]));
   }
 
-  /** Where to end a y axis whose few highest points would flatten all others; null: nowhere. */
-  function ceiling(lines) {
-    const sorted = lines.flatMap((line) => line.y).sort((a, b) => a - b);
+  /** The top of a y axis whose few highest points would flatten the rest; null for no limit. */
+  function yLimit(series) {
+    const sorted = series.flatMap((one) => one.y).sort((a, b) => a - b);
     const usual = sorted[Math.floor(0.98 * (sorted.length - 1))];
     return usual > 0 && last(sorted) > 5 * usual ? 1.2 * usual : null;
   }
 
-  function best(line, lowest) {
+  function bestIndex(series, lowest) {
     let at = 0;
-    line.y.forEach((value, i) => {
-      if (lowest ? value < line.y[at] : value > line.y[at]) at = i;
+    series.y.forEach((value, i) => {
+      if (lowest ? value < series.y[at] : value > series.y[at]) at = i;
     });
     return at;
   }
 
-  /** One of several, by radio buttons. */
+  /** Radio buttons for one of several choices: {value: label}. */
   function radios(parent, name, choices, chosen, choose) {
-    for (const [value, words] of Object.entries(choices)) {
+    for (const [value, label] of Object.entries(choices)) {
       parent.append(el("label", {},
         el("input", { type: "radio", name, value, checked: value === chosen, onchange: () => choose(value) }),
-        el("span", {}, words)));
+        el("span", {}, label)));
     }
   }
 
-  /** Put a figure among those of a section, by its rank. */
-  function place(section, root, rank) {
+  /** Insert a figure into a section, sorted by rank. */
+  function insertByRank(section, root, rank) {
     root.dataset.rank = rank;
     const next = [...section.children].find((other) => Number(other.dataset.rank) > rank);
     section.insertBefore(root, next || null);
   }
 
-  const FIGURES = [
-    ["party", (f) => f.party],
-    ["ended", (f) => (f.status === "running" ? "not yet, or without a word" : f.status)],
-    ["rounds", (f) => f.rounds],
-    ["time", (f) => f.seconds == null ? null : seconds(f.seconds) + (f.virtual ? " (virtual)" : "")],
-    ["time left, at this pace", (f) => f.left_s == null ? null : seconds(f.left_s)],
-    ["bytes left, at this pace", (f) => f.left_bytes == null ? null : bytes(f.left_bytes)],
-    ["a round, on average", (f) => f.round_s == null ? null : seconds(f.round_s)],
-    ["a round, of late", (f) => f.late_round_s == null ? null : seconds(f.late_round_s)],
-    ["waiting for messages", (f) => f.waited == null ? null : share(f.waited)],
-    ["waiting, of late", (f) => f.late_waited == null ? null : share(f.late_waited)],
-    ["link in use, sending, of late", (f) => f.sending == null ? null : share(f.sending)],
-    ["link in use, receiving, of late", (f) => f.receiving == null ? null : share(f.receiving)],
-    ["evaluating", (f) => f.evaluating_s == null ? null : seconds(f.evaluating_s)],
-    ["best held-out metric", (f) => f.best == null ? null
-      : `${f.metric} ${number(f.best)} at round ${number(f.best_round)}, ${seconds(f.best_seconds)}`],
-    ["last", (f) => f.final == null ? null : `${f.metric} ${number(f.final)}`],
-    ["sent in training", (f) => f.bytes_sent == null ? null : bytes(f.bytes_sent)],
-    ["received in training", (f) => f.bytes_received == null ? null : bytes(f.bytes_received)],
-    ["for evaluation", (f) => f.evaluation_bytes == null ? null : bytes(f.evaluation_bytes)],
-    ["local steps", (f) => f.local_steps == null ? null : number(f.local_steps)],
-    ["local steps a round, of late", (f) => f.late_steps == null ? null : tenth(f.late_steps)],
-    ["bubbles", (f) => f.bubbles == null ? null : number(f.bubbles)],
-    ["bubbles a round, of late", (f) => f.late_bubbles == null ? null : tenth(f.late_bubbles)],
-    ["times started", (f) => number(f.attempts)],
+  const SUMMARY_ROWS = [
+    ["party", (s) => s.party],
+    ["status", (s) => (s.status === "running" ? "running (or killed)" : s.status)],
+    ["rounds", (s) => s.rounds],
+    ["training time", (s) => s.seconds == null ? null : seconds(s.seconds) + (s.virtual_time ? " (virtual time)" : "")],
+    ["estimated time left", (s) => s.remaining_s == null ? null : seconds(s.remaining_s)],
+    ["estimated bytes left", (s) => s.remaining_bytes == null ? null : bytes(s.remaining_bytes)],
+    ["time per round", (s) => s.round_s == null ? null : seconds(s.round_s)],
+    ["time per round, recently", (s) => s.recent_round_s == null ? null : seconds(s.recent_round_s)],
+    ["waiting for messages", (s) => s.waiting_share == null ? null : share(s.waiting_share)],
+    ["waiting for messages, recently", (s) => s.recent_waiting_share == null ? null : share(s.recent_waiting_share)],
+    ["link busy sending, recently", (s) => s.sending_share == null ? null : share(s.sending_share)],
+    ["link busy receiving, recently", (s) => s.receiving_share == null ? null : share(s.receiving_share)],
+    ["time spent evaluating", (s) => s.evaluating_s == null ? null : seconds(s.evaluating_s)],
+    ["best held-out metric", (s) => s.best == null ? null
+      : `${s.metric} ${number(s.best)} at round ${number(s.best_round)}, ${seconds(s.best_seconds)}`],
+    ["last held-out metric", (s) => s.final == null ? null : `${s.metric} ${number(s.final)}`],
+    ["sent in training", (s) => s.bytes_sent == null ? null : bytes(s.bytes_sent)],
+    ["received in training", (s) => s.bytes_received == null ? null : bytes(s.bytes_received)],
+    ["evaluation traffic", (s) => s.evaluation_bytes == null ? null : bytes(s.evaluation_bytes)],
+    ["local steps", (s) => s.local_steps == null ? null : number(s.local_steps)],
+    ["local steps per round, recently", (s) => s.recent_local_steps == null ? null : oneDecimal(s.recent_local_steps)],
+    ["bubbles", (s) => s.bubbles == null ? null : number(s.bubbles)],
+    ["bubbles per round, recently", (s) => s.recent_bubbles == null ? null : oneDecimal(s.recent_bubbles)],
+    ["attempts", (s) => number(s.attempts)],
   ];
 
-  /** The figures of some runs. Each function fills a section; `redraw` draws all of them anew. */
+  /** The figures of some runs. Each function fills a section; `redraw` updates all of them. */
   function view(runs) {
     const hidden = new Set();
     const draws = [];
@@ -95,12 +95,13 @@ const Runs = (() => {
       draws.push(draw);
     }
     const redraw = () => draws.forEach((draw) => draw());
-    const visible = (lines) => lines.filter((line) => line.x.length && !hidden.has(line.run));
-    const onAxis = (over) => ({
-      x: AXES[over].x, formatX: AXES[over].format, whole: AXES[over].whole, hidden: new Set(hidden),
+    const visible = (series) => series.filter((one) => one.x.length && !hidden.has(one.run));
+    const axisOptions = (name) => ({
+      x: AXES[name].x, formatX: AXES[name].format, whole: AXES[name].whole, hidden: new Set(hidden),
     });
 
-    function bar(legend, over) {
+    /** The legend, with a checkbox per run, and the choice of x axis. */
+    function controls(legend, xAxis) {
       runs.forEach((run, i) => {
         const box = el("input", {
           type: "checkbox", checked: true, value: i,
@@ -112,115 +113,116 @@ const Runs = (() => {
         });
         legend.append(el("label", {}, box, swatch(i), el("span", {}, run.label)));
       });
-      radios(over, "over", Object.fromEntries(Object.entries(AXES).map(([k, v]) => [k, v.name])), axis,
+      radios(xAxis, "x-axis", Object.fromEntries(Object.entries(AXES).map(([k, v]) => [k, v.name])), axis,
         (chosen) => { axis = chosen; redraw(); });
     }
 
-    /** A figure of one line a run: `pick` finds its points. With `clips`, rare heights are cut off.
-        It is there as soon as a run has a point. */
-    function lineFigure(grid, spec, pick, { words, rank = 0, fixed = null, clips = false }) {
+    /** A figure with one series per run: `pick` returns a run's points, `describe` its caption.
+        It appears once a run has a point. With `clip`, rare high values are cut off. */
+    function lineFigure(grid, spec, pick, { describe, rank = 0, fixedAxis = null, clip = false }) {
       let chart = null;
-      let top = null;
+      let limit = null;
       const range = (_, low, high) => {
-        const [from, to] = uPlot.rangeNum(low, top ?? high, 0.1, true);
-        return [from, top ?? to];
+        const [from, to] = uPlot.rangeNum(low, limit ?? high, 0.1, true);
+        return [from, limit ?? to];
       };
       add(() => {
-        const over = fixed || axis;
-        const lines = runs.map((run, i) => {
+        const xAxis = fixedAxis || axis;
+        const series = runs.map((run, i) => {
           const points = pick(run) || {};
-          const [x, y] = ascending(points[over] || [], points.y || []);
+          const [x, y] = ascending(points[xAxis] || [], points.y || []);
           return { name: run.label, run: i, x, y };
-        }).filter((line) => line.x.length);
-        if (!chart && !lines.length) return;
+        }).filter((one) => one.x.length);
+        if (!chart && !series.length) return;
         if (!chart) {
-          chart = Charts.lines({ ...spec, range });
-          place(grid, chart.root, rank);
+          chart = Charts.lineChart({ ...spec, range });
+          insertByRank(grid, chart.root, rank);
         }
-        const said = visible(lines).map((line) => `${line.name}: ${words(line, AXES[over].at)}`);
-        top = clips ? ceiling(visible(lines)) : null;
-        if (top !== null) said.push("the highest points are beyond the figure");
-        chart.set({ ...onAxis(over), lines, words: sentence(said) });
+        const parts = visible(series).map((one) => `${one.name}: ${describe(one, AXES[xAxis].at)}`);
+        limit = clip ? yLimit(visible(series)) : null;
+        if (limit !== null) parts.push("the highest points are off the chart");
+        chart.set({ ...axisOptions(xAxis), series, caption: joinParts(parts) });
       });
     }
 
     function learning(section) {
       const grid = section.querySelector(".grid");
-      const nothing = el("p", { class: "faint" },
-        "No evaluation yet: only the guest's folder has loss and metrics.");
-      section.append(nothing);
+      const empty = el("p", { class: "faint" },
+        "No loss or evaluation yet. Only the guest records loss and metrics.");
+      section.append(empty);
       const known = new Set();
       add(() => {
         for (const name of runs.flatMap((run) => Object.keys(run.held_out))) {
           if (known.has(name)) continue;
           known.add(name);
-          const shown = name === "auc" ? "AUC" : name;
-          lineFigure(grid, { title: `Held-out ${shown}`, y: shown }, (run) => run.held_out[name], {
-            clips: LOWER.has(name), rank: LOWER.has(name) ? 1 : 0, // the metric first, then the losses
-            words: (line, where) => {
-              const at = best(line, LOWER.has(name));
-              return `best ${number(line.y[at])} at ${where(line.x[at])}, last ${number(last(line.y))}`;
+          const lowest = LOWER_IS_BETTER.has(name);
+          const title = name === "auc" ? "AUC" : name;
+          lineFigure(grid, { title: `Held-out ${title}`, y: title }, (run) => run.held_out[name], {
+            clip: lowest, rank: lowest ? 1 : 0, // the metric first, then the losses
+            describe: (series, where) => {
+              const at = bestIndex(series, lowest);
+              return `best ${number(series.y[at])} at ${where(series.x[at])}, last ${number(last(series.y))}`;
             },
           });
         }
       });
       lineFigure(grid, { title: "Training loss", y: "loss" }, (run) => run.loss, {
-        clips: true, rank: 2, words: (line) => `from ${number(line.y[0])} to ${number(last(line.y))}`,
+        clip: true, rank: 2, describe: (series) => `from ${number(series.y[0])} to ${number(last(series.y))}`,
       });
-      add(() => { nothing.hidden = grid.children.length > 0; });
+      add(() => { empty.hidden = grid.children.length > 0; });
     }
 
     function similarity(grid) {
       let chart = null;
       add(() => {
-        const lines = runs.map((run, i) => {
+        const series = runs.map((run, i) => {
           const { quantiles } = run.similarity;
           if (!quantiles.length) return null;
-          const [x, , low, q25, median, q75, high] = ascending(run.similarity[axis], ...quantiles);
+          const [x, , p10, p25, median, p75, max] = ascending(run.similarity[axis], ...quantiles);
           return {
             name: run.label, run: i, x, y: median,
             bands: [
-              { low: q25, high: q75, alpha: 0.28, lowName: "quarter", highName: "three quarters" },
-              { low, high, alpha: 0.1, lowName: "tenth", highName: "highest" },
+              { low: p25, high: p75, alpha: 0.28, lowName: "25%", highName: "75%" },
+              { low: p10, high: max, alpha: 0.1, lowName: "10%", highName: "maximum" },
             ],
           };
-        }).filter((line) => line !== null);
-        if (!chart && !lines.length) return;
+        }).filter((one) => one !== null);
+        if (!chart && !series.length) return;
         if (!chart) {
-          chart = Charts.lines({
-            title: "Cosine similarity of cached batches: median, quartiles, tenth to highest", y: "median",
+          chart = Charts.lineChart({
+            title: "Cosine similarity of cached batches: median, quartiles, 10% to maximum", y: "median",
           });
-          place(grid, chart.root, 0);
+          insertByRank(grid, chart.root, 0);
         }
-        const said = visible(lines).map((line) => `${line.name}: median ${number(line.y[0])} at first, ` +
-          `${number(last(line.y))} at last, a tenth below ${number(last(line.bands[1].low))}`);
-        chart.set({ ...onAxis(axis), lines, words: sentence(said) });
+        const parts = visible(series).map((one) => `${one.name}: median from ${number(one.y[0])} ` +
+          `to ${number(last(one.y))}, last 10% quantile ${number(last(one.bands[1].low))}`);
+        chart.set({ ...axisOptions(axis), series, caption: joinParts(parts) });
       });
     }
 
     function cache(section) {
       const grid = section.querySelector(".grid");
       similarity(grid);
-      lineFigure(grid, { title: "Age of the batches that local steps used, in rounds", y: "rounds" },
+      lineFigure(grid, { title: "Age of the batches used by local steps, in rounds", y: "rounds" },
         (run) => run.staleness,
-        { rank: 1, words: (line) => `${number(Number(mean(line.y).toFixed(2)))} on average` });
+        { rank: 1, describe: (series) => `${number(Number(mean(series.y).toFixed(2)))} rounds on average` });
       add(() => { section.hidden = !grid.children.length; });
     }
 
-    function link(section) {
+    function throughput(section) {
       const grid = section.querySelector(".grid");
-      [["sent", "Sent"], ["received", "Received"]].forEach(([way, title], rank) => {
-        lineFigure(grid, { title: `${title} in training, Mbps`, y: "Mbps" }, (run) => run[way], {
-          rank, fixed: "seconds",
-          words: (line) => `${number(Number(mean(line.y).toPrecision(3)))} Mbps on average`,
+      [["sent", "Sent"], ["received", "Received"]].forEach(([direction, title], rank) => {
+        lineFigure(grid, { title: `${title} in training, Mbps`, y: "Mbps" }, (run) => run[direction], {
+          rank, fixedAxis: "seconds",
+          describe: (series) => `${number(Number(mean(series.y).toPrecision(3)))} Mbps on average`,
         });
       });
       add(() => { section.hidden = !grid.children.length; });
     }
 
-    /** Some rounds closely: `windows()` gives [{run, first, last, seconds, spans}]. */
+    /** A timeline of a few rounds: `windows()` returns [{run, first, last, seconds, spans}]. */
     function time(section, windows) {
-      const chart = Gantt.gantt("What each party did, and what its link carried");
+      const chart = Gantt.gantt("What each party and its link did");
       section.append(chart.root);
       add(() => {
         const shown = windows().filter((window) => !hidden.has(window.run));
@@ -229,51 +231,51 @@ const Runs = (() => {
           name: `${runs[window.run].label}, rounds ${window.first} to ${window.last}`,
           run: window.run, spans: window.spans,
         }));
-        const words = shown.map((window) => {
-          const waited = window.spans.filter(([what]) => what === "wait")
+        const parts = shown.map((window) => {
+          const waitedS = window.spans.filter(([kind]) => kind === "wait")
             .reduce((sum, [, from, until]) => sum + until - from, 0);
           const count = window.last - window.first + 1;
-          return `${runs[window.run].label}: ${seconds(window.seconds / count)} a round, ` +
-            `${share(waited / window.seconds)} of it waiting`;
+          return `${runs[window.run].label}: ${seconds(window.seconds / count)} per round, ` +
+            `${share(waitedS / window.seconds)} of it waiting for messages`;
         });
-        chart.set({ groups, from: 0, to, words: sentence(words) });
+        chart.set({ groups, from: 0, to, caption: joinParts(parts) });
       });
     }
 
-    /** The figures of each run, but for those that are named. */
+    /** Each run's summary, without the rows that are named. */
     function summary(holder, without = []) {
-      const shown = FIGURES.filter(([name]) => !without.includes(name));
+      const shown = SUMMARY_ROWS.filter(([name]) => !without.includes(name));
       add(() => {
-        const rows = shown.map(([name, of]) => [name, ...runs.map((run) => of(run.figures))])
+        const rows = shown.map(([name, value]) => [name, ...runs.map((run) => value(run.summary))])
           .filter((row) => row.slice(1).some((value) => value != null));
-        put(holder, table(["", ...runs.map((run) => run.label)], rows, { whole: true }));
+        replaceContent(holder, table(["", ...runs.map((run) => run.label)], rows, { full: true }));
       });
     }
 
-    /** What is amiss in each run, and what to do about it. */
+    /** The warnings of each run, with advice. */
     function warnings(holder) {
       add(() => {
         const found = runs.flatMap((run) => run.warnings.map((warning) => [run.label, ...warning]));
-        put(holder, found.length
-          ? el("ul", { class: "warnings" }, ...found.map(([label, what, words, change]) =>
+        replaceContent(holder, found.length
+          ? el("ul", { class: "warnings" }, ...found.map(([label, topic, message, advice]) =>
             el("li", {},
-              el("p", {}, el("strong", {}, `${label}, ${what}: `), words),
-              change && el("p", { class: "faint" }, change))))
-          : el("p", { class: "good" }, "Nothing is amiss."));
+              el("p", {}, el("strong", {}, `${label}, ${topic}: `), message),
+              advice && el("p", { class: "faint" }, advice))))
+          : el("p", { class: "good" }, "No warnings."));
       });
     }
 
-    function happened(holder) {
+    function eventLog(holder) {
       add(() => {
         const rows = runs.flatMap((run) =>
-          run.happened.map(([t, what, words]) => [run.label, seconds(t), what, words]));
-        put(holder, rows.length
-          ? table(["run", "after", "what", ""], rows)
-          : el("p", { class: "faint" }, "No outage, no restart, no warning."));
+          run.event_log.map(([t, title, detail]) => [run.label, seconds(t), title, detail]));
+        replaceContent(holder, rows.length
+          ? table(["run", "after", "event", "details"], rows)
+          : el("p", { class: "faint" }, "No outages, restarts or warnings."));
       });
     }
 
-    return { hidden, add, redraw, bar, learning, cache, link, time, summary, warnings, happened };
+    return { hidden, add, redraw, controls, learning, cache, throughput, time, summary, warnings, eventLog };
   }
 
   return { view, radios };

@@ -1,1 +1,1 @@
-"""Reading run folders: of runs that are done, were interrupted, or are going on."""
+"""Reading run folders: of finished, interrupted and running runs."""

@@ -1,4 +1,4 @@
-"""Fewer points of a line that look the same: extremes stay."""
+"""Downsampling of a chart's series that preserves its shape and extremes."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-MOST = 2000
+MAX_POINTS = 2000
 
 
-def downsampled(values: Sequence[float | None], most: int = MOST) -> list[int]:
-    """Which of a line's points to draw: all, or about `most`, ascending.
+def downsample(values: Sequence[float | None], max_points: int = MAX_POINTS) -> list[int]:
+    """Indices of the points to draw, ascending: all of them, or at most about `max_points`.
 
-    Of each stretch the first, the last, the lowest and the highest stay.
+    The values are cut into buckets; the first, last, lowest and highest of each stay.
     """
-    if len(values) <= most:
+    if len(values) <= max_points:
         return list(range(len(values)))
-    stretches = max(1, most // 4)
-    edges = [round(i * len(values) / stretches) for i in range(stretches + 1)]
-    kept: set[int] = set()
+    num_buckets = max(1, max_points // 4)
+    edges = [round(i * len(values) / num_buckets) for i in range(num_buckets + 1)]
+    chosen: set[int] = set()
     for start, stop in pairwise(edges):
-        finite = [i for i in range(start, stop) if _is_number(values[i])]
-        kept |= {start, stop - 1}
+        finite = [i for i in range(start, stop) if _is_finite(values[i])]
+        chosen |= {start, stop - 1}
         if finite:
-            kept |= {min(finite, key=lambda i: values[i] or 0.0)}
-            kept |= {max(finite, key=lambda i: values[i] or 0.0)}
-    return sorted(kept)
+            chosen |= {min(finite, key=lambda i: values[i] or 0.0)}
+            chosen |= {max(finite, key=lambda i: values[i] or 0.0)}
+    return sorted(chosen)
 
 
-def _is_number(value: float | None) -> bool:
+def _is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)

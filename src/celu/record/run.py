@@ -1,6 +1,6 @@
-"""A run folder as a value, for whatever shows runs: reports, the dashboard, exports.
+"""A run folder as a value, for reports, the dashboard and the doctor.
 
-It reads what `celu.run_folder` wrote. Nothing is ever written to the folder.
+It reads what `celu.run_folder` writes, and never writes to the folder itself.
 """
 
 from __future__ import annotations
@@ -12,15 +12,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from celu.errors import ConfigError
-from celu.events import Evaluated, Event, RoundDone, RoundEvent, TrainingStarted, TuningChosen
-from celu.record.tail import EVENTS, follow
+from celu.events import (
+    Attempt,
+    Evaluated,
+    Event,
+    RoundDone,
+    RoundEvent,
+    TrainingStarted,
+    TuningChosen,
+)
+from celu.record.tail import EVENTS, read_new_events
 
-_LINKS = ("link_down", "link_up", "restart")
+_Event = TypeVar("_Event", bound=Event)
 _E = TypeVar("_E", bound=RoundEvent)
 
 
 class RunRecord:
-    """One party's run: what its folder holds. `refresh` adds what has happened since.
+    """One party's run, as read from its folder. `refresh` reads what was written since.
 
     Raises ConfigError for a folder that holds no run, naming what is missing or broken.
     """
@@ -29,48 +37,48 @@ class RunRecord:
         self.path = path
         self.settings: Mapping[str, Any] = {}  # the contract ("job") and the party's own ("party")
         self.versions: Mapping[str, str] = {}
-        self.summary: Mapping[str, Any] | None = None  # None while the run is going on
+        self.summary: Mapping[str, Any] | None = None  # None while the run is running
         self.events: list[Event] = []
         self._position = 0
-        self._holding: dict[type[RoundEvent], list[Any]] = {}  # by kind, until there are new events
+        self._surviving_cache: dict[type[RoundEvent], list[Any]] = {}  # until new events arrive
         self.refresh()
 
     def refresh(self) -> list[Event]:
-        """Read on; the events that are new. Where another run took the folder, all are."""
+        """Read and return the new events: all of them, if another run has taken the folder."""
         if (self.path / EVENTS).exists() and (self.path / EVENTS).stat().st_size < self._position:
             self.events, self._position = [], 0
-            self._holding.clear()
-        # The summary first: one that is there has no event after it, unless the run goes on.
+            self._surviving_cache.clear()
+        # The summary first: it is written after the last event, so no event can be missed.
         summary = self._read("summary.json")
-        new, self._position = follow(self.path, self._position)
+        new, self._position = read_new_events(self.path, self._position)
         if new or not self.events:
             settings = self._read("settings.json")
             if settings is None:
                 raise ConfigError(
-                    f"{self.path}: expected a run folder with settings.json, got one without; "
-                    "name the folder that celu run or celu simulate printed"
+                    f"{self.path}: not a run folder, settings.json is missing; "
+                    "give the folder that celu run or celu simulate printed"
                 )
             self.versions = settings.pop("versions", {})
             self.settings = settings
         self.events += new
         self.summary = summary
         if new:
-            self._holding.clear()
+            self._surviving_cache.clear()
         return new
 
-    def forget_spans(self, keep: int) -> None:
-        """Let go of spans and tables of all but the last reports: what takes most memory.
+    def drop_spans(self, keep_last: int) -> None:
+        """Free the spans and tables of all but the last events, which take most of the memory.
 
-        For a reader that stays with a run, and shows these of the latest rounds alone.
+        For a reader that follows a run and shows spans of its most recent rounds only.
         """
-        having = [i for i, event in enumerate(self.events) if _is_large(event)]
-        for i in having[: max(0, len(having) - keep)]:
+        with_spans = [i for i, event in enumerate(self.events) if _is_large(event)]
+        for i in with_spans[: max(0, len(with_spans) - keep_last)]:
             self.events[i] = self.events[i].model_copy(update={"spans": [], "table": None})
-        self._holding.clear()
+        self._surviving_cache.clear()
 
     @property
     def job(self) -> Mapping[str, Any]:
-        """The contract, as it was when the run began."""
+        """The contract at the start of the run."""
         job: Mapping[str, Any] = self.settings.get("job", {})
         return job
 
@@ -86,79 +94,72 @@ class RunRecord:
 
     @property
     def run_id(self) -> str | None:
-        """What the folders of all parties of a run have in common; None where it never began."""
-        kept = self._read("run.json") or self.settings.get("simulated", {})
-        return str(kept["run"]) if "run" in kept else None
+        """The same for all parties of a run; None for a run that never started."""
+        identity = self._read("run.json") or self.settings.get("simulated", {})
+        return str(identity["run"]) if "run" in identity else None
 
     @property
     def metric(self) -> str:
-        """The contract's metric, or the loss where the guest's loss gives no such metric."""
+        """The contract's metric, or the loss if the guest's loss does not report that metric."""
         metric = str(self.job.get("evaluation", {}).get("metric", "loss"))
-        given = self.evaluations
-        return metric if not given or metric in given[-1].metrics else "loss"
+        evaluations = self.evaluations
+        return metric if not evaluations or metric in evaluations[-1].metrics else "loss"
 
     @property
     def status(self) -> str:
-        """`done`, the error it ended with, or `running`: without an end, however that came."""
+        """`done`, the error it ended with, or `running`, also for a process that was killed."""
         return "running" if self.summary is None else str(self.summary.get("status", "done"))
 
     @property
     def num_rounds(self) -> int | None:
-        """How many rounds it has in all; None before training began."""
-        begun = [event for event in self.events if isinstance(event, TrainingStarted)]
-        return begun[-1].num_rounds if begun else None
+        """The run's total number of rounds; None before training started."""
+        starts = self.of_type(TrainingStarted)
+        return starts[-1].num_rounds if starts else None
 
     @property
     def rounds(self) -> list[RoundDone]:
-        """In order; what an interruption undid is left out."""
-        return self._kept(RoundDone)
+        """In order, without those that a resumed run repeats."""
+        return self._surviving(RoundDone)
 
     @property
     def evaluations(self) -> list[Evaluated]:
-        """In order; what an interruption undid is left out."""
-        return self._kept(Evaluated)
+        """In order, without those that a resumed run repeats."""
+        return self._surviving(Evaluated)
 
     @property
     def choices(self) -> list[TuningChosen]:
-        """In order; what an interruption undid is left out."""
-        return self._kept(TuningChosen)
-
-    @property
-    def link_events(self) -> list[Event]:
-        """Links that went down and came up, and conversations that began again."""
-        return self.named(*_LINKS)
+        """In order, without those that a resumed run repeats."""
+        return self._surviving(TuningChosen)
 
     @property
     def attempts(self) -> int:
         """How many times the party was started."""
-        return len(self.named("attempt"))
+        return len(self.of_type(Attempt))
 
     @property
     def checkpoints(self) -> list[int]:
-        """After which rounds the folder holds a checkpoint now."""
+        """The rounds whose checkpoints are in the folder now."""
         names = (path.name for path in (self.path / "checkpoints").glob("round-*"))
         return sorted(int(n[6:]) for n in names if re.fullmatch(r"round-\d+", n))
 
-    def named(self, *names: str) -> list[Event]:
-        """The events of these names, in order."""
-        return [event for event in self.events if event.event in names]
+    def of_type(self, kind: type[_Event]) -> list[_Event]:
+        """The events of a type, in order."""
+        return [event for event in self.events if isinstance(event, kind)]
 
-    def _kept(self, kind: type[_E]) -> list[_E]:
-        """Those that hold: a run that goes on after round r does the later ones again."""
-        if kind not in self._holding:
-            kept: list[_E] = []
+    def _surviving(self, kind: type[_E]) -> list[_E]:
+        """Events that were not rolled back: a run resumed after round r repeats later rounds."""
+        if kind not in self._surviving_cache:
+            found: list[_E] = []
             for event in self.events:
                 if isinstance(event, TrainingStarted):
-                    kept = [
-                        earlier for earlier in kept if not earlier.is_rolled_back_by(event.round)
-                    ]
+                    found = [e for e in found if not e.is_rolled_back_by(event.round)]
                 elif isinstance(event, kind):
-                    kept.append(event)
-            self._holding[kind] = kept
-        return list(self._holding[kind])
+                    found.append(event)
+            self._surviving_cache[kind] = found
+        return list(self._surviving_cache[kind])
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        """A JSON object of the folder; None where there is none."""
+        """A JSON object of the folder; None if the file is missing."""
         path = self.path / name
         try:
             content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,29 +1,38 @@
-"""A run in a few figures, and its happenings in words."""
+"""A run as a few numbers, and its notable events as text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from celu.events import Evaluated, Event
+from celu.events import (
+    Attempt,
+    CheckpointDamaged,
+    Evaluated,
+    Event,
+    LinkDown,
+    LinkUp,
+    Restarted,
+    TrainingResumed,
+    Warned,
+)
 from celu.models.losses import HIGHER_IS_BETTER
 from celu.record.run import RunRecord
 
 
-def figures(record: RunRecord) -> dict[str, Any]:
-    """The end of a run, or how far it is; None where there is nothing to tell."""
+def summarize(record: RunRecord) -> dict[str, Any]:
+    """A run's progress or result in numbers; None for what the run does not have yet."""
     last = record.rounds[-1] if record.rounds else None
     scored = record.evaluations[-1] if record.evaluations else None
     latest = max((e for e in (scored, last) if e is not None), key=lambda e: e.t, default=None)
     best = _best(record)
-    of = "" if record.num_rounds is None else f" of {record.num_rounds:,}"
+    total = "" if record.num_rounds is None else f" of {record.num_rounds:,}"
     return {
         "party": f"{record.name} ({record.role})",
         "status": record.status,
-        "rounds": None if last is None else f"{last.round:,}{of}",
+        "rounds": None if last is None else f"{last.round:,}{total}",
         "seconds": None if latest is None else latest.seconds,
         "round_s": None if not last else last.seconds / last.round,
-        "waited": None if not last or not last.seconds else last.waited_s / last.seconds,
+        "waiting_share": None if not last or not last.seconds else last.waited_s / last.seconds,
         "evaluating_s": None if scored is None else scored.evaluating_s,
         "bytes_sent": None if latest is None else latest.bytes_sent,
         "bytes_received": None if latest is None else latest.bytes_received,
@@ -36,36 +45,35 @@ def figures(record: RunRecord) -> dict[str, Any]:
         "best_seconds": None if best is None else best.seconds,
         "final": None if scored is None else scored.metrics.get(record.metric),
         "attempts": record.attempts,
-        "virtual": bool(record.settings.get("simulated", {}).get("link")),
+        "virtual_time": bool(record.settings.get("simulated", {}).get("link")),
     }
 
 
 def _best(record: RunRecord) -> Evaluated | None:
     metric = record.metric
-    having = [e for e in record.evaluations if metric in e.metrics]
+    scored = [e for e in record.evaluations if metric in e.metrics]
     sign = 1 if HIGHER_IS_BETTER.get(metric, True) else -1
-    return max(having, key=lambda e: sign * e.metrics[metric], default=None)
+    return max(scored, key=lambda e: sign * e.metrics[metric], default=None)
 
 
-def in_words(event: Event) -> tuple[str, str] | None:
-    """What an event is called and says, if it belongs into a report's list of happenings."""
-    told = event.fields
-    if event.event == "attempt" and told.get("number", 1) > 1:
-        return "started again", f"attempt {told['number']}"
-    if isinstance(event, Evaluated):
-        return ("target", f"reached at round {event.round:,}") if event.target_reached else None
-    found = _WORDS.get(event.event)
-    return None if found is None else (found[0], found[1](told))
-
-
-_WORDS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "resumed": ("goes on", lambda told: f"from round {told['round']:,} of {told['num_rounds']:,}"),
-    "link_down": ("link down", lambda told: f"to {told.get('peer')}: {told.get('reason')}"),
-    "link_up": ("link up", lambda told: f"to {told.get('peer')}, after {told.get('seconds')} s"),
-    "restart": ("begins again", lambda told: str(told.get("message"))),
-    "damaged": (
-        "damaged",
-        lambda told: f"the checkpoint of round {told.get('round')}: {told.get('why')}",
-    ),
-    "warning": ("warning", lambda told: str(told.get("message"))),
-}
+def describe_event(event: Event) -> tuple[str, str] | None:
+    """A title and a detail for an event log; None for an event that is not notable."""
+    text: tuple[str, str] | None = None
+    match event:
+        case Attempt() if event.number > 1:
+            text = "restarted", f"attempt {event.number}"
+        case TrainingResumed():
+            text = "resumed", f"from round {event.round:,} of {event.num_rounds:,}"
+        case LinkDown():
+            text = "link down", f"to {event.peer}: {event.reason}"
+        case LinkUp():
+            text = "link up", f"to {event.peer}, after {event.seconds} s"
+        case Restarted():
+            text = "starting over", event.message
+        case CheckpointDamaged():
+            text = "checkpoint damaged", f"round {event.round}: {event.why}"
+        case Evaluated() if event.target_reached:
+            text = "target reached", f"at round {event.round:,}"
+        case Warned():
+            text = "warning", event.message
+    return text

@@ -1,4 +1,4 @@
-"""Events from a file that may still grow: each is read once, when its line is whole."""
+"""Reading events from a file that may still grow; a line is read once it is complete."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from celu.errors import ConfigError
-from celu.events import TYPES, Event
+from celu.events import EVENT_TYPES, Event
 
 EVENTS = "events.jsonl"
 
 
-def follow(folder: Path, position: int = 0) -> tuple[list[Event], int]:
-    """The events of a run folder from a position in its file on, and the position after them.
+def read_new_events(folder: Path, position: int = 0) -> tuple[list[Event], int]:
+    """The events after a byte position in a run folder's file, and the next position.
 
-    A last line that is only half written is left for the next call. Raises ConfigError where the
-    file cannot be read, is shorter than the position, or holds a line that is no event.
+    An incomplete last line is left for the next call. Raises ConfigError if the file cannot be
+    read, is shorter than `position`, or holds a line that is not an event.
     """
     path = folder / EVENTS
     try:
@@ -28,41 +28,41 @@ def follow(folder: Path, position: int = 0) -> tuple[list[Event], int]:
             new = file.read(max(0, size - position))
     except OSError as error:
         raise ConfigError(
-            f"{folder}: expected a run folder with {EVENTS}, got none that can be read "
-            f"({error.strerror or error}); name the folder that celu run or celu simulate printed"
+            f"{folder}: not a run folder, {EVENTS} cannot be read ({error.strerror or error}); "
+            "give the folder that celu run or celu simulate printed"
         ) from error
     if size < position:
         raise ConfigError(
-            f"{path}: expected at least {position} bytes as before, got {size}; another run took "
-            "the folder: read it from its beginning"
+            f"{path}: expected at least the {position} bytes read before, got {size}; another run "
+            "now writes to this folder: read it again from the start"
         )
-    whole = new[: new.rfind(b"\n") + 1]
+    complete = new[: new.rfind(b"\n") + 1]
     events = []
     start = position
-    for line in whole.splitlines(keepends=True):
-        events.append(_event(path, start, line))
+    for line in complete.splitlines(keepends=True):
+        events.append(_parse(path, start, line))
         start += len(line)
     return events, start
 
 
-def _event(path: Path, start: int, line: bytes) -> Event:
+def _parse(path: Path, start: int, line: bytes) -> Event:
     try:
         content: Any = json.loads(line)
-        kind, _ = TYPES.get(content["event"], Event), content["t"]
+        kind, _ = EVENT_TYPES.get(content["event"], Event), content["t"]
         return kind.model_validate(content)
     except (ValueError, TypeError, KeyError) as error:
         with path.open("rb") as file:
             number = file.read(start).count(b"\n") + 1
         raise ConfigError(
-            f"{path}, line {number}: expected an event as celu writes it, got {_what(error)}; "
-            "was the file edited, or the disk damaged? Without that line the rest can be read"
+            f"{path}, line {number}: expected an event as celu writes it, got {_problem(error)}; "
+            "was the file edited, or is the disk damaged? Remove that line to read the rest"
         ) from error
 
 
-def _what(error: Exception) -> str:
+def _problem(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     if isinstance(error, ValueError):
-        return "no JSON"
-    return "JSON without a time and a name"
+        return "invalid JSON"
+    return "JSON without a time and an event name"

@@ -1,1 +1,1 @@
-"""One HTML file about any number of runs, made from their folders."""
+"""A self-contained HTML report of one or more runs, made from their folders."""

@@ -1,4 +1,4 @@
-"""What a report shows, as JSON: lines, figures, tables. How it looks is up to `report.js`."""
+"""The content of a report as JSON: chart series, summaries, tables. `report.js` lays it out."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 from celu.doctor.live_rules import RunStatus, warnings
 from celu.record.folders import labels
 from celu.record.run import RunRecord
-from celu.record.series import series_of, use_of
-from celu.record.summary import figures, in_words
-from celu.record.timeline import PLACES, groups, spans_in, window_at
-from celu.report.clocks import apart_s
+from celu.record.series import learning_series, throughput_series
+from celu.record.summary import describe_event, summarize
+from celu.record.timeline import POSITIONS, choose_window, group_by_run, spans_in
+from celu.report.clocks import clock_offset_s
 
 
 def content(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """All that a report of these runs shows."""
+    """Everything that a report of these runs shows."""
     return {
         "runs": [_run(*one) for one in zip(records, labels(records), strict=True)],
         "windows": _windows(records),
-        "settings": _side_by_side(records, [_flat(_settings(record)) for record in records]),
-        "versions": _side_by_side(records, [_flat(record.versions) for record in records]),
+        "settings": _compare(records, [_flatten(_settings(record)) for record in records]),
+        "versions": _compare(records, [_flatten(record.versions) for record in records]),
     }
 
 
 def _run(record: RunRecord, label: str) -> dict[str, Any]:
     return {
         "label": label,
-        "figures": figures(record),
-        **series_of(record.rounds, record.evaluations),
-        **use_of(record.rounds),
+        "summary": summarize(record),
+        **learning_series(record.rounds, record.evaluations),
+        **throughput_series(record.rounds),
         "warnings": [[f.what, f.words, f.change] for f in warnings(RunStatus.of(record))],
         "choices": [
             {"round": c.round, "W": c.W, "R": c.R, "depth": c.depth, "codec": c.codec}
@@ -38,27 +38,29 @@ def _run(record: RunRecord, label: str) -> dict[str, Any]:
             for c in record.choices
             if c.reason != "as before"
         ],
-        "happened": [[e.t, *words] for e in record.events if (words := in_words(e))],
+        "event_log": [[e.t, *text] for e in record.events if (text := describe_event(e))],
     }
 
 
 def _windows(records: Sequence[RunRecord]) -> dict[str, list[dict[str, Any]]]:
-    """Some rounds of every run, near its beginning, its middle and its end."""
-    found: dict[str, list[dict[str, Any]]] = {place: [] for place in PLACES}
-    for group in groups(records):
-        leader = records[group[0]]
-        for place, share in PLACES.items():
-            window = window_at(leader.rounds, share)
+    """A few rounds of every run, near its beginning, its middle and its end."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in POSITIONS}
+    for group in group_by_run(records):
+        reference = records[group[0]]
+        for name, position in POSITIONS.items():
+            window = choose_window(reference.rounds, position)
             if window is None:
                 continue
-            found[place] += [
+            found[name] += [
                 {
                     "run": i,
-                    "first": window.first,
-                    "last": window.last,
-                    "seconds": window.stop - window.start,
+                    "first": window.first_round,
+                    "last": window.last_round,
+                    "seconds": window.seconds,
                     "spans": spans_in(
-                        records[i].rounds, window, apart_s(leader, records[i], window.stop)
+                        records[i].rounds,
+                        window,
+                        clock_offset_s(reference, records[i], window.stop_s),
                     ),
                 }
                 for i in group
@@ -66,37 +68,37 @@ def _windows(records: Sequence[RunRecord]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings by their dotted names, as text."""
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings by dotted name, as text."""
     found: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{prefix}{name}.")
+            found |= _flatten(value, f"{prefix}{name}.")
         else:
             found[prefix + name] = value if isinstance(value, str) else json.dumps(value)
     return found
 
 
 def _settings(record: RunRecord) -> dict[str, Any]:
-    """All but the name that a simulation gave itself, which no two have in common."""
+    """All settings but a simulation's run id, which differs between any two runs."""
     simulated = {k: v for k, v in record.settings.get("simulated", {}).items() if k != "run"}
     return {**record.settings, **({"simulated": simulated} if simulated else {})}
 
 
-def _side_by_side(
+def _compare(
     records: Sequence[RunRecord], columns: Sequence[Mapping[str, str]]
 ) -> list[dict[str, Any]]:
-    """For each name what each run has there, and whether that tells runs apart.
+    """One row per name: each run's value, and whether the values differ.
 
-    Parties have settings of their own, so those are compared among runs of one party.
+    A party's own settings are compared between runs of that party only.
     """
     rows = []
     for name in dict.fromkeys(name for column in columns for name in column):
         values = [column.get(name) for column in columns]
         private = name.startswith("party.")
-        found: dict[str, set[str | None]] = {}
+        by_party: dict[str, set[str | None]] = {}
         for record, value in zip(records, values, strict=True):
-            found.setdefault(record.name if private else "", set()).add(value)
-        differs = any(len(different) > 1 for different in found.values())
+            by_party.setdefault(record.name if private else "", set()).add(value)
+        differs = any(len(different) > 1 for different in by_party.values())
         rows.append({"name": name, "values": values, "differs": differs})
     return rows

@@ -1,51 +1,51 @@
-/* The report: puts what `content.py` gathered into figures and tables. */
+/* The report: lays out the data of `content.py` as charts and tables. */
 "use strict";
 (() => {
   const { el, table, data } = Page;
   const { runs } = data;
-  const by = (id) => document.getElementById(id);
+  const byId = (id) => document.getElementById(id);
   const view = Runs.view(runs);
-  let place = "middle";
+  let position = "middle";
 
-  /** What each run has of a setting: those that differ first and marked, the rest on demand. */
-  function sideBySide(id, rows, what) {
+  /** Each run's settings: those that differ first and highlighted, all of them on demand. */
+  function compare(id, rows, what) {
     const head = [what, ...runs.map((run) => run.label)];
     const cells = (row) => [row.name, ...row.values];
-    const differ = rows.filter((row) => row.differs);
+    const different = rows.filter((row) => row.differs);
     if (runs.length > 1) {
-      by(id).append(differ.length
-        ? table(head, differ.map(cells), { marked: () => true, whole: true, caption: "Where the runs differ" })
+      byId(id).append(different.length
+        ? table(head, different.map(cells), { highlight: () => true, full: true, caption: "Differences between the runs" })
         : el("p", { class: "faint" }, "The same in all runs."));
     }
-    by(id).append(el("details", { open: false }, el("summary", {}, `All ${rows.length}`),
-      table(head, rows.map(cells), { marked: (_, i) => runs.length > 1 && rows[i].differs, whole: true })));
+    byId(id).append(el("details", { open: false }, el("summary", {}, `Show all ${rows.length}`),
+      table(head, rows.map(cells), { highlight: (_, i) => runs.length > 1 && rows[i].differs, full: true })));
   }
 
-  const roles = (pair) => Object.entries(pair || {}).map(([name, value]) => `${name} ${value}`).join(", ");
+  const byRole = (values) => Object.entries(values || {}).map(([role, value]) => `${role} ${value}`).join(", ");
   function choices() {
-    const having = runs.filter((run) => run.choices.length);
-    if (!having.length) return by("choices").remove();
-    for (const run of having) {
+    const tuned = runs.filter((run) => run.choices.length);
+    if (!tuned.length) return byId("choices").remove();
+    for (const run of tuned) {
       const rows = run.choices.map((c) =>
-        [c.round, c.reason, roles(c.W), roles(c.R), c.depth, [...new Set(Object.values(c.codec))].join(", ")]);
-      by("choices").append(table(["from round", "because", "W", "R", "in flight", "codec"], rows,
-        { caption: run.label, whole: true }));
+        [c.round, c.reason, byRole(c.W), byRole(c.R), c.depth, [...new Set(Object.values(c.codec))].join(", ")]);
+      byId("choices").append(table(["from round", "reason", "W", "R", "depth", "codec"], rows,
+        { caption: run.label, full: true }));
     }
   }
 
-  const done = runs.filter((run) => run.figures.status === "done").length;
-  by("subtitle").textContent = `${runs.length} run${runs.length > 1 ? "s" : ""}, ${done} done`;
-  view.bar(by("legend"), by("over"));
-  view.summary(by("figures"));
-  view.warnings(by("amiss"));
-  view.learning(by("learning"));
-  Runs.radios(by("places"), "place", Object.fromEntries(Object.keys(data.windows).map((n) => [n, n])), place,
-    (chosen) => { place = chosen; view.redraw(); });
-  view.time(by("time"), () => data.windows[place]);
-  view.link(by("link"));
-  view.cache(by("cache"));
+  const done = runs.filter((run) => run.summary.status === "done").length;
+  byId("subtitle").textContent = `${runs.length} run${runs.length > 1 ? "s" : ""}, ${done} done`;
+  view.controls(byId("legend"), byId("x-axis"));
+  view.summary(byId("numbers"));
+  view.warnings(byId("warning-list"));
+  view.learning(byId("learning"));
+  Runs.radios(byId("positions"), "position", Object.fromEntries(Object.keys(data.windows).map((n) => [n, n])), position,
+    (chosen) => { position = chosen; view.redraw(); });
+  view.time(byId("time"), () => data.windows[position]);
+  view.throughput(byId("link"));
+  view.cache(byId("cache"));
   choices();
-  view.happened(by("list"));
-  sideBySide("settings", data.settings, "setting");
-  sideBySide("versions", data.versions, "package");
+  view.eventLog(byId("log-entries"));
+  compare("settings", data.settings, "setting");
+  compare("versions", data.versions, "package");
 })();
