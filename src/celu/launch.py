@@ -28,7 +28,7 @@ from celu.doctor.machine import read_certificates
 from celu.doctor.measure import ProbePlan
 from celu.doctor.probes import Watch
 from celu.engine.coding import Coding
-from celu.engine.local import seed_step
+from celu.engine.randomness import seed_step
 from celu.errors import CeluError, CheckpointError, ConfigError, DataError, PeerRestarted
 from celu.events import Callback, Connected, DataOpened, Restarted, Warned, ignore
 from celu.models.building import BOTTOMS, TOPS, build, find_loss

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from celu.codecs.levels import _no_greater, _no_less, hadamard
-from celu.codecs.named import CODECS, find_codec
+from celu.codecs.quantizers import _round_down, _round_up, hadamard
+from celu.codecs.registry import CODECS, find_codec
 from celu.errors import ConfigError, ProtocolError
 
 NAMES = [*CODECS, "bf16+zstd", "4bit+zstd"]
@@ -77,9 +77,9 @@ def test_the_mean_row_and_the_rotation_pay_where_a_column_stands_out() -> None:
     x = torch.randn(256, 64, generator=noise(6))
     x[:, 3] += 40.0  # as an activation that is always on
     x[5, 7] += 30.0
-    from celu.codecs.levels import RowLevels
+    from celu.codecs.quantizers import RowQuantizer
 
-    plain = RowLevels(4)
+    plain = RowQuantizer(4)
     off = plain.decode(plain.encode(x, noise()), *x.shape) - x
     assert float((there_and_back("4bit", x) - x).norm()) < 0.3 * float(off.norm())
 
@@ -129,9 +129,9 @@ def test_decoding_is_pinned() -> None:
 def test_where_levels_lie_is_rounded_outward() -> None:
     # Else a number at the end of its row would lie beyond its levels, and always be cut to them.
     x = torch.tensor([1.0, -1.0, 3.14159e-3, -2.71828, 0.0, 1e-30, -1e30])
-    least = _no_greater(x, torch.bfloat16)
+    least = _round_down(x, torch.bfloat16)
     assert torch.equal(least, least.bfloat16().float()) and (least <= x).all()
-    step = _no_less(x.abs(), torch.bfloat16)
+    step = _round_up(x.abs(), torch.bfloat16)
     assert torch.equal(step, step.bfloat16().float()) and (step >= x.abs()).all()
     assert (step <= x.abs() * (1 + 2**-7)).all()
 
@@ -185,7 +185,7 @@ def test_a_frame_that_hides_its_size_or_asks_for_a_large_window_is_refused() -> 
     zstandard = pytest.importorskip("zstandard")
     plain = bytes(288)
     hidden = zstandard.ZstdCompressor(write_content_size=False).compress(plain)
-    with pytest.raises(ProtocolError, match="or none"):
+    with pytest.raises(ProtocolError, match="or no size"):
         decode_fp32(hidden)
     # A frame by hand: a window of 64 MiB for 288 bytes, given as one raw block.
     window = b"\x28\xb5\x2f\xfd" + b"\x40" + bytes([16 << 3]) + (288 - 256).to_bytes(2, "little")

@@ -16,8 +16,8 @@ from celu.config.link import LinkSettings
 from celu.config.replay import replay_toml
 from celu.engine.auto import AutoPlan, _beats
 from celu.engine.cost_model import Costs
-from celu.engine.guest import GuestTrainer
-from celu.engine.host import HostTrainer
+from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.host_trainer import HostTrainer
 from celu.engine.plan import HostPlan, Outcome, Stage, Timings, first_stage
 from celu.engine.schedule import Schedule, Segment
 from celu.errors import ProtocolError
@@ -68,7 +68,7 @@ def test_on_a_slow_line_it_fills_the_line_and_tries_local_steps() -> None:
     last = result.choices[-1]
     assert last.depth > 1
     assert last.codecs.activation != "fp32"
-    assert any("trial of R" in choice["reason"] for choice in choices)
+    assert any("trial: R" in choice["reason"] for choice in choices)
     assert any(choice.get("back_to") == "base" for choice in choices)
     assert result.rounds == 200
     assert [c.round for c in result.choices] == sorted({c.round for c in result.choices})
@@ -86,7 +86,7 @@ def test_a_slow_first_update_is_not_taken_for_distance() -> None:
     result = celu.simulate(fed.job, fed.guest, fed.hosts, link=SLOW)
     assert not slow
     told = next(c.reason for c in result.choices if "round trip" in c.reason)
-    (round_trip_ms,) = re.findall(r"a round trip ([\d.]+) ms", told)
+    (round_trip_ms,) = re.findall(r"round trip ([\d.]+) ms", told)
     assert 20 < float(round_trip_ms) < 150  # 40 there and back; a third of the half second is 167
 
 
@@ -178,7 +178,7 @@ def plan(**job: Any) -> AutoPlan:
 def test_the_most_exact_codec_that_does_not_hold_up_the_parties(byte_s: float, codec: str) -> None:
     # [32, 64] is 8192, 4096, 2304 and 1408 bytes; the host takes 20 ms a round.
     costs = replace(COSTS, up_byte_s=byte_s, down_byte_s=byte_s)
-    tuning = plan()._filling(costs, (1, 1))
+    tuning = plan()._saturating(costs, (1, 1))
     assert tuning.codecs.activation == tuning.codecs.derivative == codec
 
 
@@ -200,7 +200,7 @@ def outcome(segment: Segment, fresh: list[float] | None = None) -> Outcome:
         rounds, seconds=rounds, waited_s=0.98 * rounds, transfer_s=carried / 1e4,
         transfer_bytes=carried,
     )  # fmt: skip
-    return Outcome(segment, 0.5 if segment.scored else None, fresh or [], guest, (host,))
+    return Outcome(segment, 0.5 if segment.evaluates else None, fresh or [], guest, (host,))
 
 
 def run_plan(plan: AutoPlan, gain: dict[tuple[int, int], float]) -> list[Stage]:
@@ -209,8 +209,8 @@ def run_plan(plan: AutoPlan, gain: dict[tuple[int, int], float]) -> list[Stage]:
     while True:
         segment = steps[-1].segment
         pair = (segment.tuning.for_role("guest")[1], segment.tuning.for_role("host")[1])
-        fresh = [gain.get(pair, 0.6)] * len(segment.rounds) if segment.judged else None
-        step = plan.after(outcome(segment, fresh))
+        fresh = [gain.get(pair, 0.6)] * len(segment.rounds) if segment.scores_fresh_batches else None
+        step = plan.next(outcome(segment, fresh))
         if step is None:
             return steps
         steps.append(step)
@@ -225,7 +225,7 @@ def test_whose_local_steps_pay_is_found_by_trying(best: tuple[int, int]) -> None
     after_the_trial = next(
         s
         for s in steps
-        if ("did best" in s.reason or "hold" in s.reason) and "trial" not in s.reason
+        if ("scored best" in s.reason or "stays" in s.reason) and "trial" not in s.reason
     ).segment.tuning
     assert (after_the_trial.for_role("guest")[1], after_the_trial.for_role("host")[1]) == best
     trial = [step for step in steps if "trial" in step.reason][:4]
@@ -241,17 +241,17 @@ def test_what_is_tried_pauses_for_evaluations_and_is_not_evaluated() -> None:
     for step in steps:
         if "trial" in step.reason:
             doing = tried
-        elif step.reason != "as before" or step.forget:
+        elif step.reason != "unchanged" or step.drop_savepoints:
             doing = for_good
         assert step.segment.stop <= schedule.evaluation_after(step.segment.start)
         doing.append(step.segment)
-    assert all(s.scored == schedule.is_evaluation(s.stop) for s in for_good)
+    assert all(s.evaluates == schedule.is_evaluation(s.stop) for s in for_good)
     # In the first epoch fresh batches tell; later the held-out rows, where a trial ends.
     early = [s for s in tried if s.start < 300]
     assert early
-    assert all(s.judged and not s.scored for s in early)
+    assert all(s.scores_fresh_batches and not s.evaluates for s in early)
     late = [s for s in tried if s.start >= 700]
-    assert 0 < sum(s.scored for s in late) <= len(late) / 5
+    assert 0 < sum(s.evaluates for s in late) <= len(late) / 5
 
 
 def test_steps_that_no_longer_pay_are_made_fewer() -> None:
@@ -259,13 +259,13 @@ def test_steps_that_no_longer_pay_are_made_fewer() -> None:
     made = plan()
     steps = run_plan(made, {(5, 1): 0.8, (2, 1): 0.9})
     assert made.choices[-1].for_role("guest")[1] == 2
-    assert any("R 2 and 1 did best" in step.reason for step in steps)
+    assert any("R = 2 and 1 scored best" in step.reason for step in steps)
 
 
 def test_where_fewer_steps_pay_twice_as_many_are_not_tried_at_once() -> None:
     made = plan()
     steps = run_plan(made, {(5, 1): 0.8, (2, 1): 0.9})
-    fell = next(step for step in steps if step.reason.startswith("R 2 and 1 did best"))
+    fell = next(step for step in steps if step.reason.startswith("R = 2 and 1 scored best"))
     assert "trial" not in fell.reason
 
 
@@ -315,8 +315,8 @@ def test_a_trainer_goes_back_to_a_state_any_number_of_times() -> None:
 
     def some_rounds(first: int) -> dict[str, Any]:
         for round_ in range(first, first + 5):
-            _, (answer,) = trainer.answer(round_, [host.activate(round_)])
-            trainer.apply()
+            _, (answer,) = trainer.compute_derivatives(round_, [host.compute_activation(round_)])
+            trainer.apply_update()
             host.update(round_, answer)
             for _ in range(2):
                 trainer.local_step()
@@ -328,8 +328,8 @@ def test_a_trainer_goes_back_to_a_state_any_number_of_times() -> None:
     ends = []
     for _ in range(3):
         ends.append(some_rounds(5))
-        trainer.restore(saved[0])
-        host.restore(saved[1])
+        trainer.roll_back(saved[0])
+        host.roll_back(saved[1])
     assert_same_bits(ends[0], ends[1])
     assert_same_bits(ends[0], ends[2])
 
@@ -354,7 +354,7 @@ def test_a_host_follows_what_it_is_told() -> None:
     told = host_plan()
     assert told.first() == first_stage(choosing().job, Schedule(200, 6, 50, 10, 10))
     step = told.next({"next": {**BODY, "save": "base"}})
-    assert step.segment == Segment(4, 14, Tuning(W=5, R=3, depth=4, codec="int8"), scored=False)
+    assert step.segment == Segment(4, 14, Tuning(W=5, R=3, depth=4, codec="int8"), evaluates=False)
     back = told.next({"next": {**BODY, "restore": "base"}})
     assert back.segment.start == 4
 

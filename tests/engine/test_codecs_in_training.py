@@ -9,8 +9,8 @@ import torch
 
 import celu
 from celu.engine.coding import Coding
-from celu.engine.guest import GuestTrainer
-from celu.engine.host import HostTrainer
+from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.host_trainer import HostTrainer
 from celu.errors import ConfigError, NonFiniteError, ShapeError
 from celu.transport.message import Kind, Message
 from federation import assert_same_bits, federation, train_in_memory, train_over_grpc
@@ -49,8 +49,8 @@ def test_both_sides_cache_what_was_decoded() -> None:
     fed = federation(codec="4bit", method=celu.Method(R=3))
     host = HostTrainer("host", fed.hosts["host"], fed.job)
     guest = GuestTrainer("guest", fed.guest, fed.job)
-    activation = host.activate(0)
-    _, (answer,) = guest.answer(0, [activation])
+    activation = host.compute_activation(0)
+    _, (answer,) = guest.compute_derivatives(0, [activation])
     host.update(0, answer)
     (theirs,), (ours,) = guest.workset.table, host.workset.table
     assert torch.equal(theirs.z[0], ours.z[0])
@@ -85,7 +85,7 @@ def test_nan_and_inf_are_refused_before_encoding_and_after_decoding(bad: float) 
 def test_a_message_of_other_rows_is_refused_by_kind_and_round() -> None:
     coding = Coding(federation(codec="int8").job, "host")
     packed, _ = coding.pack(Message(Kind.DERIVATIVE, 2, tensor=torch.ones(31, 6)))
-    with pytest.raises(ShapeError, match="DERIVATIVE of round 2: expected 448 bytes"):
+    with pytest.raises(ShapeError, match="DERIVATIVE of round 2: expected an encoded tensor of 448 bytes"):
         coding.unpack(packed, 32)
 
 

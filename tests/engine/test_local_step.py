@@ -11,9 +11,9 @@ import celu
 from celu.data.dataset import Batch
 from celu.data.order import BatchOrder
 from celu.engine.coding import Coding
-from celu.engine.guest import GuestTrainer
-from celu.engine.host import HostTrainer
-from celu.engine.local import device_of
+from celu.engine.device import device_of
+from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.host_trainer import HostTrainer
 from celu.errors import ModelError
 from celu.transport.message import Kind, Message
 from federation import federation, train_in_memory
@@ -64,7 +64,7 @@ def host_with_cached(stale: Tensor, dz: Tensor, xi: float) -> tuple[HostTrainer,
     trainer = HostTrainer(
         "host", celu.Host(bottom=bottom, train=table, test=table), job(W=1, R=2, xi=xi)
     )
-    trainer.workset.keep(0, Batch({"x": X}, None, NO_TAGS), (stale,), (dz,))
+    trainer.workset.insert(0, Batch({"x": X}, None, NO_TAGS), (stale,), (dz,))
     return trainer, bottom
 
 
@@ -86,7 +86,7 @@ def test_without_weighting_a_hosts_local_step_repeats_the_derivative() -> None:
     table = celu.Dataset({"x": X})
     settings = job(W=1, R=2, weighting="none")
     trainer = HostTrainer("host", celu.Host(bottom=bottom, train=table, test=table), settings)
-    trainer.workset.keep(0, Batch({"x": X}, None, NO_TAGS), (-X,), (dz,))
+    trainer.workset.insert(0, Batch({"x": X}, None, NO_TAGS), (-X,), (dz,))
     trainer.local_step()
     torch.testing.assert_close(bottom.weight.data, torch.ones(2) - LR * (X * dz).sum(dim=0))
 
@@ -108,7 +108,7 @@ def guest(loss: Callable[[Tensor, Tensor], Tensor], xi: float) -> tuple[GuestTra
 
 
 def activation(trainer: GuestTrainer, z: Tensor) -> Message:
-    plain = Message(Kind.ACTIVATION, 0, tensor=z, row_digest=trainer.feed.batch(0).row_digest)
+    plain = Message(Kind.ACTIVATION, 0, tensor=z, row_digest=trainer.loader.batch(0).row_digest)
     return Coding(job(), "host").pack(plain)[0]
 
 
@@ -119,7 +119,7 @@ def test_the_guests_local_step_weights_the_losses_of_instances() -> None:
     # Stale dZ: row 0 points the same way, row 1 45 degrees off, row 2 the opposite way.
     stale_dz = torch.tensor([[0.9, 0.9], [1.0, 0.0], [1.0, 1.0]])
     trainer, top = guest(squared, xi=60.0)
-    trainer.workset.keep(0, Batch({}, labels, NO_TAGS), (z,), (stale_dz,))
+    trainer.workset.insert(0, Batch({}, labels, NO_TAGS), (z,), (stale_dz,))
     trainer.local_step()
     # d(mean of weight * loss)/d scale = mean of weight * error * row sum.
     gradient = (1.0 * 2 * 2 + 0.5**0.5 * 1 * 2 + 0.0 * -3 * 2) / 3
@@ -129,7 +129,7 @@ def test_the_guests_local_step_weights_the_losses_of_instances() -> None:
 def test_the_guest_answers_with_the_derivative_of_the_mean_loss() -> None:
     trainer, _ = guest(squared, xi=60.0)
     z = torch.ones(3, 2)
-    loss, (answer,) = trainer.answer(0, [activation(trainer, z)])
+    loss, (answer,) = trainer.compute_derivatives(0, [activation(trainer, z)])
     rows = BatchOrder(1, 3, 3).rows(0)
     errors = 2.0 - torch.tensor([0.0, 1.0, 5.0])[rows]
     assert float(loss) == pytest.approx(float((errors**2 / 2).mean()))
@@ -140,13 +140,13 @@ def test_the_guest_answers_with_the_derivative_of_the_mean_loss() -> None:
 def test_a_loss_of_b_by_1_is_refused_rather_than_broadcast_to_b_by_b() -> None:
     trainer, _ = guest(lambda output, labels: squared(output, labels)[:, None], xi=60.0)
     with pytest.raises(ModelError, match=r"\[3\], got \[3, 1\]"):
-        trainer.answer(0, [activation(trainer, torch.ones(3, 2))])
+        trainer.compute_derivatives(0, [activation(trainer, torch.ones(3, 2))])
 
 
 def test_a_mean_loss_is_refused() -> None:
     trainer, _ = guest(lambda output, labels: squared(output, labels).mean(), xi=60.0)
-    with pytest.raises(ModelError, match="one value an instance"):
-        trainer.answer(0, [activation(trainer, torch.ones(3, 2))])
+    with pytest.raises(ModelError, match="one value per instance"):
+        trainer.compute_derivatives(0, [activation(trainer, torch.ones(3, 2))])
 
 
 def test_a_binary_top_of_b_by_1_is_taken_as_b() -> None:
@@ -158,7 +158,7 @@ def test_a_bottom_of_the_wrong_width_is_refused_by_name() -> None:
     table = celu.Dataset({"x": X[:, :1]})
     trainer = HostTrainer("host", celu.Host(bottom=Scale([1.0]), train=table, test=table), job(R=1))
     with pytest.raises(ModelError, match=r"host: .* \[3, 2\] .* got \[3, 1\]"):
-        trainer.activate(0)
+        trainer.compute_activation(0)
 
 
 def test_a_top_that_ignores_a_host_is_refused_by_name() -> None:
@@ -175,7 +175,7 @@ def test_a_top_that_ignores_a_host_is_refused_by_name() -> None:
         "guest", celu.Guest(top=Deaf(), loss=celu.Loss(squared), train=table, test=table), job(R=1)
     )
     with pytest.raises(ModelError, match="does not use Z of host"):
-        trainer.answer(0, [activation(trainer, torch.ones(3, 2))])
+        trainer.compute_derivatives(0, [activation(trainer, torch.ones(3, 2))])
 
 
 def test_each_role_keeps_to_its_own_w_and_r() -> None:

@@ -70,9 +70,9 @@ def test_an_embedding_is_updated_there_as_here_and_the_same_every_time() -> None
         rule = Adagrad([embedding.weight], lr=0.1, accumulator=0.1)
         for ids, aim in zip(batches, aims, strict=True):
             (embedding(ids.to(device)) - aim.to(device)).pow(2).sum().backward()
-            rule.update()
+            rule.step()
             embedding.weight.grad = None
-        return embedding.weight.detach().cpu(), rule.memory()[0]["sum"].cpu()
+        return embedding.weight.detach().cpu(), rule.state()[0]["sum"].cpu()
 
     once, again, here = trained("cuda"), trained("cuda"), trained("cpu")
     assert all(a.equal(b) for a, b in zip(once, again, strict=True))

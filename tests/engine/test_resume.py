@@ -331,7 +331,7 @@ def test_no_checkpoint_is_taken_while_a_trial_may_be_undone(tmp_path: Path) -> N
     result, events, taken = choose(fed, tmp_path)
     assert taken["guest"] == taken["host"] == sorted(set(taken["guest"]))
     assert taken["guest"][-1] == result.rounds
-    trials = [e for e in events if e["event"] == "choice" and "trial of R" in e["reason"]]
+    trials = [e for e in events if e["event"] == "choice" and "trial: R" in e["reason"]]
     assert trials
     undone = {r for e in trials for r in range(e["round"] + 1, e["until"])}
     assert not undone & set(taken["guest"][:-1])

@@ -12,8 +12,8 @@ import torch
 
 import celu
 from celu.data.tags import make_tags
-from celu.engine.guest import GuestTrainer
-from celu.engine.host import HostTrainer
+from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.host_trainer import HostTrainer
 from celu.errors import AlignmentError, ContractMismatch
 from federation import ROWS, Federation, assert_same_bits, federation, train_in_memory
 
@@ -86,10 +86,10 @@ def test_rows_that_move_after_the_handshake_are_caught_before_a_step(change: str
     there, here = HostTrainer("host", moved, job), GuestTrainer("guest", fed.guest, job)
     before = fed.weights()
     with pytest.raises(AlignmentError, match=r"ACTIVATION of round 0.*no step"):
-        here.answer(0, [there.activate(0)])
+        here.compute_derivatives(0, [there.compute_activation(0)])
     good = HostTrainer("host", host, job)
-    good.activate(0)
-    (answer,) = here.answer(0, [good.activate(0)])[1]
+    good.compute_activation(0)
+    (answer,) = here.compute_derivatives(0, [good.compute_activation(0)])[1]
     with pytest.raises(AlignmentError, match=r"DERIVATIVE of round 0.*no step"):
         there.update(0, answer)
     assert_same_bits(fed.weights(), before)
@@ -103,7 +103,7 @@ def test_held_out_rows_are_checked_too() -> None:
     there = HostTrainer("host", moved, fed.job)
     here = GuestTrainer("guest", fed.guest, fed.job)
     with pytest.raises(AlignmentError, match="TEST_ACTIVATION"):
-        here.score(0, 32, [there.activate_test(0, 0, 0, 32)])
+        here.score(0, 32, [there.compute_test_activation(0, 0, 0, 32)])
 
 
 def test_other_orders_of_the_same_rows_are_caught_by_their_batches() -> None:
@@ -111,7 +111,7 @@ def test_other_orders_of_the_same_rows_are_caught_by_their_batches() -> None:
     job = fed.job.model_copy(update={"seed": 99})
     there, here = HostTrainer("host", fed.hosts["host"], job), GuestTrainer("g", fed.guest, fed.job)
     with pytest.raises(AlignmentError):
-        here.answer(0, [there.activate(0)])
+        here.compute_derivatives(0, [there.compute_activation(0)])
 
 
 @pytest.mark.parametrize("order", ["rows", "blocks"])

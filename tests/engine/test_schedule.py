@@ -66,7 +66,7 @@ def test_a_choice_holds_from_its_round_on() -> None:
 def test_held_out_rows_are_scored_where_the_contract_says_and_not_at_every_choice() -> None:
     choices = [Choice(round=r, W=1, R=1, depth=1, codec="fp32") for r in (0, 4)]
     plan = segments(7, depth=1, every=3, choices=choices)
-    assert [(s.stop, s.scored) for s in plan] == [(3, True), (4, False), (6, True), (7, True)]
+    assert [(s.stop, s.evaluates) for s in plan] == [(3, True), (4, False), (6, True), (7, True)]
 
 
 def test_held_out_rows_are_scored_in_parts() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 import celu
 from celu.config.link import LinkSettings
-from celu.engine.local import Workset
 from celu.engine.observer import Observer
-from celu.engine.spans import MOST, Spans
+from celu.engine.spans import MAX_SPANS, Spans
 from celu.transport.message import TrafficBothWays
+from celu.workset.workset import Workset
 from federation import federation
 
 COMPUTING = {"compute", "local", "encode", "wait", "evaluate"}
@@ -31,17 +31,17 @@ class Ticker:
 def test_one_thing_is_done_at_a_time_and_what_it_interrupted_goes_on() -> None:
     clock = Ticker()
     spans = Spans(clock)
-    with spans.doing("compute") as whole:
+    with spans.record("compute") as whole:
         clock.at = 1.0
-        with spans.doing("encode") as inner:
+        with spans.record("encode") as inner:
             clock.at = 3.0
         clock.at = 6.0
     clock.at = 7.0
-    with spans.doing("wait"):  # which takes no time, and is not worth a word
+    with spans.record("wait"):  # which takes no time, and is not worth a word
         pass
     assert (whole.seconds, inner.seconds) == (6.0, 2.0)
-    assert spans.take() == [("compute", 0.0, 1.0), ("encode", 1.0, 3.0), ("compute", 3.0, 6.0)]
-    assert spans.take() == []
+    assert spans.drain() == [("compute", 0.0, 1.0), ("encode", 1.0, 3.0), ("compute", 3.0, 6.0)]
+    assert spans.drain() == []
 
 
 def reports(report_every: int, rounds: int, *, messages: int = 1) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def reports(report_every: int, rounds: int, *, messages: int = 1) -> list[dict[s
     spans = Spans(clock)
     see = Observer(lambda event: found.append(event.fields), [traffic], rounds, report_every, spans)
     fed = federation()
-    workset = Workset.of(fed.job, "host")
+    workset = Workset.from_job(fed.job, "host")
     for round_ in range(rounds):
         with see.waiting():
             clock.at += 2.0
@@ -76,7 +76,7 @@ def test_of_many_rounds_the_latest_eight_are_told() -> None:
 
 def test_spans_are_few_however_many_messages_there_are() -> None:
     (report,) = reports(8, 8, messages=500)
-    assert len(report["spans"]) <= MOST
+    assert len(report["spans"]) <= MAX_SPANS
     assert report["spans"][-1] == ("compute", 23.0, 24.0)
 
 

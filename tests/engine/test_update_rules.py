@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import celu
-from celu.engine.optimizer import Optimizer, remembered
+from celu.engine.optimizer import Optimizer, flatten_state
 from celu.engine.update_rules import Adagrad, Sgd
 from celu.errors import CheckpointError
 
@@ -39,11 +39,11 @@ def test_every_bit_is_that_of_torch(
     reference = torchs(theirs.parameters(), lr=LR, **options)
     for _ in range(20):
         ids = torch.randint(0, 50, (16, 3))  # with repeats, whose gradients add up
-        for module, update in ((ours, mine.update), (theirs, reference.step)):
+        for module, update in ((ours, mine.step), (theirs, reference.step)):
             module(ids).square().mean().backward()
             update()
             module.zero_grad(set_to_none=True)
-    memory = mine.memory()
+    memory = mine.state()
     for index, (a, b) in enumerate(zip(ours.parameters(), theirs.parameters(), strict=True)):
         assert torch.equal(a, b)
         kept, due = memory.get(index, {}), reference.state[b]
@@ -57,11 +57,11 @@ def test_a_part_of_what_is_remembered_is_refused(name: Literal["adagrad", "adam"
     optimizer = Optimizer([layer], celu.Optimizer(name=name, lr=LR))
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    whole = remembered(optimizer.state())
-    assert remembered(optimizer.state_of(whole)).keys() == whole.keys()
+    whole = flatten_state(optimizer.state())
+    assert flatten_state(optimizer.unflatten_state(whole)).keys() == whole.keys()
     whole.pop(next(iter(whole)))
-    with pytest.raises(CheckpointError, match="got a part of it"):
-        optimizer.state_of(whole)
+    with pytest.raises(CheckpointError, match="is incomplete"):
+        optimizer.unflatten_state(whole)
 
 
 def told_by(code: str) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from celu.engine.spans import MOST, MOST_ROUNDS
+from celu.engine.spans import MAX_SPAN_ROUNDS, MAX_SPANS
 from celu.events import RoundDone, TrainingStarted
 from celu.record.run import RunRecord
 from celu.transport.message import MOST_SPANS
@@ -43,7 +43,7 @@ def _told(record: RunRecord) -> list[RoundDone]:
         begun += isinstance(event, TrainingStarted)
         if isinstance(event, RoundDone):
             rounds = event.round - (found[-1].round if found else 0)
-            if not 0 < rounds <= MOST_ROUNDS or not _is_whole(event):
+            if not 0 < rounds <= MAX_SPAN_ROUNDS or not _is_whole(event):
                 break
             found.append(event)
         if begun > 1:
@@ -54,7 +54,7 @@ def _told(record: RunRecord) -> list[RoundDone]:
 def _is_whole(event: RoundDone) -> bool:
     """Whether nothing was left out of it, as happens where there is much to tell."""
     messages = max(_count(event, "send"), _count(event, "receive"))
-    return 0 < len(event.spans) < MOST and messages < MOST_SPANS
+    return 0 < len(event.spans) < MAX_SPANS and messages < MOST_SPANS
 
 
 def _count(event: RoundDone, kind: str) -> int:
