@@ -18,7 +18,9 @@ from celu.engine.auto import AutoPlan, _beats
 from celu.engine.cost_model import Costs
 from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.host_trainer import HostTrainer
-from celu.engine.plan import HostPlan, Outcome, Stage, Timings, first_stage
+from celu.engine.link_tuning import LinkTuner
+from celu.engine.outcome import Outcome, Timings
+from celu.engine.plan import HostPlan, Stage, first_stage
 from celu.engine.schedule import Schedule, Segment
 from celu.errors import ProtocolError
 from federation import (
@@ -178,7 +180,7 @@ def plan(**job: Any) -> AutoPlan:
 def test_the_most_exact_codec_that_does_not_hold_up_the_parties(byte_s: float, codec: str) -> None:
     # [32, 64] is 8192, 4096, 2304 and 1408 bytes; the host takes 20 ms a round.
     costs = replace(COSTS, up_byte_s=byte_s, down_byte_s=byte_s)
-    tuning = plan()._saturating(costs, (1, 1))
+    tuning = LinkTuner(choosing().job).tuning(costs, (1, 1))
     assert tuning.codecs.activation == tuning.codecs.derivative == codec
 
 

@@ -24,7 +24,8 @@ from celu.engine.coding import Coding
 from celu.engine.cost_model import Costs
 from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.host_trainer import HostTrainer
-from celu.engine.plan import HostPlan, Outcome, Stage, Timings
+from celu.engine.outcome import Outcome, Timings
+from celu.engine.plan import HostPlan, Stage
 from celu.engine.schedule import Schedule, Segment
 from celu.engine.state import TrainerState
 from celu.handshake import compare, hello

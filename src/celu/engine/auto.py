@@ -1,7 +1,7 @@
 """Chooses W, R, depth and codec during training: `method = "auto"`.
 
-First it saturates the link. Some rounds with depth 1 measure the cost of a byte, of a round trip,
-of a round's computation and of a local step (`cost_model`). From these follow the most exact codec
+First it saturates the link (`link_tuning`). Some rounds with depth 1 measure the cost of a byte, of
+a round trip, of a round's computation and of a local step. From these follow the most exact codec
 that does not slow down a round, the depth at which the link never idles, and how many local steps
 fit into the remaining time.
 
@@ -31,27 +31,22 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from celu.codecs.registry import find_codec
-from celu.config.job import Choice, Codecs, Job, Tuning
+from celu.config.job import Choice, Job, Tuning
 from celu.engine.cost_model import Costs
-from celu.engine.plan import MAX_W, SAVEPOINTS, Outcome, Stage, first_stage
+from celu.engine.link_tuning import CODEC_LADDER, LinkTuner, Pair
+from celu.engine.outcome import Outcome
+from celu.engine.plan import SAVEPOINTS, Stage, first_stage
 from celu.engine.schedule import Schedule, Segment
 from celu.errors import CheckpointError
 from celu.events import UNCHANGED
 
-# From exact to small. Below four bits, convergence suffers.
-CODEC_LADDER = ("fp32", "bf16", "int8", "4bit")
-# A round may take this much longer than with the fastest codec, for the sake of a more exact one.
-_CODEC_TOLERANCE = 1.1
 _FILL_ROUNDS = 10
 _FIRST_PAIR = (5, 1)
 _OTHER_PAIRS = ((1, 3), (3, 3), (1, 1))
-_MIN_W = 5
 _RETRY_FACTORS = (4, 16)  # the next trial starts when the run is 4 to 16 times as long
 _TRIAL_ROUNDS = (32, 64)  # of the first trial: min, max
 
 _OUTCOMES = TypeAdapter(list[Outcome])
-Pair = tuple[int, int]  # R of the guest, R of the hosts
 _Stages = Generator[Stage, Outcome, None]
 
 
@@ -63,9 +58,7 @@ class AutoPlan:
     def __init__(self, job: Job, schedule: Schedule) -> None:
         self._job = job
         self._schedule = schedule
-        tuning = dict(job.tuning())
-        self._fixed: dict[str, Any] = {name: tuning[name] for name in job.given()}
-        self._costs: dict[str, Costs] = {}  # by the codec with which they were measured
+        self._tuner = LinkTuner(job)
         self._stages = self._run()
         self._whole: Segment  # the stage's segment before it was cut at an evaluation
         self._fresh: list[float] = []
@@ -135,38 +128,41 @@ class AutoPlan:
         outcome = yield replace(
             first_stage(self._job, self._schedule), reason="measuring with one round in flight"
         )
-        costs = Costs.from_outcome(outcome, *self._bytes(outcome.segment.tuning.codecs))
-        self._update_costs(outcome, costs)
+        costs = self._tuner.first_costs(outcome)
         here = outcome.segment.stop
         end = self._schedule.num_rounds
         for _ in CODEC_LADDER:  # repeat until the cost of the chosen codec has been measured
             if here >= end:
                 return
-            tuning = self._saturating(costs, (1, 1))
+            tuning = self._tuner.tuning(costs, (1, 1))
             outcome = yield self._stage(
-                here, here + _FILL_ROUNDS, tuning, self._explain(costs, tuning)
+                here, here + _FILL_ROUNDS, tuning, self._tuner.explain(costs, tuning)
             )
-            here, costs = outcome.segment.stop, self._update_costs(outcome, costs)
-            if self._saturating(costs, (1, 1)).codecs == tuning.codecs:
+            here, costs = outcome.segment.stop, self._tuner.update_costs(outcome, costs)
+            if self._tuner.tuning(costs, (1, 1)).codecs == tuning.codecs:
                 break
-        R = self._clamp(costs, *_FIRST_PAIR)
-        others = [self._clamp(costs, *pair) for pair in _OTHER_PAIRS]
+        R = self._tuner.clamp(costs, *_FIRST_PAIR)
+        others = [self._tuner.clamp(costs, *pair) for pair in _OTHER_PAIRS]
         savepoint: str | None = None
         rounds = max(_TRIAL_ROUNDS[0], min(_TRIAL_ROUNDS[1], end // 25))
         reason = "the link is saturated"
         while here < end:
             trial = max(rounds, here // 8)
             pairs = [*dict.fromkeys(pair for pair in others if pair != R), R]
-            while len(pairs) > 1 and here + trial < end and "R" not in self._fixed:
+            while len(pairs) > 1 and here + trial < end and "R" not in self._tuner.fixed:
                 R, savepoint, reason = yield from self._trial(
                     here, trial, pairs, costs, savepoint, reason
                 )
                 here += trial
-                more = self._double(costs, R)  # more steps won, so even more may
+                more = self._tuner.double(costs, R)  # more steps won, so even more may
                 pairs = [more, R] if not _at_most(R, pairs[-1]) and more != R else []
-            stage = self._stage(here, self._next_trial(here), self._saturating(costs, R), reason)
+            stage = self._stage(here, self._next_trial(here), self._tuner.tuning(costs, R), reason)
             outcome = yield replace(stage, restore=savepoint, drop_savepoints=True)
-            here, costs, savepoint = outcome.segment.stop, self._update_costs(outcome, costs), None
+            here, costs, savepoint = (
+                outcome.segment.stop,
+                self._tuner.update_costs(outcome, costs),
+                None,
+            )
             others, reason = self._challengers(costs, R), UNCHANGED[0]
 
     def _trial(
@@ -190,7 +186,7 @@ class AutoPlan:
         best = pairs[-1]
         for pair in pairs:
             why = f"{previous_reason}; trial: R = {pair[0]} at the guest, {pair[1]} at the hosts"
-            stage = self._stage(start, start + rounds, self._saturating(costs, pair), why)
+            stage = self._stage(start, start + rounds, self._tuner.tuning(costs, pair), why)
             unseen = start + rounds <= self._schedule.rounds_per_epoch
             segment = replace(stage.segment, scores_fresh_batches=unseen, evaluates=not unseen)
             outcome = yield replace(stage, segment=segment, save=save, restore=restore)
@@ -214,7 +210,10 @@ class AutoPlan:
             (guest, 1 if host > 1 else some_at_hosts),
             (1 if guest > 1 else some, host),
         )
-        return [self._double(costs, now), *(self._clamp(costs, *pair) for pair in pairs)]
+        return [
+            self._tuner.double(costs, now),
+            *(self._tuner.clamp(costs, *pair) for pair in pairs),
+        ]
 
     def _next_trial(self, here: int) -> int:
         """The round of the next trial: 4 to 16 times as far, at the end of an epoch if possible."""
@@ -224,71 +223,9 @@ class AutoPlan:
         earliest, latest = (factor * here for factor in _RETRY_FACTORS)
         return max(earliest, min(latest, epoch))
 
-    def _double(self, costs: Costs, now: Pair) -> Pair:
-        """Twice the R of each party that does local steps."""
-        return self._clamp(costs, *(2 * R if R > 1 else 1 for R in now))
-
-    def _clamp(self, costs: Costs, guest: int, host: int) -> Pair:
-        """A pair, limited to the local steps that do not delay a round."""
-        tuning = self._saturating(costs, (1, 1))
-        known = self._costs.get(tuning.codecs.activation, costs)
-        max_guest, max_host = known.free_steps(*self._bytes(tuning.codecs))
-        return max(1, min(guest, max_guest)), max(1, min(host, max_host))
-
-    def _update_costs(self, outcome: Outcome, costs: Costs) -> Costs:
-        """The costs after another segment, stored by codec, since encoding takes time too."""
-        costs = costs.updated(outcome)
-        self._costs[outcome.segment.tuning.codecs.activation] = costs
-        return costs
-
-    def _saturating(self, costs: Costs, R: Pair) -> Tuning:
-        """The tuning that saturates the link, with this R; what the contract fixes wins."""
-        R_by_role = {"guest": R[0], "host": R[1]}
-        W_by_role = {role: min(MAX_W, max(_MIN_W, r)) for role, r in R_by_role.items()}
-        codecs = self._fixed.get("codec") or self._codecs_for(costs)
-        known = self._costs.get(codecs.activation, costs)
-        depth = known.depth(*self._bytes(codecs))
-        tuning = {"W": W_by_role, "R": R_by_role, "depth": depth, "codec": codecs}
-        return Tuning.model_validate({**tuning, **self._fixed})
-
-    def _codecs_for(self, costs: Costs) -> Codecs:
-        """The most exact codec with which a round is about as fast as with the fastest one."""
-        round_s = {
-            name: self._costs.get(name, costs).round_s(*self._bytes(_all(name)))
-            for name in CODEC_LADDER
-        }
-        fastest_s = min(round_s.values())
-        name = next(n for n in CODEC_LADDER if round_s[n] <= _CODEC_TOLERANCE * fastest_s)
-        # Held-out rows decide trials and the target, and are few: use at least int8 for them.
-        evaluation = name if name in ("fp32", "bf16") else "int8"
-        return Codecs(activation=name, derivative=name, evaluation=evaluation)
-
-    def _bytes(self, codecs: Codecs) -> tuple[int, int]:
-        """Bytes of a round's Z and dZ, for the host with the widest Z."""
-        width = max((terms.z_width for terms in self._job.hosts.values()), default=1)
-        up, down = (
-            find_codec(name, "codec").max_bytes(self._job.batch_size, width)
-            for name in (codecs.activation, codecs.derivative)
-        )
-        return up, down
-
     def _stage(self, start: int, stop: int, tuning: Tuning, reason: str) -> Stage:
         stop = min(stop, self._schedule.num_rounds)
         return Stage(Segment(start, stop, tuning, evaluates=False), reason=reason)
-
-    def _explain(self, costs: Costs, tuning: Tuning) -> str:
-        up, down = self._bytes(tuning.codecs)
-        exact = self._bytes(_all(CODEC_LADDER[0]))
-        return (
-            f"per round: transfer {1000 * costs.transfer_s(*exact):.1f} ms in float32, "
-            f"{1000 * costs.transfer_s(up, down):.1f} ms in {tuning.codecs.activation}; round trip "
-            f"{1000 * costs.round_trip_s:.1f} ms; compute {1000 * costs.guest_s:.1f} ms at the "
-            f"guest, {1000 * costs.host_s:.1f} ms at the hosts: depth {tuning.depth}"
-        )
-
-
-def _all(codec: str) -> Codecs:
-    return Codecs(activation=codec, derivative=codec, evaluation=codec)
 
 
 def _at_most(pair: Pair, other: Pair) -> bool:

@@ -1,6 +1,6 @@
 """A cost model of a round: time on the link and at the parties.
 
-Costs are measured during training (`plan.Timings`). The model predicts the duration of a round, the
+Costs are measured during training (`outcome.Timings`). The model predicts the duration of a round, the
 depth it needs and how many local steps fit in. It does not know codecs, or whether a local step
 helps the model.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from celu.engine.plan import MAX_DEPTH, MAX_R, Outcome
+from celu.engine.outcome import Outcome
+from celu.engine.plan import MAX_DEPTH, MAX_R
 
 _MIN_ROUNDS = 3  # fewer measured rounds are too noisy
 

@@ -8,7 +8,8 @@ from celu.engine.checkpointing import Checkpointer, ResumePoint
 from celu.engine.evaluation import evaluate
 from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.observer import Observer
-from celu.engine.plan import Outcome, Plan, Timings
+from celu.engine.outcome import Outcome, Timings
+from celu.engine.plan import Plan
 from celu.engine.schedule import Schedule, Segment
 from celu.engine.state import TrainerState, enter_stage
 from celu.transport.link import Link

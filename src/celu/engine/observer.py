@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from celu.config.job import Tuning
-from celu.engine.plan import Stage, Timings
+from celu.engine.outcome import Timings
+from celu.engine.plan import Stage
 from celu.engine.spans import MAX_SPAN_ROUNDS, MAX_SPANS, Spans
 from celu.events import (
     SIMILARITY_QUANTILES,
