@@ -38,7 +38,7 @@ class Codec(Protocol):
 def check_size(payload: Tensor, expected: int) -> None:
     """Raise ShapeError unless a payload has the expected size."""
     if payload.numel() != expected:
-        raise ShapeError(f"expected an encoded tensor of {expected} bytes, got {payload.numel()}")
+        raise ShapeError(f"expected {expected} bytes of an encoded tensor, got {payload.numel()}")
 
 
 def to_bytes(x: Tensor) -> Tensor:

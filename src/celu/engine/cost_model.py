@@ -1,8 +1,8 @@
 """A cost model of a round: time on the link and at the parties.
 
-Costs are measured during training (`outcome.Timings`). The model predicts the duration of a round, the
-depth it needs and how many local steps fit in. It does not know codecs, or whether a local step
-helps the model.
+Costs are measured during training (`outcome.Timings`). The cost model predicts the duration of a
+round, the depth it needs and how many local steps fit in. It does not know codecs, or whether a
+local step helps the neural network.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Costs:
         return replace(costs, round_trip_s=max(0.0, waited_s - transfer_s - costs.host_s))
 
     def updated(self, outcome: Outcome) -> Costs:
-        """The costs after another segment; whatever it did not measure stays."""
+        """The costs after another segment; values that it did not measure stay."""
         guest, hosts = outcome.guest, outcome.hosts
         if guest.rounds < _MIN_ROUNDS:
             return self

@@ -113,7 +113,8 @@ def _make_rules(
     if settings.name == "sgd":
         if settings.momentum and sparse:
             raise ConfigError(
-                "optimizer.momentum: not supported with sparse embeddings; remove it or use dense ones"
+                "optimizer.momentum: not supported with sparse embeddings; remove it, or use "
+                "dense embeddings"
             )
         return [Sgd(dense + sparse, settings.lr, settings.momentum or 0.0)]
     rules = [(dense, False), (sparse, True)]

@@ -79,8 +79,9 @@ class Stage:
         )
         if not allowed:
             raise ProtocolError(
-                f"VERDICT: expected a stage from round {here} or a savepoint in {dict(savepoints)}, "
-                f"with W, R and depth of at most {MAX_W}, {MAX_R} and {MAX_DEPTH}"
+                f"VERDICT: expected a stage from round {here} or a savepoint of "
+                f"{dict(savepoints)}, with W, R and depth of at most {MAX_W}, {MAX_R} and "
+                f"{MAX_DEPTH}; got another one"
             )
         segment = Segment(start, stop, tuning, evaluates=body.get("scored") is True)
         return Stage(segment, save, restore, drop_savepoints=body.get("forget") is True)
