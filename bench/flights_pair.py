@@ -11,7 +11,7 @@ from celu.config.party import PartySettings, read_party
 from celu.config.templates import FLIGHTS_PAPER, write_settings
 from celu.data.flights import write_flights
 from celu.data.memory_map import StoreDatasets
-from celu.launch import load_party, read_rows
+from celu.launch.loading import load_party, read_datasets
 from celu.party import Guest, Host
 
 
@@ -33,7 +33,7 @@ class FlightsPair:
             parties = {
                 name: read_party(folder / name / "party.toml") for name in ("airline", "weather")
             }
-            rows = {name: read_rows(p) for name, p in parties.items()}
+            rows = {name: read_datasets(p) for name, p in parties.items()}
         return FlightsPair(parties["airline"], parties["weather"], rows)
 
     def simulate(self, job: celu.Job) -> celu.Result:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from celu.config.job import Job, read_job
 from celu.config.party import read_party
 from celu.data.order import BatchOrder
-from celu.launch import load_party
+from celu.launch.loading import load_party
 from celu.party import Guest, Host
 
 

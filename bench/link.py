@@ -24,7 +24,7 @@ from celu.config.link import find_link
 from celu.config.party import read_party
 from celu.config.templates import write_settings
 from celu.events import Event, RoundDone
-from celu.launch import load_party
+from celu.launch.loading import load_party
 from celu.party import Guest, Host
 from celu.simulation import simulate
 from celu.testing import EventDict, free_port, run_parties

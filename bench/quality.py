@@ -22,7 +22,7 @@ from celu.config.job import Job, read_job
 from celu.config.party import read_party
 from celu.config.schema import Split
 from celu.config.templates import SettingsTemplate, write_settings
-from celu.launch import load_party, read_rows
+from celu.launch.loading import load_party, read_datasets
 from celu.party import Guest, Host
 from celu.simulation import simulate
 from celu.testing import align_parties, free_port, make_keys
@@ -102,7 +102,7 @@ def _prepare_and_align(folder: Path, name: str, data: Path, split: int) -> int:
     write_settings(folder, _WDL, port=free_port(), local=True, aligned=False)
     make_keys(folder, list(PARTIES))
     align_parties(folder, list(PARTIES), folder / "job.toml", timeout_s=1800)
-    return read_rows(read_party(folder / "guest" / "party.toml")).train.num_rows
+    return read_datasets(read_party(folder / "guest" / "party.toml")).train.num_rows
 
 
 def _train(folder: Path, model: Model) -> float:

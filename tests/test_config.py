@@ -154,7 +154,7 @@ def test_settings_never_change(tmp_path: Path) -> None:
         ("preset = 3\n" + JOB, "preset", "got 3"),
         ("rounds = 5", "hosts", "expected a value, got nothing"),
         ("rounds = 5\nhosts = 3", "hosts", "got 3"),
-        ("rounds = 5\nhosts.b = 3", "hosts.b", "got 3"),
+        ("rounds = 5\nhosts.b = true", "hosts.b", "got True"),
         (swapped(JOB, "z_width = 64", "z_width = 0"), "hosts.weather.z_width", "got 0"),
         (swapped(JOB, "z_width = 64", "z_width = 6\nwidth = 1"), "hosts.weather.width", "no such"),
         (swapped(JOB, '"airline"', '"Airline"'), "guest", "got 'Airline'"),
@@ -226,7 +226,7 @@ def leaves(model: type[BaseModel], prefix: str = "") -> set[str]:
     found: set[str] = set()
     for name, info in model.model_fields.items():
         inner = info.annotation
-        args = getattr(inner, "__args__", ())
+        args = [getattr(a, "__origin__", a) for a in getattr(inner, "__args__", ())]
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             found |= leaves(inner, f"{prefix}{name}.")
         elif args and isinstance(args[-1], type) and issubclass(args[-1], BaseModel):
@@ -234,6 +234,11 @@ def leaves(model: type[BaseModel], prefix: str = "") -> set[str]:
         else:
             found.add(prefix + name)
     return found
+
+
+def test_a_host_s_width_alone_is_enough(tmp_path: Path) -> None:
+    short = job(tmp_path, "rounds = 5\n[hosts]\nb = 3")
+    assert short == job(tmp_path, "rounds = 5\n[hosts.b]\nz_width = 3")
 
 
 def test_no_field_of_the_contract_escapes_the_comparison(tmp_path: Path) -> None:
@@ -361,8 +366,8 @@ def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> N
             "data",
             "expected either alignment",
         ),
-        (swapped(GUEST, 'top = "wdl"\n', ""), "model.top", "missing: the guest holds both"),
-        (swapped(GUEST, 'loss = "binary"\n', ""), "model.loss", "missing: the guest holds both"),
+        (swapped(GUEST, 'top = "wdl"\n', ""), "model.top", "missing: the guest needs both"),
+        (swapped(GUEST, 'loss = "binary"\n', ""), "model.loss", "missing: the guest needs both"),
         (swapped(HOST, "[data]\n", '[data]\nlabel = "y"\n'), "data.label", "expected no such key"),
         (HOST + 'top = "wdl"\n', "model.top", "belongs to the guest, not to a host"),
         (HOST + 'loss = "binary"\n', "model.loss", "belongs to the guest, not to a host"),
@@ -382,13 +387,13 @@ def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> N
         (
             HOST.replace('[keys]\ncertificate = "weather.pem"\nkey = "weather.key"\n', ""),
             "keys",
-            'is missing: make them with "celu certs party NAME"',
+            'is missing: create them with "celu certs party NAME"',
         ),
         (swapped(HOST, 'key = "weather.key"\n', ""), "keys.key", "expected a value"),
         (
             swapped(HOST, 'connect = "airline.example:7443"\n', ""),
             "peers.airline.connect",
-            "and so is listen: give one",
+            "and listen are both missing",
         ),
         (
             swapped(HOST, "example:7443", "example"),
@@ -454,7 +459,7 @@ def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> N
             "peers.airline.streams",
             'expected 1 with carrier = "websocket"',
         ),
-        ("gateway = true\n" + HOST, "gateway", "expected a party that listens"),
+        ("gateway = true\n" + HOST, "gateway", "expected listen, and a peer"),
         ("gateway = true\ninsecure = true\n" + GUEST, "gateway", "got insecure = true"),
     ],
 )

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 import celu
-from celu import launch
 from celu.config.party import read_party
 from celu.errors import PeerRestarted
 from celu.events import RoundDone
 from celu.handshake import tell
+from celu.launch import training
 from celu.run_folder import RunFolder
 from celu.testing import read_events
 from celu.transport.link import run_blocking
@@ -49,13 +49,13 @@ def test_where_a_peer_was_started_anew_a_party_begins_again_from_its_checkpoints
 
     def run(name: str) -> dict[str, torch.Tensor]:
         folder = RunFolder(tmp_path / name, {}, goes_on=True)
-        result = launch.run_party(settings, job, tmp_path, folder, lambda port: None)
+        result = training.run_party(settings, job, tmp_path, folder, lambda port: None)
         assert result.rounds == 12
         return load_file(tmp_path / name / "weights.safetensors")
 
     expected = run("whole")
     once: list[int] = []
-    session = launch.guest_session
+    session = training.guest_session
 
     def interrupted(*arguments: Any, **more: Any) -> Any:
         """The peer's process goes away in round 7, once."""
@@ -69,7 +69,7 @@ def test_where_a_peer_was_started_anew_a_party_begins_again_from_its_checkpoints
 
         return session(*arguments[:4], stop, **more)
 
-    monkeypatch.setattr(launch, "guest_session", interrupted)
+    monkeypatch.setattr(training, "guest_session", interrupted)
     weights = run("torn")
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     events = read_events(tmp_path / "torn")

@@ -27,7 +27,7 @@ IMPORTS: dict[str, set[str]] = {
     "tarfile": set(),  # archives name paths
     "zipfile": {"data/flights.py"},  # of an installed package, one member by its name
     "multiprocessing": set(),  # it pickles
-    "ctypes": {"launch.py"},  # one call of the C library, with numbers of our own
+    "ctypes": {"launch/memory.py"},  # one call of the C library, with numbers of our own
     # Processes of our own, by a fixed command line; workers exchange plain bytes with lengths.
     "subprocess": {"psi/workers.py", "testing.py"},
 }

@@ -1,11 +1,13 @@
 """celu: train one neural network across companies that may not share their data.
 
-    job = celu.Job(rounds=500, hosts={"weather": celu.HostTerms(z_width=64)})
-    guest = celu.Guest(top=..., loss=celu.LOSSES["binary"], bottom=..., train=..., test=...)
-    host = celu.Host(bottom=..., train=..., test=...)
-    result = celu.simulate(job, guest, {"weather": host})
+    guest = celu.Guest(bottom=net, top=top, loss="binary", train=celu.Dataset({"x": x}, y), test=...)
+    host = celu.Host(bottom=other, train=..., test=...)
+    job = celu.Job(rounds=500, hosts={"weather": 64})
+    result = celu.simulate(job, guest, {"weather": host}, link="wan-300")
+    result.metrics["auc"]
 
-Across machines the same job runs as `celu run party.toml --job job.toml` at each party.
+Over the network, each party calls `celu.run(job, guest, "party.toml")`, or runs the command
+`celu run party.toml --job job.toml`.
 """
 
 from importlib import import_module
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from celu.data.store import Store, open_store
     from celu.errors import CeluError
     from celu.events import Event
+    from celu.launch.training import run
     from celu.models.losses import LOSSES, Loss
     from celu.party import Guest, Host
     from celu.session import Result
@@ -61,6 +64,7 @@ __all__ = [
     "find_link",
     "open_datasets",
     "open_store",
+    "run",
     "simulate",
 ]
 
@@ -77,6 +81,7 @@ _HOMES = {
     "data.dataset": ("Dataset",),
     "errors": ("CeluError",),
     "events": ("Event",),
+    "launch.training": ("run",),
     "models.losses": ("LOSSES", "Loss"),
     "party": ("Guest", "Host"),
     "session": ("Result",),

@@ -1,7 +1,7 @@
-"""One party's whole conversation: compare contracts, agree on where to go on, train, say goodbye.
+"""One party's part in a run: compare contracts, agree on the round to resume from, train, close.
 
-A session is a coroutine over links that are already open; of files it knows its checkpoints alone.
-Whatever goes wrong in it is told to the peers, as far as it may be, before it is raised.
+A session is a coroutine over links that are already open. The only files it touches are its
+checkpoints. An error is reported to the peers, as far as they may know it, before it is raised.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ async def host_session(
     clock: Callable[[], float] = time.monotonic,
     checkpoints: Checkpoints | None = None,
 ) -> Result:
-    """A host's part in a run; `clock`, which is its link's, gives the seconds in its reports.
+    """Run a host's part; `clock`, the clock of its link, times its events.
 
-    With `checkpoints` it keeps what it needs to go on, and goes on from what was kept.
+    With `checkpoints` it takes checkpoints, and resumes from the round that all parties have.
     """
     links = {link.peer: link}
     try:
@@ -121,8 +121,8 @@ async def guest_session(
     clock: Callable[[], float] = time.monotonic,
     checkpoints: Checkpoints | None = None,
 ) -> Result:
-    """The guest's part in a run; `links` hold one for each host. See also `host_session`."""
-    links = {host: links[host] for host in job.hosts}  # in the contract's order
+    """Run the guest's part, with one link for each host. See also `host_session`."""
+    links = {host: links[host] for host in job.hosts}  # in the order of the job
     try:
         schedule = _schedule(name, job, guest.train, guest.test)
         if guest.train.labels is None or guest.test.labels is None:
@@ -130,11 +130,11 @@ async def guest_session(
         known = ("loss", *guest.loss.metric_names)
         if job.evaluation.target is not None and job.evaluation.metric not in known:
             raise ConfigError(
-                f"evaluation.metric: expected one that {name}'s loss gives ({', '.join(known)}), "
+                f"evaluation.metric: expected a metric of {name}'s loss ({', '.join(known)}), "
                 f"got {job.evaluation.metric}"
             )
         if guest.bottom is None and not links:
-            raise DataError(f"{name}: expected a bottom model or a host to learn from, got neither")
+            raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
         contract = _contract(job, guest.train, guest.test)
         own, theirs = await _greet(name, contract, links, checkpoints, emit)
         agreement = agree(name, {name: own, **theirs})
@@ -149,7 +149,7 @@ async def guest_session(
             if checkpoints is not None:
                 checkpoints.begin(RunIdentity(agreement.run, contract), agreement.round)
             for link in links.values():
-                if resume_point.stage is not None:  # before READY: what follows it may be a tensor
+                if resume_point.stage is not None:  # before READY: a tensor may follow it at once
                     link.allow(trainer.specs(link.peer, resume_point.stage.segment.tuning))
                 await link.send(Message(Kind.READY, body=agreement.to_body()))
             for link in links.values():
@@ -205,9 +205,9 @@ async def _greet(
     checkpoints: Checkpoints | None,
     emit: Callback,
 ) -> tuple[Claim, dict[str, Claim]]:
-    """Say which contract we have and which rounds we hold; what we and the peers hold.
+    """Exchange contracts and the rounds that each party has checkpoints for.
 
-    Refuses, by the name of the field, a peer that holds another contract.
+    Raises ContractMismatch, which names the fields, for a peer with another contract.
     """
     own = Claim() if checkpoints is None else _claim(contract, checkpoints, emit)
     greeting = hello(name, "run", contract, **own.to_body())
@@ -221,7 +221,7 @@ async def _greet(
 
 
 def _claim(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback) -> Claim:
-    """What we hold; raises CheckpointError where the folder is that of another contract."""
+    """Our checkpoints; raises CheckpointError where the folder belongs to another contract."""
     identity, held = checkpoints.find()
     for round_, why in checkpoints.damaged.items():
         emit(CheckpointDamaged(round=round_, why=why))
@@ -230,20 +230,20 @@ def _claim(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback
     changed = differences("the run", identity.contract, "job.toml or the data", contract)
     if changed:
         raise CheckpointError(
-            "this folder's run has another contract: " + "; ".join(changed[:10]) + ". Put back "
-            "what it began with, or start anew with another --out at all parties"
+            "this folder's run has another contract: " + "; ".join(changed[:10]) + ". Restore the "
+            "original settings, or start a new run with another --out at all parties"
         )
     return Claim(identity.run, tuple(held))
 
 
 @contextmanager
 def _settling(checkpoints: Checkpoints | None) -> Iterator[None]:
-    """Whatever ends a run early, let the checkpoint that is being written be written."""
+    """Let a checkpoint that is being written finish, also where an error ends the run."""
     try:
         yield
     except (Exception, KeyboardInterrupt):
         if checkpoints is not None:
-            with suppress(CheckpointError):  # the first error is the one to tell of
+            with suppress(CheckpointError):  # the first error is the one to report
                 checkpoints.settle()
         raise
 

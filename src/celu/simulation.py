@@ -1,7 +1,7 @@
 """All parties in one process and one thread, for research.
 
-The same sessions as over a network, the same order of work and so the same bits; a party that
-waits for a message lets the next one go on. Nothing is copied or encoded on the way.
+The same sessions as over a network in the same order of work, hence the same bits. A party that
+waits for a message yields to the next one. Messages are passed by reference: nothing is copied.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def simulate(
     With a `link` (a profile such as "wan-300", or settings), the seconds in events and evaluations
     are virtual: the time that the run would take with each party on a machine of its own, `speed`
     times as fast as this one, and that link between them. `timer` measures how long this machine
-    computes; on a busy machine `time.thread_time` is more accurate. With `checkpoints`, one for each
-    party, the run resumes from them.
+    computes; on a busy machine `time.thread_time` is more accurate. With `checkpoints`, one for
+    each party, the run resumes from them.
     """
     if isinstance(link, str):
         link = find_link(link)
@@ -86,7 +86,7 @@ def simulate(
         timer,
         (checkpoints or {}).get(job.guest),
     )
-    # Where nobody asks for virtual time, nobody waits for an accelerator to be able to tell it.
+    # Without virtual time there is no need to synchronize with a GPU to measure it.
     timed = None if link is None else clocks
     return _run_together(programs, list(to_hosts.values()), timed)[job.guest]
 
@@ -109,7 +109,7 @@ def _run_together(
                             results[name] = done.value
             if _progress(links) + len(results) == before:
                 waiting = ", ".join(sorted(programs.keys() - results.keys()))
-                raise ProtocolError(f"nobody can go on; waiting for each other: {waiting}")
+                raise ProtocolError(f"deadlock: these parties wait for each other: {waiting}")
     finally:
         for program in programs.values():
             program.close()

@@ -42,25 +42,25 @@ def test_every_command_explains_itself(command: str) -> None:
     assert len(invoke(command, "--help")) > 150
 
 
-def test_every_exit_code_is_in_the_help_and_in_the_readme() -> None:
+def test_every_exit_code_is_in_the_help_and_in_the_docs() -> None:
     def subclasses(cls: type[CeluError]) -> list[type[CeluError]]:
         return [cls, *(s for c in cls.__subclasses__() for s in subclasses(c))]
 
     codes = [e.exit_code for e in subclasses(CeluError) if "exit_code" in vars(e)]
     assert len(set(codes)) == len(codes)
     text = " ".join(invoke("--help").split())
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     for code in [0, 2, 130, *codes]:
         assert re.search(rf"\b{code} \w", text), code
-        assert f"\n| {code} | " in readme, code
+        assert f"\n| {code} | " in page, code
 
 
-def test_the_readmes_settings_files_are_valid(tmp_path: Path) -> None:
+def test_the_settings_files_in_the_reference_are_valid(tmp_path: Path) -> None:
     from celu.config.job import read_job
     from celu.config.party import check_names, read_party
 
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    job, party = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    job, party = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "job.toml").write_text(job)
     (tmp_path / "party.toml").write_text(party)
     settings = read_party(tmp_path / "party.toml")

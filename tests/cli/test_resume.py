@@ -92,7 +92,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(
     for process in parties.values():  # whoever was not killed has begun again by itself
         after = ended(process)
         assert after.code == 0, after.err
-        assert "goes on from round" in after.out and "of 200" in after.out
+        assert "resumes from round" in after.out and "of 200" in after.out
     same_weights(pair.folder, whole)
     events = read_events(pair.folder / "airline" / "run")
     resumed = next(e for e in events if e["event"] == "resumed")
@@ -111,7 +111,7 @@ def test_a_run_that_is_done_can_be_run_again_but_not_under_another_contract(
         assert ended(process).code == 0
     for guest_or_host in pair.run():
         assert guest_or_host.code == 0
-        assert "goes on from round 200 of 200" in guest_or_host.out
+        assert "resumes from round 200 of 200" in guest_or_host.out
     same_weights(pair.folder, whole)
     pair.edit("job.toml", "seed = 1", "seed = 2")
     guest, host = pair.run()

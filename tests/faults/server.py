@@ -19,7 +19,7 @@ import torch
 import torch._dynamo  # which an optimizer imports when it is made
 
 import celu.cli.app
-import celu.launch
+import celu.launch.training
 import celu.transport.websocket_carrier
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from celu.cli.progress import megabytes, of_a_link
+from celu.cli.progress import link_message, megabytes
 from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, with_options
 from celu.config.job import read_job
 from celu.config.party import check_names, read_party
@@ -39,7 +39,7 @@ def align(
     check_names(contract, settings, party)
     console = Console()
     started = time.monotonic()
-    from celu.launch import align_party  # after the settings are found sound: torch takes seconds
+    from celu.launch.aligning import align_party  # once settings are checked: torch takes seconds
 
     with _Bar(console, settings.name) as bar:
         alignment, traffic = align_party(
@@ -91,8 +91,8 @@ class _Bar:
 
     def event(self, event: Event) -> None:
         """Show an event."""
-        if (words := of_a_link(event)) is not None:
-            self._console.print(f"{self._name}: {words}")
+        if (text := link_message(event)) is not None:
+            self._console.print(f"{self._name}: {text}")
         if not isinstance(event, AlignmentProgress):
             return
         done, total = event.done, event.total

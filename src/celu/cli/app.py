@@ -1,4 +1,4 @@
-"""`celu`: the commands, and the one place where an error becomes a message and an exit code."""
+"""`celu`: all commands, and the one place that turns an error into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from celu.errors import CeluError
 
-_INTERRUPTED = 130  # what a shell makes of Ctrl-C
+_INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
 
 app = typer.Typer(
     name="celu",
@@ -61,10 +61,8 @@ def run_app(app: typer.Typer) -> None:
     except (KeyboardInterrupt, SystemExit) as stop:
         if isinstance(stop, SystemExit) and stop.code != _INTERRUPTED:
             raise
-        # Typer makes an exit of an interrupt, and says nothing.
-        Console(stderr=True).print(
-            "[bold]interrupted[/bold]; run and align go on when they are started again"
-        )
+        # Typer turns an interrupt into an exit and prints nothing.
+        Console(stderr=True).print("[bold]interrupted[/bold]; start run or align again to resume")
         sys.exit(_INTERRUPTED)
 
 

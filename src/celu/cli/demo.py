@@ -135,7 +135,7 @@ def _alone(folder: Path) -> float:
     """The airline's best AUC without any host."""
     import celu
     from celu.config.party import read_party
-    from celu.launch import load_party
+    from celu.launch.loading import load_party
     from celu.party import Guest
 
     settings = read_party(folder / "airline" / "party.toml")

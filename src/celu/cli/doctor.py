@@ -54,7 +54,7 @@ def doctor(
     console = Console()
     from celu.doctor.advice import advise  # after the settings are found sound: torch takes
     from celu.doctor.measure import ProbePlan  # seconds
-    from celu.launch import diagnose_party
+    from celu.launch.diagnosing import diagnose_party
 
     cases = diagnose_party(
         settings,

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, a line an evaluation elsewhere."""
+"""A run in the terminal: a progress bar, or one line for each evaluation where there is none."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ _METRICS = ("auc", "accuracy", "rmse", "loss")
 
 
 def megabytes(num_bytes: float) -> str:
-    """Bytes as a person reads them."""
+    """Bytes in megabytes, for people."""
     return f"{num_bytes / 1e6:,.1f} MB"
 
 
-def of_a_link(event: Event) -> str | None:
-    """What to print when a link goes down or comes up again; None for another event."""
+def link_message(event: Event) -> str | None:
+    """The text for a link that goes down or comes up again; None for another event."""
     if isinstance(event, LinkDown):
         return f"[yellow]the link to {event.peer} is down[/yellow]: {escape(event.reason)}"
     if isinstance(event, LinkUp):
         return f"the link to {event.peer} is up again after {event.seconds:.1f} s"
     if isinstance(event, Restarted):
-        return f"{escape(event.message)}; begins again"
+        return f"{escape(event.message)}; starting over from the last checkpoint"
     return None
 
 
 class RunProgress:
-    """Listens to a run's events; use as a context manager."""
+    """A callback that shows a run's events; use as a context manager."""
 
     def __init__(self, console: Console, name: str) -> None:
         self._console = console
@@ -88,15 +88,15 @@ class RunProgress:
             self._bar.update(self._task, total=event.num_rounds, completed=event.round)
             if isinstance(event, TrainingResumed):
                 self._console.print(
-                    f"{self._name}: goes on from round {event.round:,} of {event.num_rounds:,}"
+                    f"{self._name}: resumes from round {event.round:,} of {event.num_rounds:,}"
                 )
         elif isinstance(event, CheckpointDamaged):
             self._console.print(
                 f"[yellow]warning[/yellow] the checkpoint of round {event.round} is damaged: "
                 f"{escape(event.why)}"
             )
-        elif (words := of_a_link(event)) is not None:
-            self._console.print(f"{self._name}: {words}")
+        elif (text := link_message(event)) is not None:
+            self._console.print(f"{self._name}: {text}")
         elif isinstance(event, RoundDone):
             if event.loss is not None:
                 self._latest["loss"] = f"loss {event.loss:.4f}"
@@ -125,12 +125,12 @@ def describe(tuning: Tuning) -> str:
 
 
 def summary_table(name: str, result: Result, seconds: float) -> Table:
-    """The end of a run, in a table."""
+    """The result of a run as a table."""
     table = Table(title=f"{name}: done", show_header=False)
     table.add_row("rounds", f"{result.rounds:,}")
     table.add_row("local steps", f"{result.local_steps:,} ({result.bubbles} bubbles)")
     if result.choices:
-        table.add_row("chose last", describe(result.choices[-1]))
+        table.add_row("last choice of auto", describe(result.choices[-1]))
     if result.evaluations:
         last = result.evaluations[-1]
         for metric in _METRICS:

@@ -1,4 +1,4 @@
-"""`celu run`: one party, for real."""
+"""`celu run`: train one party over the network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from celu.config.link import find_link
 from celu.config.party import PartySettings, check_names, read_party
 from celu.config.reading import validate
 from celu.errors import ConfigError
-from celu.run_folder import RunFolder
+from celu.launch.folder import open_run_folder
 
 
 def register(app: typer.Typer) -> None:
@@ -26,13 +26,13 @@ def register(app: typer.Typer) -> None:
     app.command("run")(run)
 
 
-PartyFile = Annotated[Path, typer.Argument(help="Your private settings, party.toml.")]
+PartyFile = Annotated[Path, typer.Argument(help="Your private settings.")]
 JobFile = Annotated[Path, typer.Option(help="The contract, the same at all parties.")]
 Connect = Annotated[
     list[str] | None,
-    typer.Option(help="NAME=HOST:PORT of a peer that listens; goes before party.toml."),
+    typer.Option(help="NAME=HOST:PORT of a peer that listens; overrides party.toml."),
 ]
-Listen = Annotated[str | None, typer.Option(help="HOST:PORT to listen at; goes before party.toml.")]
+Listen = Annotated[str | None, typer.Option(help="HOST:PORT to listen on; overrides party.toml.")]
 
 
 def run(
@@ -40,13 +40,11 @@ def run(
     job: JobFile = Path("job.toml"),
     connect: Connect = None,
     listen: Listen = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder; goes before party.toml.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; overrides party.toml.")] = None,
     link: Annotated[
         str | None,
         typer.Option(
-            help="Slow what we send down to a line: wan-300, wan-100, lte, lan; goes before "
+            help="Emulate a link for what we send: wan-300, wan-100, lte, lan; overrides "
             "party.toml."
         ),
     ] = None,
@@ -54,40 +52,39 @@ def run(
         bool, typer.Option("--dashboard", help="Show the run in a browser on this machine.")
     ] = False,
     dashboard_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The port of --dashboard; 0 is any.")
+        int, typer.Option(min=0, max=65535, help="The port of --dashboard; 0: any free port.")
     ] = 0,
 ) -> None:
-    """Run one party of a job, over the network, until the job is done.
+    """Train one party of a job over the network until the job is done.
 
     Each company runs this with its own party.toml and the same job.toml. Either side may listen;
-    the one that does prints the line that the other side runs. Ctrl-C stops it at the next
-    checkpoint, a second one at once. Interrupted, it goes on from its last checkpoint when it is
-    run again at the parties that stopped.
+    it prints the command that the other side runs. Ctrl-C stops at the next checkpoint, a second
+    Ctrl-C at once. Run the same command again to resume from the last checkpoint.
     """
     contract = read_job(job)
     settings = with_options(read_party(party), connect, listen, out)
     if link is not None:
         settings = settings.model_copy(update={"link": find_link(link)})
     check_names(contract, settings, party)
+    settings.require_data()
+    settings.require_model()
     console = Console()
-    beside = Monitors(settings, dashboard_port if dashboard else None, console)
-    folder = RunFolder(
-        settings.run_dir,
-        {"job": contract.model_dump(mode="json"), "party": settings.model_dump(mode="json")},
-        goes_on=True,
-    )
+    monitors = Monitors(settings, dashboard_port if dashboard else None, console)
+    folder = open_run_folder(settings, contract)
     if settings.insecure:
-        console.print("[bold red]insecure = true[/bold red]: nothing is encrypted or authenticated")
+        console.print(
+            "[bold red]insecure = true[/bold red]: messages are neither encrypted nor authenticated"
+        )
     started = time.monotonic()
-    from celu.launch import run_party  # after the settings are found sound: torch takes seconds
+    from celu.launch.training import run_party  # once the settings are checked: torch takes seconds
 
     with (
-        beside.of(folder),
+        monitors.of(folder),
         RunProgress(console, settings.name) as progress,
-        InterruptHandler(console, settings.name) as stopping,
+        InterruptHandler(console, settings.name) as interrupt,
     ):
         folder.listen(progress.event)
-        folder.listen(stopping.event)
+        folder.listen(interrupt.event)
         result = run_party(
             settings,
             contract,
@@ -97,7 +94,7 @@ def run(
         )
     console.print(summary_table(settings.name, result, time.monotonic() - started))
     where = settings.run_dir
-    console.print(f"recorded in {where}; to look at it:\n  celu report {where}", soft_wrap=True)
+    console.print(f"recorded in {where}; to view it:\n  celu report {where}", soft_wrap=True)
 
 
 def with_options(
@@ -106,7 +103,7 @@ def with_options(
     listen: str | None,
     out: Path | None = None,
 ) -> PartySettings:
-    """The settings with the command line's options in their place, validated again."""
+    """The settings with the command line's options applied, validated again."""
     values = settings.model_dump()
     for given in connect or []:
         name, equals, address = given.partition("=")
@@ -124,7 +121,7 @@ def with_options(
 
 
 def invitation(settings: PartySettings, port: int, command: str) -> str:
-    """What a listening party tells its operator to pass on."""
+    """The text with which a listening party's operator invites the other side."""
     host = (settings.listen or "").rsplit(":", 1)[0]
     if host in ("0.0.0.0", "[::]", "::"):  # noqa: S104 - compared with, not bound to
         host = socket.getfqdn()

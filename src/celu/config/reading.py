@@ -1,6 +1,6 @@
-"""Reading a settings file: TOML in, a frozen typed value out, or an error that names the key.
+"""Read a settings file: TOML in, a frozen typed value out, or an error that names the key.
 
-Nothing else is read: no environment variables, no defaults in a third place.
+Nothing else is read: no environment variables, no defaults elsewhere.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from celu.errors import ConfigError
 
-# A party's name stands in certificates (as a DNS name), so it keeps to what is allowed there.
+# A party's name appears in certificates as a DNS name, so it must be a valid one.
 PARTY_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 PartyName = Annotated[str, Field(pattern=PARTY_NAME)]
 
 
 class Settings(BaseModel):
-    """Base of all settings: unknown keys and wrong types are refused, values never change.
+    """Base of all settings: frozen; unknown keys and wrong types are refused.
 
-    TOML knows inf and nan; no setting has a use for them.
+    TOML has inf and nan; no setting accepts them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-def _from_the_files_folder(value: Any, info: ValidationInfo) -> Any:
+def _relative_to_file(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, str) and "\0" in value:
         raise ValueError("expected a path, got one with a NUL in it")
     folder = (info.context or {}).get("folder", Path())
     return folder / value if isinstance(value, str) else value
 
 
-FilePath = Annotated[Path, BeforeValidator(_from_the_files_folder)]
+FilePath = Annotated[Path, BeforeValidator(_relative_to_file)]
 
 _T = TypeVar("_T", bound=Settings)
 
@@ -43,13 +43,13 @@ _T = TypeVar("_T", bound=Settings)
 def read_settings(model: type[_T], path: Path) -> _T:
     """Read and validate a TOML file; raises ConfigError with file, key, expected and got.
 
-    Relative paths in the file start at the file's own folder.
+    Relative paths in the file are relative to its folder.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: expected a readable file, got: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # numbers too long, tables too deep as well
+    except (ValueError, RecursionError) as error:  # also: a number too long, a table too deep
         raise ConfigError(f"{path}: expected TOML, got: {error}") from error
     return validate(model, values, path)
 
@@ -63,7 +63,7 @@ def validate(model: type[_T], values: dict[str, Any], path: Path) -> _T:
 
 
 def describe(error: ValidationError) -> list[str]:
-    """One line a problem: key, expected, got."""
+    """One line for each problem: key, expected, got."""
     lines = []
     for problem in error.errors(include_url=False):
         key = ".".join(str(part) for part in problem["loc"])

@@ -1,4 +1,4 @@
-"""Settings as TOML, so that a run can hand on what it chose as a contract to be read again."""
+"""`replay.toml`: the job of a run with `auto`, with its choices fixed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from celu.config.job import Choice, Job
 
 
 def replay_toml(job: Job, choices: list[Choice]) -> str:
-    """The contract of a run that chose for itself, with its choices written down.
+    """The job as TOML, with the choices in place of `auto`.
 
-    A run under it makes the same updates in the same order, so the same bits on equal machines.
+    A run with it makes the same updates in the same order: the same bits on equal machines.
     """
     values = job.model_dump(mode="json", exclude={"choices", "codec"}, exclude_none=True)
     values["method"] |= {"auto": False}
-    lines = ["# What a run chose for itself, round by round; a run under this contract repeats it."]
+    lines = ["# The choices of a run with method = auto, by round. A run with this job repeats it."]
     lines += [f"{key} = {_toml(value)}" for key, value in values.items()]
     for choice in choices:
         lines.append("\n[[choices]]")
@@ -29,4 +29,4 @@ def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
         inner = ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items())
         return f"{{ {inner} }}"
-    return json.dumps(value)  # strings, numbers and booleans are written alike in both
+    return json.dumps(value)  # strings, numbers and booleans look the same in JSON and TOML

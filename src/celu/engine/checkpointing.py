@@ -74,7 +74,7 @@ class Checkpointer:
         observer: Observer,
     ) -> None:
         self._every = job.checkpoint_every
-        depth = MAX_DEPTH if job.auto else job.most_depth
+        depth = MAX_DEPTH if job.auto else job.max_depth
         self._generations = depth // self._every + _SPARE_GENERATIONS
         self._checkpoints = checkpoints
         self._trainer = trainer

@@ -1,0 +1,1 @@
+"""From settings files to a running party: loading, connecting, training, aligning, diagnosing."""

@@ -1,0 +1,73 @@
+"""`celu align`: one party's part in private set intersection, from its store to its alignment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from celu.config.job import Job
+from celu.config.party import PartySettings
+from celu.data.alignment import Alignment, write_alignment
+from celu.data.store import PARTS, open_store
+from celu.data.tags import ascending
+from celu.errors import ConfigError, PeerRestarted
+from celu.events import Callback, Connected, Restarted
+from celu.launch.endpoint import endpoint_of
+from celu.psi.protocol import Work, align_guest, align_host
+from celu.psi.workers import Workers
+from celu.transport.connect import open_links
+from celu.transport.link import run_blocking
+from celu.transport.message import TrafficBothWays
+
+
+def align_party(
+    settings: PartySettings, job: Job, listening: Callable[[int], None], emit: Callback
+) -> tuple[Alignment, dict[str, TrafficBothWays]]:
+    """Find the rows that all parties have and write the alignment; also return each link's traffic.
+
+    Interrupted and started again, it resumes, and so does the other side by itself. Raises
+    ConfigError, DataError, and what `celu.psi` raises.
+    """
+    data = settings.require_data()
+    if data.alignment is None:
+        raise ConfigError("data.alignment: expected a folder to write to, got aligned = true")
+    store = open_store(data.store)
+    parts = {part: store.tags(part) for part in PARTS}
+    tags = np.concatenate(list(parts.values()))
+    order = ascending(tags)
+    split = store.schema.split
+    terms = {
+        "guest": job.guest,
+        "hosts": sorted(job.hosts),
+        "split.seed": split.seed,
+        "split.test": split.test,
+    }
+    folder = data.alignment
+    with Workers(settings.threads or os.cpu_count() or 1) as workers:
+        work = Work(folder.with_name(f".{folder.name}.work"), workers)
+        while True:
+            try:
+                with open_links(endpoint_of(settings, emit), listening) as links:
+                    emit(Connected(peers=sorted(links), secure=not settings.insecure))
+                    if settings.role == "guest":
+                        program = align_guest(settings.name, links, tags[order], terms, work, emit)
+                    else:
+                        link = links[job.guest]
+                        program = align_host(settings.name, link, tags[order], terms, work, emit)
+                    found = run_blocking(program)
+                    traffic = {name: link.traffic for name, link in links.items()}
+                    break
+            except PeerRestarted as error:
+                emit(Restarted(message=str(error)))
+    rows = order[found.rows]
+    first_test = len(parts["train"])
+    alignment = write_alignment(
+        folder,
+        store,
+        {"train": rows[rows < first_test], "test": rows[rows >= first_test] - first_test},
+        peers=found.sizes,
+        common=found.common,
+    )
+    return alignment, traffic

@@ -1,0 +1,52 @@
+"""The network side of `party.toml`, in the transport's terms."""
+
+from __future__ import annotations
+
+from celu.config.party import GatewaySettings, PartySettings
+from celu.events import Callback, ignore
+from celu.transport.carrier import Route
+from celu.transport.connect import Endpoint
+from celu.transport.emulation import LinkEmulator
+from celu.transport.preflight import Gateway
+
+
+def endpoint_of(settings: PartySettings, notice: Callback = ignore) -> Endpoint:
+    """How a party listens, connects and authenticates; `notice` gets link events on any thread."""
+    keys = None
+    if settings.peers and not settings.insecure:
+        assert settings.keys is not None  # PartySettings checks this
+        authorities = {name: peer.ca for name, peer in settings.peers.items() if peer.ca}
+        keys = (settings.keys.certificate, settings.keys.key, authorities)
+    link = settings.link
+
+    def line() -> LinkEmulator | None:
+        return None if link is None else LinkEmulator.of(link)
+
+    connect = {
+        name: Route(
+            peer.connect, peer.streams, peer.connections, _gateway(peer.gateway, peer.connect)
+        )
+        for name, peer in settings.peers.items()
+        if peer.connect is not None
+    }
+    return Endpoint(
+        name=settings.name,
+        listen=settings.listen,
+        accept=tuple(name for name in settings.peers if name not in connect),
+        connect=connect,
+        keys=keys,
+        carrier=settings.carrier,
+        behind_gateway=settings.gateway,
+        connect_s=settings.connect_s,
+        deadline_s=settings.deadline_s,
+        outage_s=settings.outage_s,
+        heartbeat_s=settings.heartbeat_s,
+        line=line,
+        notice=notice,
+    )
+
+
+def _gateway(settings: GatewaySettings | None, address: str) -> Gateway | None:
+    if settings is None:
+        return None
+    return Gateway(settings.name or address.rsplit(":", 1)[0].strip("[]"), settings.ca)

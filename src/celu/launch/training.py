@@ -1,0 +1,139 @@
+"""`celu run` and `celu.run`: one party's training over the network, recorded in its run folder."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from celu.checkpoint.generations import Checkpoints
+from celu.config.job import Job
+from celu.config.party import PartySettings, check_names, read_party
+from celu.errors import ConfigError, PeerRestarted
+from celu.events import Callback, Connected, DataOpened, Restarted, Warned
+from celu.launch.endpoint import endpoint_of
+from celu.launch.folder import open_run_folder
+from celu.launch.loading import load_party, read_datasets
+from celu.launch.memory import retain_freed_memory
+from celu.launch.recording import record_result, recording_failure
+from celu.party import Guest, Host
+from celu.run_folder import RunFolder
+from celu.session import Result, guest_session, host_session
+from celu.transport.connect import open_links
+from celu.transport.link import run_blocking
+
+
+def run(
+    job: Job,
+    party: Guest | Host,
+    settings: PartySettings | Path | str = "party.toml",
+    *,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Train one party of a job over the network, in place; the other parties run the same job.
+
+    `settings` are the party's private settings, or the file that holds them: its name, its peers and
+    keys, where it listens and its run folder. Sections `[data]` and `[model]` are not used: `party`
+    brings both. `callbacks` are called with each event. Started again, the run resumes from the
+    checkpoints in the run folder. Raises CeluError.
+    """
+    source = settings if isinstance(settings, Path | str) else "party.toml"
+    if isinstance(settings, Path | str):
+        settings = read_party(Path(settings))
+    check_names(job, settings, Path(source))
+    if isinstance(party, Guest) != (settings.role == "guest"):
+        raise ConfigError(
+            f"{source}: role: expected the role of the {type(party).__name__} that was passed, "
+            f"got {settings.role!r}"
+        )
+    folder = open_run_folder(settings, job)
+    for callback in callbacks:
+        folder.listen(callback)
+    initial = {name: copy.deepcopy(m.state_dict()) for name, m in _modules(party).items() if m}
+
+    def reset() -> Guest | Host:
+        for name, module in _modules(party).items():
+            if module is not None:
+                module.load_state_dict(initial[name])
+        return party
+
+    with recording_failure([folder]):
+        return _run_recorded(settings, job, reset, folder, lambda port: None)
+
+
+def run_party(
+    settings: PartySettings,
+    job: Job,
+    source: Path,
+    folder: RunFolder,
+    listening: Callable[[int], None],
+) -> Result:
+    """Train a party whose rows and modules `party.toml` names; raises CeluError.
+
+    Python searches `source` first for modules of the user's own. `listening` is called with the
+    port once peers can connect.
+    """
+    retain_freed_memory()
+    with recording_failure([folder]):
+        datasets = read_datasets(settings)
+        for warning in datasets.warnings:
+            folder.emit(Warned(message=warning))
+        folder.emit(
+            DataOpened(
+                schema_digest=datasets.schema,
+                train_rows=datasets.train.num_rows,
+                test_rows=datasets.test.num_rows,
+            )
+        )
+        return _run_recorded(
+            settings, job, lambda: load_party(settings, job, source, datasets), folder, listening
+        )
+
+
+def _run_recorded(
+    settings: PartySettings,
+    job: Job,
+    make_party: Callable[[], Guest | Host],
+    folder: RunFolder,
+    listening: Callable[[int], None],
+) -> Result:
+    """Train until done; where a peer's process restarts, start over from the last checkpoint."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    while True:
+        party = make_party()
+        try:
+            result = _run_once(settings, job, party, folder, listening)
+            break
+        except PeerRestarted as error:
+            folder.emit(Restarted(message=str(error)))
+    record_result(folder, job, result, _modules(party))
+    return result
+
+
+def _run_once(
+    settings: PartySettings,
+    job: Job,
+    party: Guest | Host,
+    folder: RunFolder,
+    listening: Callable[[int], None],
+) -> Result:
+    """One session with the peers, from connecting to GOODBYE."""
+    checkpoints = Checkpoints(folder.path)
+    checkpoints.find()  # verify them now, while no peer waits
+    with open_links(endpoint_of(settings, folder.notice), listening) as links:
+        folder.emit(Connected(peers=sorted(links), secure=not settings.insecure))
+        name, emit = settings.name, folder.emit
+        if isinstance(party, Guest):
+            session = guest_session(name, party, job, links, emit, checkpoints=checkpoints)
+        else:
+            link = links[job.guest]
+            session = host_session(name, party, job, link, emit, checkpoints=checkpoints)
+        return run_blocking(session)
+
+
+def _modules(party: Guest | Host) -> dict[str, nn.Module | None]:
+    return {"bottom": party.bottom, "top": party.top if isinstance(party, Guest) else None}

@@ -1,0 +1,164 @@
+"""The Python API as a PyTorch user writes it, in one process and over the network."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import celu
+from celu.certs import make_authority, make_party
+from celu.errors import ConfigError
+from celu.testing import free_port
+
+ROWS = 200
+
+
+class Linear(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z: torch.Tensor = self.layer(x).relu()
+        return z
+
+
+class Join(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, 1)
+
+    def forward(self, *z: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.layer(torch.cat(z, dim=1)).squeeze(1)
+        return output
+
+
+def parties(loss: Any = "binary") -> tuple[celu.Guest, celu.Host]:
+    torch.manual_seed(1)
+    x, other = torch.randn(ROWS, 3), torch.randn(ROWS, 3)
+    y = ((x + other).sum(dim=1) > 0).float()
+    data = celu.Dataset({"x": x}, y)
+    guest = celu.Guest(bottom=Linear(4), top=Join(8), loss=loss, train=data, test=data)
+    rows = celu.Dataset({"x": other})
+    return guest, celu.Host(bottom=Linear(4), train=rows, test=rows)
+
+
+def small_job(**more: Any) -> celu.Job:
+    settings = {"rounds": 40, "batch_size": 20, "guest": "airline", "hosts": {"weather": 4}}
+    return celu.Job(**{**settings, **more})
+
+
+def test_the_result_has_the_metrics_of_the_last_evaluation() -> None:
+    guest, host = parties()
+    result = celu.simulate(small_job(), guest, {"weather": host}, link="wan-300")
+    assert result.rounds == 40
+    assert result.metrics.keys() == {"loss", "auc"}
+    assert result.metrics["auc"] == result.evaluations[-1]["auc"] > 0.8
+
+
+def test_a_loss_is_a_name_or_a_callable() -> None:
+    def squared(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (output.sigmoid() - labels) ** 2
+
+    guest, host = parties(squared)
+    result = celu.simulate(small_job(), guest, {"weather": host})
+    assert result.metrics.keys() == {"loss"}
+    with pytest.raises(
+        ConfigError, match=r'expected one of "binary", .* or a callable, got .brier'
+    ):
+        parties("brier")
+
+
+def test_callbacks_get_typed_events_of_guest_and_hosts() -> None:
+    guest, host = parties()
+    events: list[celu.Event] = []
+    of_host: list[celu.Event] = []
+    celu.simulate(
+        small_job(),
+        guest,
+        {"weather": host},
+        callbacks=[events.append],
+        host_callbacks={"weather": [of_host.append]},
+    )
+    assert [e.event for e in events if e.event != "round"] == ["started", "evaluation"]
+    rounds = [e for e in of_host if isinstance(e, celu.events.RoundDone)]
+    assert [e.round for e in rounds] == list(range(1, 41))
+
+
+def write_party(folder: Path, role: str, name: str, peer: str, listen: str, connect: str) -> Path:
+    path = folder / name / "party.toml"
+    path.write_text(
+        f"""role = "{role}"
+name = "{name}"
+run_dir = "run"
+{listen}
+
+[peers.{peer}]
+ca = "../{peer}/ca.pem"
+{connect}
+
+[keys]
+certificate = "{name}.pem"
+key = "{name}.key"
+"""
+    )
+    return path
+
+
+def settings_files(folder: Path) -> dict[str, Path]:
+    for name in ("airline", "weather"):
+        make_authority(folder / name, name)
+        make_party(folder / name, name)
+    address = f"127.0.0.1:{free_port()}"
+    return {
+        "airline": write_party(folder, "guest", "airline", "weather", f'listen = "{address}"', ""),
+        "weather": write_party(folder, "host", "weather", "airline", "", f'connect = "{address}"'),
+    }
+
+
+def run_both(files: dict[str, Path], job: celu.Job, **more: Any) -> tuple[celu.Result, nn.Module]:
+    """Both parties over mutual TLS; the guest's result and its trained top."""
+    guest, host = parties()
+    failures: list[BaseException] = []
+
+    def run_host() -> None:
+        try:
+            celu.run(job, host, files["weather"])
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run_host)
+    thread.start()
+    try:
+        result = celu.run(job, guest, files["airline"], **more)
+    finally:
+        thread.join(120)
+    assert not failures, failures
+    return result, guest.top
+
+
+def test_run_trains_over_the_network_to_the_same_bits(tmp_path: Path) -> None:
+    files = settings_files(tmp_path)
+    events: list[celu.Event] = []
+    result, top = run_both(files, small_job(), callbacks=[events.append])
+    guest, host = parties()
+    expected = celu.simulate(small_job(), guest, {"weather": host})
+    assert result.metrics == expected.metrics
+    for name, tensor in guest.top.state_dict().items():
+        assert torch.equal(top.state_dict()[name], tensor)
+    assert "connected" in {event.event for event in events}
+    for name in files:
+        assert (tmp_path / name / "run" / "weights.safetensors").exists()
+
+
+def test_run_refuses_a_party_of_the_other_role(tmp_path: Path) -> None:
+    files = settings_files(tmp_path)
+    _, host = parties()
+    with pytest.raises(ConfigError, match=r"role: expected the role of the Host .*got 'guest'"):
+        celu.run(small_job(), host, files["airline"])
+    assert not (tmp_path / "airline" / "run").exists()
