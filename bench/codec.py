@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 import celu
 from bench.report import BenchResult, Say
 from bench.samples import prepare_sample
-from celu.codecs.named import CODECS
+from celu.codecs.registry import CODECS
 from celu.config.schema import Split
 from celu.data.clicks import write_clicks
 from celu.models.tops import WideDeepTop

@@ -30,8 +30,8 @@ from bench.paper.runs import Values
 from bench.paper.training import CELU
 from celu.config.job import Tuning
 from celu.data.dataset import Batch
-from celu.engine.guest import GuestTrainer
-from celu.engine.host import HostTrainer
+from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.host_trainer import HostTrainer
 from celu.workset.table import Entry
 
 # Rounds from a checkpoint until a workset is full of fresh entries and every local step of a round
@@ -93,20 +93,20 @@ class Lockstep:
     def adopt(self, W: int, R: int) -> None:
         """Go on with another W and R at both."""
         tuning = Tuning(W=W, R=R, depth=1, codec="fp32")
-        self.guest.adopt(tuning)
-        self.host.adopt(tuning)
+        self.guest.apply_tuning(tuning)
+        self.host.apply_tuning(tuning)
         self._R = R
 
     def round(self, round_: int) -> None:
         """One round as the engine orders it, one in flight."""
-        z = self.host.activate(round_)
+        z = self.host.compute_activation(round_)
         for trainer in (self.host, self.guest):
             for _ in range(self._R - 1):
                 trainer.local_step()
-        _, (dz,) = self.guest.answer(round_, [z])
+        _, (dz,) = self.guest.compute_derivatives(round_, [z])
         assert self.guest.latest is not None
         self._leant[round_] = lean(self._guest, *self.guest.latest)
-        self.guest.apply()
+        self.guest.apply_update()
         self.host.update(round_, dz)
 
     def look(self, checkpoint: int, W: int, R: int, replicas: int, fill: int = FILL) -> Values:
@@ -118,8 +118,8 @@ class Lockstep:
         unweighted: dict[str, list[float]] = {party: [] for party in PARTIES}
         turned: list[bool] = []  # by local step: whether the model leans the other way by now
         for replica in range(replicas):
-            self.guest.restore(states[0])
-            self.host.restore(states[1])
+            self.guest.roll_back(states[0])
+            self.host.roll_back(states[1])
             self.adopt(W, R)
             first = checkpoint + fill * (1 + replica)
             for round_ in range(first, first + fill):
@@ -136,8 +136,8 @@ class Lockstep:
                     unweighted[party].append(_cosine(plain, true[party]))
             for party in PARTIES:
                 noise[party].add(drawn[party])
-        self.guest.restore(states[0])
-        self.host.restore(states[1])
+        self.guest.roll_back(states[0])
+        self.host.roll_back(states[1])
         self.adopt(*method)
         return {
             party: {
@@ -155,7 +155,7 @@ class Lockstep:
     def _draws(self, num: int) -> Iterator[dict[str, Entry]]:
         """The entries of the next local steps; both parties' clocks are alike, so are these."""
         for _ in range(num):
-            entries = {"host": self.host.workset.draw(), "guest": self.guest.workset.draw()}
+            entries = {"host": self.host.workset.sample(), "guest": self.guest.workset.sample()}
             known = {party: entry for party, entry in entries.items() if entry is not None}
             if len(known) == len(entries):
                 yield known
@@ -178,7 +178,7 @@ def lockstep(guest: celu.Guest, host: celu.Host, job: celu.Job) -> Iterator[Lock
         yield both
     finally:
         for trainer in trainers:
-            trainer.feed.close()
+            trainer.loader.close()
 
 
 def host_gradient(bottom: nn.Module, entry: Entry, weigh: Weigh) -> Tensor:

@@ -149,5 +149,5 @@ def _short(value: Any) -> str:
 
 def run_of(values: Values) -> Run:
     """The curve of a training run, and its choices where something was chosen anew."""
-    choices = [choice for choice in values["choices"] if not choice.endswith(": as before")]
+    choices = [c for c in values["choices"] if not c.endswith((": unchanged", ": as before"))]
     return Run([(done, seconds, auc) for done, seconds, auc in values["curve"]], choices)

@@ -14,6 +14,8 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 # The quantiles in `RoundDone.similarity_quantiles`.
 SIMILARITY_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
+# The reason of a choice that changes nothing; the second one is in older runs.
+UNCHANGED = ("unchanged", "as before")
 
 
 class Event(BaseModel):
@@ -199,6 +201,11 @@ class TuningChosen(RoundEvent):
     depth: int = 1
     codec: dict[str, str] = {}
     back_to: str | None = None  # the savepoint that was rolled back to, if any
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether it continues the tuning before it."""
+        return self.reason in UNCHANGED
 
     def is_rolled_back_by(self, round_: int) -> bool:
         """See `RoundEvent`: a run that resumes at this very round emits the choice again."""

@@ -19,8 +19,10 @@ from celu.config.job import Choice, Job
 from celu.data.dataset import Dataset
 from celu.engine.auto import AutoPlan
 from celu.engine.checkpointing import Checkpointer, ResumePoint
-from celu.engine.guest import GuestTrainer, train_guest
-from celu.engine.host import HostTrainer, train_host
+from celu.engine.guest_program import train_guest
+from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.host_program import train_host
+from celu.engine.host_trainer import HostTrainer
 from celu.engine.observer import Observer
 from celu.engine.plan import FixedPlan, HostPlan, Plan
 from celu.engine.schedule import Schedule
@@ -93,8 +95,8 @@ async def host_session(
         )
         plan = HostPlan(job, schedule)
         checkpointer = Checkpointer(job, checkpoints, trainer, plan, observer)
-        with closing(trainer.feed), _settling(checkpoints):
-            resume_point = checkpointer.begin(agreement.round)
+        with closing(trainer.loader), _settling(checkpoints):
+            resume_point = checkpointer.resume(agreement.round)
             if checkpoints is not None:
                 checkpoints.begin(RunIdentity(agreement.run, contract), agreement.round)
             await link.send(Message(Kind.READY))
@@ -102,7 +104,7 @@ async def host_session(
             rounds = await train_host(
                 trainer, link, schedule, plan, observer, checkpointer, resume_point
             )
-            checkpointer.settle()
+            checkpointer.flush()
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
         await tell(links, error)
@@ -142,8 +144,8 @@ async def guest_session(
         observer = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule), spans)
         plan: Plan = AutoPlan(job, schedule) if job.auto else FixedPlan(job, schedule)
         checkpointer = Checkpointer(job, checkpoints, trainer, plan, observer)
-        with closing(trainer.feed), _settling(checkpoints):
-            resume_point = checkpointer.begin(agreement.round)
+        with closing(trainer.loader), _settling(checkpoints):
+            resume_point = checkpointer.resume(agreement.round)
             if checkpoints is not None:
                 checkpoints.begin(RunIdentity(agreement.run, contract), agreement.round)
             for link in links.values():
@@ -156,7 +158,7 @@ async def guest_session(
             rounds = await train_guest(
                 trainer, links, schedule, plan, observer, checkpointer, resume_point
             )
-            checkpointer.settle()
+            checkpointer.flush()
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
         await tell(links, error)

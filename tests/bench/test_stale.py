@@ -61,7 +61,7 @@ def test_a_stale_gradient_is_what_a_local_step_applies() -> None:
         }
         for party, trainer in (("guest", both.guest), ("host", both.host)):
             table, before = trainer.workset.table.state(), flat(own[party])
-            entry = trainer.workset.draw()
+            entry = trainer.workset.sample()
             assert entry is not None
             weigh = trainer.workset.weigh
             expected = (
@@ -81,14 +81,14 @@ def test_nothing_is_stale_about_a_batch_just_exchanged_at_the_guest() -> None:
     guest, host = fed.guest, fed.hosts["host"]
     with lockstep(guest, host, fed.job) as both:
         both.round(0)
-        _, (dz,) = both.guest.answer(1, [both.host.activate(1)])
+        _, (dz,) = both.guest.compute_derivatives(1, [both.host.compute_activation(1)])
         (entry,) = [e for e in both.guest.workset.table if e.round == 1]
-        batches = {"guest": entry, "host": Entry(1, both.host.feed.batch(1), (), ())}
+        batches = {"guest": entry, "host": Entry(1, both.host.loader.batch(1), (), ())}
         true, _ = joint_gradients(guest, host, batches)
         stale = guest_gradient(guest, entry, lambda fresh, stale: None)
         torch.testing.assert_close(stale, true["guest"])
         assert dz.tensor is not None
-        entry_at_host = Entry(1, both.host.feed.batch(1), entry.z, (dz.tensor,))
+        entry_at_host = Entry(1, both.host.loader.batch(1), entry.z, (dz.tensor,))
         stale = host_gradient(host.bottom, entry_at_host, both.host.workset.weigh)
         torch.testing.assert_close(stale, true["host"])
 

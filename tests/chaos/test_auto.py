@@ -15,11 +15,11 @@ from celu.config.job import Job
 from celu.config.replay import replay_toml
 from celu.engine import auto
 from celu.engine.cost_model import Costs
-from celu.engine.local import Workset
 from celu.engine.state import TrainerState
 from celu.errors import CeluError
 from celu.events import Event
 from celu.session import Result
+from celu.workset.workset import Workset
 from chaos.cases import Case, case
 from chaos.life import Party
 from chaos.nemesis import KINDS, Fault, Scale, draw
@@ -101,5 +101,5 @@ def test_what_is_not_undone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
             module.load_state_dict(self.modules[which])
         optimizer.restore(self.optimizer)
 
-    monkeypatch.setattr(TrainerState, "bring_back", forgets_the_table)
+    monkeypatch.setattr(TrainerState, "restore", forgets_the_table)
     assert any(differing(ONE_HOST, seed) for seed in range(NUM_SEEDS))

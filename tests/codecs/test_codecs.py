@@ -1,4 +1,4 @@
-"""Codecs: what comes back, how many bytes it took, and what is refused."""
+"""Codecs: the error after decoding, the encoded size, and which bytes are refused."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from celu.codecs.levels import _no_greater, _no_less, hadamard
-from celu.codecs.named import CODECS, find_codec
+from celu.codecs.quantizers import _round_down, _round_up, hadamard
+from celu.codecs.registry import CODECS, find_codec
 from celu.errors import ConfigError, ProtocolError
 
 NAMES = [*CODECS, "bf16+zstd", "4bit+zstd"]
 PLAIN = [name for name in NAMES if "+" not in name]
-# The most that a number may be off, as a share of the range of its row (or of itself: casts).
+# The number of steps between the min and max of a row.
 LEVELS = {"int8": 255, "4bit": 15, "2bit": 3}
 
 
@@ -25,7 +25,7 @@ def noise(seed: int = 1) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def there_and_back(name: str, x: Tensor, seed: int = 1) -> Tensor:
+def round_trip(name: str, x: Tensor, seed: int = 1) -> Tensor:
     codec = find_codec(name, "codec")
     payload = codec.encode(x, noise(seed))
     assert payload.dtype == torch.uint8 and payload.dim() == 1
@@ -35,11 +35,11 @@ def there_and_back(name: str, x: Tensor, seed: int = 1) -> Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (64, 16), (7, 33), (100, 256)])
-def test_a_matrix_comes_back_in_its_shape_and_about_right(
+def test_a_decoded_matrix_has_its_shape_and_a_bounded_error(
     name: str, shape: tuple[int, int]
 ) -> None:
     x = torch.randn(shape, generator=noise(3)) * 1e-3
-    back = there_and_back(name, x)
+    back = round_trip(name, x)
     assert back.shape == x.shape and back.dtype == torch.float32
     error = float((back - x).abs().max())
     if name.startswith("fp32"):
@@ -47,13 +47,13 @@ def test_a_matrix_comes_back_in_its_shape_and_about_right(
     elif name.startswith(("bf16", "fp16")):
         assert error <= 2**-8 * float(x.abs().max()) + 1e-7
     else:
-        # A rotated row's range is at most the row's length; errors add up to one of its numbers.
+        # The range of a rotated row is at most twice its norm; the rotation back adds errors up.
         reach = float((x - x.mean(dim=0)).norm(dim=1).max()) * 2 + float(x.abs().max())
         step = reach / LEVELS[name.removesuffix("+zstd")]
         assert error <= step * max(1.0, math.sqrt(shape[1]))
 
 
-def test_bytes_of_a_paper_sized_message() -> None:
+def test_compression_ratios_of_a_message_of_the_papers_size() -> None:
     shape = (4096, 256)
     size = {name: CODECS[name].max_bytes(*shape) for name in PLAIN}
     plain = size["fp32"]
@@ -65,23 +65,23 @@ def test_bytes_of_a_paper_sized_message() -> None:
 
 
 @pytest.mark.parametrize("name", ["int8", "4bit", "2bit"])
-def test_rounding_is_right_on_average(name: str) -> None:
+def test_rounding_is_unbiased(name: str) -> None:
     x = torch.randn(8, 32, generator=noise(5))
-    backs = torch.stack([there_and_back(name, x, seed) for seed in range(600)])
+    backs = torch.stack([round_trip(name, x, seed) for seed in range(600)])
     spread = float(backs.std(dim=0).mean())
-    assert spread > 0, "each time other numbers"
+    assert spread > 0, "rounding is stochastic"
     assert float((backs.mean(dim=0) - x).abs().max()) < 6 * spread / math.sqrt(600) + 1e-6
 
 
-def test_the_mean_row_and_the_rotation_pay_where_a_column_stands_out() -> None:
+def test_the_mean_row_and_the_rotation_reduce_the_error_of_outliers() -> None:
     x = torch.randn(256, 64, generator=noise(6))
-    x[:, 3] += 40.0  # as an activation that is always on
+    x[:, 3] += 40.0  # like an activation that is always on
     x[5, 7] += 30.0
-    from celu.codecs.levels import RowLevels
+    from celu.codecs.quantizers import RowQuantizer
 
-    plain = RowLevels(4)
-    off = plain.decode(plain.encode(x, noise()), *x.shape) - x
-    assert float((there_and_back("4bit", x) - x).norm()) < 0.3 * float(off.norm())
+    plain = RowQuantizer(4)
+    error = plain.decode(plain.encode(x, noise()), *x.shape) - x
+    assert float((round_trip("4bit", x) - x).norm()) < 0.3 * float(error.norm())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -93,24 +93,24 @@ def test_the_mean_row_and_the_rotation_pay_where_a_column_stands_out() -> None:
         torch.tensor([[1e38, -1e38, 0.0, 1.0]]),
         torch.tensor([[1e-40, -1e-40, 0.0, 3e-45]]),
     ],
-    ids=["zeros", "one number", "huge", "tiny"],
+    ids=["zeros", "equal", "huge", "tiny"],
 )
-def test_extremes_stay_finite(name: str, x: Tensor) -> None:
-    back = there_and_back(name, x)
+def test_extreme_values_stay_finite(name: str, x: Tensor) -> None:
+    back = round_trip(name, x)
     assert torch.isfinite(back).all()
     if not x.any():
         assert not back.any()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_equal_noise_gives_equal_bytes(name: str) -> None:
+def test_equal_seeds_give_equal_bytes(name: str) -> None:
     x = torch.randn(16, 24, generator=noise(8))
     codec = find_codec(name, "codec")
     assert torch.equal(codec.encode(x, noise(4)), codec.encode(x, noise(4)))
 
 
-def test_decoding_is_pinned() -> None:
-    # Parties on different releases and machines must agree on every bit of what was decoded.
+def test_decoded_bits_never_change() -> None:
+    # Parties with different releases and machines must decode equal bits.
     mean = torch.tensor([0.5, -1.0, 2.0])
     ranges = torch.tensor([0.25, -0.75, 0.125, 0.0625], dtype=torch.bfloat16)
     codes = torch.tensor([28, 29, 30, 31], dtype=torch.uint8)
@@ -126,30 +126,30 @@ def test_decoding_is_pinned() -> None:
     ]
 
 
-def test_where_levels_lie_is_rounded_outward() -> None:
-    # Else a number at the end of its row would lie beyond its levels, and always be cut to them.
+def test_the_range_of_a_row_is_rounded_outward() -> None:
+    # Otherwise the min and max of a row would always be clamped, which is a bias.
     x = torch.tensor([1.0, -1.0, 3.14159e-3, -2.71828, 0.0, 1e-30, -1e30])
-    least = _no_greater(x, torch.bfloat16)
-    assert torch.equal(least, least.bfloat16().float()) and (least <= x).all()
-    step = _no_less(x.abs(), torch.bfloat16)
+    low = _round_down(x, torch.bfloat16)
+    assert torch.equal(low, low.bfloat16().float()) and (low <= x).all()
+    step = _round_up(x.abs(), torch.bfloat16)
     assert torch.equal(step, step.bfloat16().float()) and (step >= x.abs()).all()
     assert (step <= x.abs() * (1 + 2**-7)).all()
 
 
 @pytest.mark.parametrize("width", [1, 2, 8, 64, 256])
-def test_the_rotation_undoes_itself_and_keeps_lengths(width: int) -> None:
+def test_the_rotation_is_its_own_inverse_and_preserves_norms(width: int) -> None:
     x = torch.randn(5, width, generator=noise(9))
     torch.testing.assert_close(hadamard(hadamard(x)), x)
     torch.testing.assert_close(hadamard(x).norm(dim=1), x.norm(dim=1))
     if width == 8:
-        by_hand = np.array([[(-1) ** bin(i & j).count("1") for j in range(8)] for i in range(8)])
-        expected = torch.from_numpy(x.numpy() @ by_hand / math.sqrt(8))
+        matrix = np.array([[(-1) ** bin(i & j).count("1") for j in range(8)] for i in range(8)])
+        expected = torch.from_numpy(x.numpy() @ matrix / math.sqrt(8))
         torch.testing.assert_close(hadamard(x), expected.float())
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("change", ["empty", "cut", "longer", "doubled"])
-def test_bytes_of_another_size_are_refused(name: str, change: str) -> None:
+def test_payloads_of_another_size_are_refused(name: str, change: str) -> None:
     codec = find_codec(name, "codec")
     payload = codec.encode(torch.randn(6, 12, generator=noise(2)), noise())
     wrong = {
@@ -164,7 +164,9 @@ def test_bytes_of_another_size_are_refused(name: str, change: str) -> None:
 
 @settings(max_examples=60)
 @given(st.sampled_from(NAMES), st.binary(max_size=200), st.integers(1, 6), st.integers(1, 20))
-def test_any_bytes_are_a_matrix_or_refused(name: str, data: bytes, rows: int, width: int) -> None:
+def test_any_bytes_decode_to_a_matrix_or_are_refused(
+    name: str, data: bytes, rows: int, width: int
+) -> None:
     payload = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
     try:
         back = find_codec(name, "codec").decode(payload, rows, width)
@@ -173,7 +175,7 @@ def test_any_bytes_are_a_matrix_or_refused(name: str, data: bytes, rows: int, wi
     assert back.shape == (rows, width)
 
 
-def test_a_claim_of_much_more_than_the_shape_costs_nothing() -> None:
+def test_a_zstd_bomb_is_refused_before_decompression() -> None:
     zstandard = pytest.importorskip("zstandard")
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 28))
     payload = torch.frombuffer(bytearray(bomb), dtype=torch.uint8)
@@ -185,13 +187,13 @@ def test_a_frame_that_hides_its_size_or_asks_for_a_large_window_is_refused() -> 
     zstandard = pytest.importorskip("zstandard")
     plain = bytes(288)
     hidden = zstandard.ZstdCompressor(write_content_size=False).compress(plain)
-    with pytest.raises(ProtocolError, match="or none"):
+    with pytest.raises(ProtocolError, match="or no size"):
         decode_fp32(hidden)
-    # A frame by hand: a window of 64 MiB for 288 bytes, given as one raw block.
+    # A hand-written frame: a window of 64 MiB for 288 bytes, in one raw block.
     window = b"\x28\xb5\x2f\xfd" + b"\x40" + bytes([16 << 3]) + (288 - 256).to_bytes(2, "little")
     block = ((288 << 3) | 1).to_bytes(3, "little") + plain
     assert zstandard.frame_content_size(window + block) == 288
-    decode_fp32(window + block)  # whole, it needs no window
+    decode_fp32(window + block)  # a complete frame needs no window
     with pytest.raises(ProtocolError, match="compressed with zstd"):
         decode_fp32(window + block[:-1])
 
@@ -201,6 +203,6 @@ def decode_fp32(data: bytes) -> torch.Tensor:
     return find_codec("fp32+zstd", "codec").decode(payload, 6, 12)
 
 
-def test_an_unknown_name_is_refused() -> None:
+def test_an_unknown_codec_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"codec: expected one of fp32, .*got 'int7'"):
         find_codec("int7", "codec")

@@ -1,4 +1,4 @@
-"""Training over codecs: the same bits over any transport, and both sides cache what was decoded."""
+"""Training with codecs: equal bits over any transport, and both sides cache decoded tensors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 import celu
 from celu.engine.coding import Coding
-from celu.engine.guest import GuestTrainer
-from celu.engine.host import HostTrainer
+from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.host_trainer import HostTrainer
 from celu.errors import ConfigError, NonFiniteError, ShapeError
 from celu.transport.message import Kind, Message
 from federation import assert_same_bits, federation, train_in_memory, train_over_grpc
@@ -25,17 +25,19 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "4bit", MIXED], ids=str)
-def test_over_grpc_as_in_memory_and_otherwise_than_exactly(codec: object, keys: Path) -> None:
+def test_a_codec_gives_equal_bits_over_grpc_and_in_memory_and_is_lossy(
+    codec: object, keys: Path
+) -> None:
     fed = federation(method=METHOD, codec=codec, hosts={"a": 6, "b": 16})
     weights = train_in_memory(fed)
     assert_same_bits(weights, train_over_grpc(fed, keys))
     exact = train_in_memory(federation(method=METHOD, hosts={"a": 6, "b": 16}))
     assert any(not torch.equal(weights[name], exact[name]) for name in exact)
-    far = max(float((weights[name] - exact[name]).abs().max()) for name in exact)
-    assert far < 1.0
+    max_error = max(float((weights[name] - exact[name]).abs().max()) for name in exact)
+    assert max_error < 1.0
 
 
-def test_another_seed_rounds_otherwise() -> None:
+def test_rounding_depends_on_seed_and_round_only() -> None:
     coding = [Coding(federation(codec="4bit", seed=seed).job, "host") for seed in (1, 2)]
     z = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
     a, b = (c.pack(Message(Kind.ACTIVATION, 3, tensor=z))[1] for c in coding)
@@ -45,21 +47,21 @@ def test_another_seed_rounds_otherwise() -> None:
     assert not torch.equal(a, b) and not torch.equal(a, other_round)
 
 
-def test_both_sides_cache_what_was_decoded() -> None:
+def test_both_sides_cache_the_decoded_tensors() -> None:
     fed = federation(codec="4bit", method=celu.Method(R=3))
     host = HostTrainer("host", fed.hosts["host"], fed.job)
     guest = GuestTrainer("guest", fed.guest, fed.job)
-    activation = host.activate(0)
-    _, (answer,) = guest.answer(0, [activation])
-    host.update(0, answer)
-    (theirs,), (ours,) = guest.workset.table, host.workset.table
-    assert torch.equal(theirs.z[0], ours.z[0])
-    assert torch.equal(theirs.dz[0], ours.dz[0])
+    activation = host.compute_activation(0)
+    _, (derivative,) = guest.compute_derivatives(0, [activation])
+    host.update(0, derivative)
+    (at_guest,), (at_host,) = guest.workset.table, host.workset.table
+    assert torch.equal(at_guest.z[0], at_host.z[0])
+    assert torch.equal(at_guest.dz[0], at_host.dz[0])
     assert activation.tensor is not None
     assert activation.tensor.numel() == 4 * 6 + 32 * (4 + 4)
 
 
-def test_the_wire_carries_fewer_bytes_also_for_evaluations() -> None:
+def test_a_codec_reduces_the_bytes_of_training_and_evaluation() -> None:
     traffic = {}
     for codec in ("fp32", "int8"):
         fed = federation(codec=codec, hosts={"host": 64})
@@ -82,14 +84,14 @@ def test_nan_and_inf_are_refused_before_encoding_and_after_decoding(bad: float) 
         coding.unpack(packed, 32)
 
 
-def test_a_message_of_other_rows_is_refused_by_kind_and_round() -> None:
+def test_a_message_with_another_number_of_rows_is_refused() -> None:
     coding = Coding(federation(codec="int8").job, "host")
     packed, _ = coding.pack(Message(Kind.DERIVATIVE, 2, tensor=torch.ones(31, 6)))
     with pytest.raises(ShapeError, match="DERIVATIVE of round 2: expected 448 bytes"):
         coding.unpack(packed, 32)
 
 
-def test_an_unknown_codec_is_refused_before_anything_begins() -> None:
+def test_an_unknown_codec_is_refused_before_training_starts() -> None:
     fed = federation(codec="int9")
     with pytest.raises(ConfigError, match="codec: expected one of"):
         celu.simulate(fed.job, fed.guest, fed.hosts)

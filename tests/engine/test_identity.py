@@ -1,4 +1,4 @@
-"""Equal settings and seed give equal bits, whatever carries the messages."""
+"""Equal settings and seed give equal bits over every transport."""
 
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def test_local_steps_change_the_weights(method: celu.Method) -> None:
     assert any(not torch.equal(vanilla[name], local[name]) for name in vanilla)
 
 
-class Dropping(torch.nn.Module):
+class WithDropout(torch.nn.Module):
     def __init__(self, tower: torch.nn.Module) -> None:
         super().__init__()
         self.tower, self.dropout = tower, torch.nn.Dropout(0.5)
@@ -104,10 +104,10 @@ class Dropping(torch.nn.Module):
         return z
 
 
-def test_dropout_is_a_function_of_seed_and_round_not_of_what_ran_before() -> None:
+def test_dropout_depends_on_seed_and_round_and_not_on_the_global_random_state() -> None:
     fed = federation(method=METHODS["celu"])
     host = fed.hosts["host"]
-    fed.hosts["host"] = celu.Host(bottom=Dropping(host.bottom), train=host.train, test=host.test)
+    fed.hosts["host"] = celu.Host(bottom=WithDropout(host.bottom), train=host.train, test=host.test)
     runs = []
     for noise in (1, 2):
         torch.manual_seed(noise)

@@ -1,4 +1,4 @@
-"""The weighted local update of either role, against numbers worked out by hand."""
+"""The weighted local step of both roles, compared with manual computations."""
 
 from collections.abc import Callable
 
@@ -11,9 +11,9 @@ import celu
 from celu.data.dataset import Batch
 from celu.data.order import BatchOrder
 from celu.engine.coding import Coding
-from celu.engine.guest import GuestTrainer
-from celu.engine.host import HostTrainer
-from celu.engine.local import device_of
+from celu.engine.device import device_of
+from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.host_trainer import HostTrainer
 from celu.errors import ModelError
 from celu.transport.message import Kind, Message
 from federation import federation, train_in_memory
@@ -24,7 +24,7 @@ LR = 0.5
 
 
 class Scale(nn.Module):
-    """Z = x * weight, elementwise: every derivative can be worked out on paper."""
+    """Z = x * weight, elementwise: derivatives are easy to compute on paper."""
 
     def __init__(self, weight: list[float]) -> None:
         super().__init__()
@@ -64,13 +64,13 @@ def host_with_cached(stale: Tensor, dz: Tensor, xi: float) -> tuple[HostTrainer,
     trainer = HostTrainer(
         "host", celu.Host(bottom=bottom, train=table, test=table), job(W=1, R=2, xi=xi)
     )
-    trainer.workset.keep(0, Batch({"x": X}, None, NO_TAGS), (stale,), (dz,))
+    trainer.workset.insert(0, Batch({"x": X}, None, NO_TAGS), (stale,), (dz,))
     return trainer, bottom
 
 
 def test_a_hosts_local_step_weights_the_rows_of_the_stale_derivative() -> None:
-    # Fresh Z is X. Cosines with the stale Z: row 0 is 45 degrees off, row 1 unchanged, row 2
-    # turned by 90 degrees: weights sqrt(1/2), 1 and 0 at xi = 60.
+    # Fresh Z is X. Angles to the stale Z: 45, 0 and 90 degrees, so with xi = 60 the weights are
+    # sqrt(1/2), 1 and 0.
     stale = torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, 0.0]])
     dz = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
     trainer, bottom = host_with_cached(stale, dz, xi=60.0)
@@ -80,13 +80,13 @@ def test_a_hosts_local_step_weights_the_rows_of_the_stale_derivative() -> None:
     torch.testing.assert_close(bottom.weight.data, torch.ones(2) - LR * gradient)
 
 
-def test_without_weighting_a_hosts_local_step_repeats_the_derivative() -> None:
+def test_without_weighting_a_hosts_local_step_uses_the_stale_derivative_as_it_is() -> None:
     dz = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
     bottom = Scale([1.0, 1.0])
     table = celu.Dataset({"x": X})
     settings = job(W=1, R=2, weighting="none")
     trainer = HostTrainer("host", celu.Host(bottom=bottom, train=table, test=table), settings)
-    trainer.workset.keep(0, Batch({"x": X}, None, NO_TAGS), (-X,), (dz,))
+    trainer.workset.insert(0, Batch({"x": X}, None, NO_TAGS), (-X,), (dz,))
     trainer.local_step()
     torch.testing.assert_close(bottom.weight.data, torch.ones(2) - LR * (X * dz).sum(dim=0))
 
@@ -108,7 +108,7 @@ def guest(loss: Callable[[Tensor, Tensor], Tensor], xi: float) -> tuple[GuestTra
 
 
 def activation(trainer: GuestTrainer, z: Tensor) -> Message:
-    plain = Message(Kind.ACTIVATION, 0, tensor=z, row_digest=trainer.feed.batch(0).row_digest)
+    plain = Message(Kind.ACTIVATION, 0, tensor=z, row_digest=trainer.loader.batch(0).row_digest)
     return Coding(job(), "host").pack(plain)[0]
 
 
@@ -116,53 +116,53 @@ def test_the_guests_local_step_weights_the_losses_of_instances() -> None:
     # Output is the row sum 2, 2, 2; errors are 2, 1, -3; dZ of a row is error/3 in both columns.
     z = torch.tensor([[1.0, 1.0], [2.0, 0.0], [0.0, 2.0]])
     labels = torch.tensor([0.0, 1.0, 5.0])
-    # Stale dZ: row 0 points the same way, row 1 45 degrees off, row 2 the opposite way.
+    # Angles of fresh to stale dZ: 0, 45 and 180 degrees.
     stale_dz = torch.tensor([[0.9, 0.9], [1.0, 0.0], [1.0, 1.0]])
     trainer, top = guest(squared, xi=60.0)
-    trainer.workset.keep(0, Batch({}, labels, NO_TAGS), (z,), (stale_dz,))
+    trainer.workset.insert(0, Batch({}, labels, NO_TAGS), (z,), (stale_dz,))
     trainer.local_step()
     # d(mean of weight * loss)/d scale = mean of weight * error * row sum.
     gradient = (1.0 * 2 * 2 + 0.5**0.5 * 1 * 2 + 0.0 * -3 * 2) / 3
     assert top.scale.item() == pytest.approx(1.0 - LR * gradient, abs=1e-6)
 
 
-def test_the_guest_answers_with_the_derivative_of_the_mean_loss() -> None:
+def test_the_guest_returns_the_derivative_of_the_mean_loss() -> None:
     trainer, _ = guest(squared, xi=60.0)
     z = torch.ones(3, 2)
-    loss, (answer,) = trainer.answer(0, [activation(trainer, z)])
+    loss, (derivative,) = trainer.compute_derivatives(0, [activation(trainer, z)])
     rows = BatchOrder(1, 3, 3).rows(0)
     errors = 2.0 - torch.tensor([0.0, 1.0, 5.0])[rows]
     assert float(loss) == pytest.approx(float((errors**2 / 2).mean()))
-    dz = Coding(job(), "host").unpack(answer, 3)
+    dz = Coding(job(), "host").unpack(derivative, 3)
     torch.testing.assert_close(dz, (errors / 3)[:, None].expand(3, 2))
 
 
-def test_a_loss_of_b_by_1_is_refused_rather_than_broadcast_to_b_by_b() -> None:
+def test_a_loss_of_shape_b_1_is_refused_instead_of_broadcast() -> None:
     trainer, _ = guest(lambda output, labels: squared(output, labels)[:, None], xi=60.0)
     with pytest.raises(ModelError, match=r"\[3\], got \[3, 1\]"):
-        trainer.answer(0, [activation(trainer, torch.ones(3, 2))])
+        trainer.compute_derivatives(0, [activation(trainer, torch.ones(3, 2))])
 
 
-def test_a_mean_loss_is_refused() -> None:
+def test_a_loss_that_returns_its_mean_is_refused() -> None:
     trainer, _ = guest(lambda output, labels: squared(output, labels).mean(), xi=60.0)
-    with pytest.raises(ModelError, match="one value an instance"):
-        trainer.answer(0, [activation(trainer, torch.ones(3, 2))])
+    with pytest.raises(ModelError, match="one value per instance"):
+        trainer.compute_derivatives(0, [activation(trainer, torch.ones(3, 2))])
 
 
-def test_a_binary_top_of_b_by_1_is_taken_as_b() -> None:
+def test_the_binary_loss_accepts_an_output_of_shape_b_1() -> None:
     losses = celu.LOSSES["binary"].per_instance(torch.zeros(4, 1), torch.ones(4))
     assert losses.shape == (4,)
 
 
-def test_a_bottom_of_the_wrong_width_is_refused_by_name() -> None:
+def test_a_bottom_with_the_wrong_output_width_is_refused() -> None:
     table = celu.Dataset({"x": X[:, :1]})
     trainer = HostTrainer("host", celu.Host(bottom=Scale([1.0]), train=table, test=table), job(R=1))
     with pytest.raises(ModelError, match=r"host: .* \[3, 2\] .* got \[3, 1\]"):
-        trainer.activate(0)
+        trainer.compute_activation(0)
 
 
-def test_a_top_that_ignores_a_host_is_refused_by_name() -> None:
-    class Deaf(nn.Module):
+def test_a_top_that_ignores_a_host_is_refused() -> None:
+    class IgnoresHost(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.scale = nn.Parameter(torch.ones(3))
@@ -172,13 +172,15 @@ def test_a_top_that_ignores_a_host_is_refused_by_name() -> None:
 
     table = celu.Dataset({}, torch.zeros(3))
     trainer = GuestTrainer(
-        "guest", celu.Guest(top=Deaf(), loss=celu.Loss(squared), train=table, test=table), job(R=1)
+        "guest",
+        celu.Guest(top=IgnoresHost(), loss=celu.Loss(squared), train=table, test=table),
+        job(R=1),
     )
     with pytest.raises(ModelError, match="does not use Z of host"):
-        trainer.answer(0, [activation(trainer, torch.ones(3, 2))])
+        trainer.compute_derivatives(0, [activation(trainer, torch.ones(3, 2))])
 
 
-def test_each_role_keeps_to_its_own_w_and_r() -> None:
+def test_each_role_uses_its_own_w_and_r() -> None:
     method = celu.Method(W={"guest": 4, "host": 2}, R={"guest": 3, "host": 2})
     fed = federation(method=method, rounds=30)
     host = HostTrainer("host", fed.hosts["host"], fed.job)
@@ -186,19 +188,19 @@ def test_each_role_keeps_to_its_own_w_and_r() -> None:
     assert (host.workset.table.W, host.workset.table.R) == (2, 2)
     assert (guest_trainer.workset.table.W, guest_trainer.workset.table.R) == (4, 3)
     result = celu.simulate(fed.job, fed.guest, fed.hosts)
-    # The guest offers R - 1 = 2 steps a round; none is cached in round 0.
+    # The guest has R - 1 = 2 steps per round, local steps or bubbles.
     assert result.local_steps + result.bubbles == 30 * 2
 
 
 class NewestFirst:
-    """A researcher's own sampling: always the newest batch."""
+    """A custom sampling policy: always the newest batch."""
 
     def choose(self, entries, step, W):  # type: ignore[no-untyped-def]
         return entries[-1] if entries else None
 
 
 class HalfWeights:
-    """A researcher's own weighting: everything counts half."""
+    """A custom weighting policy: every instance counts half."""
 
     def __init__(self, xi_degrees: float) -> None:
         del xi_degrees
@@ -211,22 +213,22 @@ class HalfWeights:
 
 
 @pytest.mark.parametrize("policy", [{"sampling": "NewestFirst"}, {"weighting": "HalfWeights"}])
-def test_a_policy_of_the_users_own_is_plugged_in_by_name(
+def test_a_custom_policy_is_selected_by_name_in_the_contract(
     policy: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys
     import types
 
-    module = types.ModuleType("own_policies")
+    module = types.ModuleType("custom_policies")
     module.NewestFirst, module.HalfWeights = NewestFirst, HalfWeights  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "own_policies", module)
-    named = {key: f"own_policies:{value}" for key, value in policy.items()}
-    own = train_in_memory(federation(method=celu.Method(W=4, R=3, **named)))
+    monkeypatch.setitem(sys.modules, "custom_policies", module)
+    named = {key: f"custom_policies:{value}" for key, value in policy.items()}
+    custom = train_in_memory(federation(method=celu.Method(W=4, R=3, **named)))
     built_in = train_in_memory(federation(method=celu.Method(W=4, R=3)))
-    assert any(not torch.equal(own[name], built_in[name]) for name in own)
+    assert any(not torch.equal(custom[name], built_in[name]) for name in custom)
 
 
-def test_a_party_computes_where_any_of_its_modules_has_parameters() -> None:
-    elsewhere = nn.Linear(2, 1, device="meta")
-    assert device_of([nn.ReLU(), elsewhere]) == torch.device("meta")
+def test_the_device_of_a_party_is_that_of_its_first_parameters() -> None:
+    on_meta = nn.Linear(2, 1, device="meta")
+    assert device_of([nn.ReLU(), on_meta]) == torch.device("meta")
     assert device_of([nn.ReLU()]) == torch.device("cpu")

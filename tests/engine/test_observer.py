@@ -1,4 +1,4 @@
-"""What a training program reports of its numbers."""
+"""The numbers in an observer's reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celu.events import SIMILARITY_QUANTILES
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 4096])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_quantiles_are_those_of_torch(count: int, dtype: torch.dtype) -> None:
+def test_quantiles_equal_those_of_torch(count: int, dtype: torch.dtype) -> None:
     numbers = torch.rand(count, generator=torch.Generator().manual_seed(count)).to(dtype)
     expected = torch.quantile(numbers.float(), torch.tensor(SIMILARITY_QUANTILES))
     torch.testing.assert_close(torch.tensor(quantiles(numbers)), expected)

@@ -1,4 +1,4 @@
-"""Interrupted anywhere, a run that goes on ends with the same bits as one that never stopped."""
+"""An interrupted and resumed run ends with the same bits as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMES = ("seconds", "evaluating_s")
 
 
 class Noisy(nn.Module):
-    """Dropout, and a running mean in its buffers."""
+    """A module with dropout, and a running mean in its buffers."""
 
     def __init__(self, tower: nn.Module, width: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Noisy(nn.Module):
 
 
 class Dense(nn.Module):
-    """Nothing sparse, as momentum asks for."""
+    """A module without sparse gradients, which momentum does not support."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def with_momentum() -> Federation:
 
 
 def changing() -> Federation:
-    """Another W, R, depth and codec at rounds 4 and 9."""
+    """W, R, depth and codec change at rounds 4 and 9."""
     choices = [
         Choice(round=0, W=5, R=4, depth=1, codec="fp32"),
         Choice(round=4, W=3, R=2, depth=4, codec="int8"),
@@ -124,30 +124,29 @@ def checkpoints(folder: Path, fed: Federation) -> dict[str, Checkpoints]:
 def attempt(
     fed: Federation, folder: Path, turns: int | None = None, chance: random.Random | None = None
 ) -> tuple[celu.Result | None, int]:
-    """Run all parties for so many turns, or to the end; the guest's result, and turns taken.
+    """Run all parties for `turns` turns, or to the end; the guest's result, and the turns taken.
 
-    By `chance` the parties take turns in any order: within what they wait for, each is anywhere.
+    With `chance` the parties take turns in random order instead of round-robin.
     """
     fed = copy.deepcopy(fed)
-    kept = checkpoints(folder, fed)
+    stores = checkpoints(folder, fed)
     pairs = {name: memory_links(fed.job.guest, name) for name in fed.hosts}
-    silent = ignore
     programs: dict[str, Any] = {
         name: host_session(
-            name, fed.hosts[name], fed.job, pairs[name][1], silent, checkpoints=kept[name]
+            name, fed.hosts[name], fed.job, pairs[name][1], ignore, checkpoints=stores[name]
         )
         for name in fed.hosts
     }
     links = {name: pair[0] for name, pair in pairs.items()}
     programs[fed.job.guest] = guest_session(
-        fed.job.guest, fed.guest, fed.job, links, silent, checkpoints=kept[fed.job.guest]
+        fed.job.guest, fed.guest, fed.job, links, ignore, checkpoints=stores[fed.job.guest]
     )
     results: dict[str, celu.Result] = {}
     taken = 0
     order = list(programs)
     while len(results) < len(programs) and (turns is None or taken < turns):
-        going = [name for name in order if name not in results]
-        for name in [chance.choice(going)] if chance else going:
+        running = [name for name in order if name not in results]
+        for name in [chance.choice(running)] if chance else running:
             if turns is not None and taken >= turns:
                 break
             taken += 1
@@ -161,7 +160,7 @@ def attempt(
 
 
 def ends(fed: Federation, folder: Path) -> dict[str, Any]:
-    """All that a run left: every party's tensors, clocks and evaluations."""
+    """The final checkpoint of every party: tensors, clocks and evaluations."""
     found: dict[str, Any] = {}
     for name in (fed.job.guest, *fed.hosts):
         last = sorted((folder / name / "checkpoints").iterdir())[-1]
@@ -198,7 +197,7 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(case: str, tmp_path: Pa
 
 
 def weights_of(fed: Federation, folder: Path) -> dict[str, Tensor]:
-    """The weights in every party's last checkpoint, by the names that `Federation` gives them."""
+    """The weights in every party's last checkpoint, by their names in `Federation`."""
     found = {}
     for name in (fed.job.guest, *fed.hosts):
         last = sorted((folder / name / "checkpoints").iterdir())[-1]
@@ -210,7 +209,9 @@ def weights_of(fed: Federation, folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_interrupted_again_and_again_with_generations_lost(seed: int, tmp_path: Path) -> None:
+def test_repeated_interruptions_and_damaged_checkpoints_do_not_change_the_result(
+    seed: int, tmp_path: Path
+) -> None:
     chance = random.Random(seed)
     fed = CASES[chance.choice(["depth 8", "two hosts", "celu", "changing", "4bit"])]()
     attempt(fed, tmp_path / "whole")
@@ -218,15 +219,15 @@ def test_interrupted_again_and_again_with_generations_lost(seed: int, tmp_path: 
     for _ in range(6):
         attempt(fed, folder, turns=chance.randrange(5, 60), chance=chance)
         for name in (fed.job.guest, *fed.hosts):
-            kept = sorted((folder / name).glob("checkpoints/round-*"))
-            if kept and chance.random() < 0.3:  # each may be damaged at one party alone
-                (chance.choice(kept) / "state.json").write_text("{}")
+            generations = sorted((folder / name).glob("checkpoints/round-*"))
+            if generations and chance.random() < 0.3:  # damaged at one party only
+                (chance.choice(generations) / "state.json").write_text("{}")
     result, _ = attempt(fed, folder)
     assert result is not None
     assert ends(fed, folder) == ends(fed, tmp_path / "whole")
 
 
-def test_a_run_that_is_done_ends_at_once_with_the_same_result(tmp_path: Path) -> None:
+def test_restarting_a_finished_run_returns_its_result_at_once(tmp_path: Path) -> None:
     fed = CASES["celu"]()
     first, many = attempt(fed, tmp_path)
     second, few = attempt(fed, tmp_path)
@@ -235,7 +236,9 @@ def test_a_run_that_is_done_ends_at_once_with_the_same_result(tmp_path: Path) ->
     assert few < many / 3
 
 
-def test_a_party_that_is_done_helps_another_to_its_end(tmp_path: Path) -> None:
+def test_a_finished_party_repeats_rounds_for_one_that_lost_its_last_checkpoint(
+    tmp_path: Path,
+) -> None:
     fed = CASES["celu"]()
     attempt(fed, tmp_path)
     expected = ends(fed, tmp_path)
@@ -244,7 +247,9 @@ def test_a_party_that_is_done_helps_another_to_its_end(tmp_path: Path) -> None:
     assert ends(fed, tmp_path) == expected
 
 
-def test_a_target_that_was_reached_is_not_passed(tmp_path: Path) -> None:
+def test_a_run_that_reached_its_target_does_not_train_further_when_restarted(
+    tmp_path: Path,
+) -> None:
     evaluation = celu.Evaluation(every=5, metric="loss", target=100.0)
     fed = federation(evaluation=evaluation, checkpoint={"every": 2})
     first, _ = attempt(fed, tmp_path)
@@ -253,14 +258,14 @@ def test_a_target_that_was_reached_is_not_passed(tmp_path: Path) -> None:
     assert (first.rounds, again.rounds) == (5, 5)
 
 
-def test_taking_checkpoints_changes_no_bit(tmp_path: Path) -> None:
+def test_checkpoints_do_not_change_the_trained_weights(tmp_path: Path) -> None:
     for every in (1, 4):
         fed = federation(method=celu.Method(R=3, W=3, depth=3), checkpoint={"every": every})
         attempt(fed, tmp_path / str(every))
         assert_same_bits(weights_of(fed, tmp_path / str(every)), train_in_memory(fed))
 
 
-def test_enough_generations_are_kept_and_no_more(tmp_path: Path) -> None:
+def test_old_generations_are_deleted_except_those_that_may_be_needed(tmp_path: Path) -> None:
     fed = federation(method=celu.Method(R=1, depth=4), rounds=40, checkpoint={"every": 2})
     attempt(fed, tmp_path)
     for name in ("guest", "host"):
@@ -269,17 +274,17 @@ def test_enough_generations_are_kept_and_no_more(tmp_path: Path) -> None:
 
 
 class Stopped(BaseException):
-    """The end of a process, as far as its programs can tell."""
+    """Stands for the end of a process."""
 
 
-def choose(fed: Federation, folder: Path, stop: int | None = None) -> tuple[Any, list[Any], Any]:
-    """A run that chooses, over a slow line, to its end or until so many events have passed.
+def run_auto(fed: Federation, folder: Path, stop: int | None = None) -> tuple[Any, list[Any], Any]:
+    """Run `auto` over a slow link, to its end or until the guest emitted `stop` events.
 
-    The result, the guest's events, and the rounds at which each party took checkpoints.
+    Returns the result, the guest's events, and the rounds of each party's checkpoints.
     """
-    fed, kept = copy.deepcopy(fed), checkpoints(folder, fed)
+    fed, stores = copy.deepcopy(fed), checkpoints(folder, fed)
     events: list[dict[str, Any]] = []
-    taken: dict[str, list[int]] = {name: [] for name in kept}
+    taken: dict[str, list[int]] = {name: [] for name in stores}
 
     def emit(event: celu.Event) -> None:
         events.append({"event": event.event, **event.fields})
@@ -287,22 +292,22 @@ def choose(fed: Federation, folder: Path, stop: int | None = None) -> tuple[Any,
             raise Stopped
 
     def note(name: str) -> Callable[..., None]:
-        keep = kept[name].keep
+        keep = stores[name].keep
         return lambda snapshot, many: (taken[name].append(snapshot.round), keep(snapshot, many))[1]
 
-    for name in kept:
-        kept[name].keep = note(name)  # type: ignore[method-assign]
+    for name in stores:
+        stores[name].keep = note(name)  # type: ignore[method-assign]
     try:
         slow = LinkSettings(mbps=1, delay_ms=20)
         result = celu.simulate(
-            fed.job, fed.guest, fed.hosts, callbacks=[emit], link=slow, speed=20, checkpoints=kept
+            fed.job, fed.guest, fed.hosts, callbacks=[emit], link=slow, speed=20, checkpoints=stores
         )
     except Stopped:
         return None, events, taken
     return result, events, taken
 
 
-def choosing() -> Federation:
+def auto_federation() -> Federation:
     return federation(
         rounds=200,
         hosts={"host": 64},
@@ -313,10 +318,10 @@ def choosing() -> Federation:
 
 
 @pytest.mark.parametrize("stop", [20, 110, 190])
-def test_a_run_that_chooses_goes_on_and_can_be_repeated(stop: int, tmp_path: Path) -> None:
-    fed = choosing()
-    assert choose(fed, tmp_path, stop)[0] is None
-    result, events, _ = choose(fed, tmp_path)
+def test_an_auto_run_resumes_and_its_choices_replay_it(stop: int, tmp_path: Path) -> None:
+    fed = auto_federation()
+    assert run_auto(fed, tmp_path, stop)[0] is None
+    result, events, _ = run_auto(fed, tmp_path)
     assert result.rounds == 200
     assert events[0]["event"] == "resumed" and events[0]["round"] >= 10
     assert [c.round for c in result.choices] == sorted({c.round for c in result.choices})
@@ -326,18 +331,18 @@ def test_a_run_that_chooses_goes_on_and_can_be_repeated(stop: int, tmp_path: Pat
     assert_same_bits(train_in_memory(again), weights_of(fed, tmp_path))
 
 
-def test_no_checkpoint_is_taken_while_a_trial_may_be_undone(tmp_path: Path) -> None:
-    fed = choosing()
-    result, events, taken = choose(fed, tmp_path)
+def test_no_checkpoint_is_taken_while_a_trial_may_be_rolled_back(tmp_path: Path) -> None:
+    fed = auto_federation()
+    result, events, taken = run_auto(fed, tmp_path)
     assert taken["guest"] == taken["host"] == sorted(set(taken["guest"]))
     assert taken["guest"][-1] == result.rounds
-    trials = [e for e in events if e["event"] == "choice" and "trial of R" in e["reason"]]
+    trials = [e for e in events if e["event"] == "choice" and "trial: R" in e["reason"]]
     assert trials
-    undone = {r for e in trials for r in range(e["round"] + 1, e["until"])}
-    assert not undone & set(taken["guest"][:-1])
+    rolled_back = {r for e in trials for r in range(e["round"] + 1, e["until"])}
+    assert not rolled_back & set(taken["guest"][:-1])
 
 
-def test_what_lies_on_disk_is_laid_out_as_anybody_reads_it(tmp_path: Path) -> None:
+def test_checkpoint_tensors_are_readable_with_safetensors(tmp_path: Path) -> None:
     fed = CASES["depth 8"]()
     attempt(fed, tmp_path)
     files = (tmp_path / "host" / "checkpoints").glob("round-*/tensors.safetensors")

@@ -1,4 +1,4 @@
-"""A row that is shifted, swapped or reshuffled is caught before a step is applied."""
+"""Shifted, swapped or reshuffled rows are detected before a step is applied."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 import celu
 from celu.data.tags import make_tags
-from celu.engine.guest import GuestTrainer
-from celu.engine.host import HostTrainer
+from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.host_trainer import HostTrainer
 from celu.errors import AlignmentError, ContractMismatch
 from federation import ROWS, Federation, assert_same_bits, federation, train_in_memory
 
@@ -59,7 +59,7 @@ def tagged_federation(**job: object) -> Federation:
 
 @pytest.mark.parametrize("part", ["train", "test"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_other_rows_are_refused_in_the_handshake_by_name(change: str, part: str) -> None:
+def test_different_rows_are_refused_in_the_handshake(change: str, part: str) -> None:
     fed = tagged_federation()
     host = fed.hosts["host"]
     moved = reordered(getattr(host, part), CHANGES[change])
@@ -70,7 +70,7 @@ def test_other_rows_are_refused_in_the_handshake_by_name(change: str, part: str)
     assert_same_bits(fed.weights(), before)
 
 
-def test_rows_known_by_number_do_not_pass_for_rows_known_by_id() -> None:
+def test_rows_without_ids_do_not_match_rows_with_ids() -> None:
     fed = tagged_federation()
     fed.hosts["host"] = federation().hosts["host"]
     with pytest.raises(ContractMismatch, match="train_ids"):
@@ -82,46 +82,46 @@ def test_rows_that_move_after_the_handshake_are_caught_before_a_step(change: str
     fed = tagged_federation()
     host = fed.hosts["host"]
     moved = dataclasses.replace(host, train=reordered(host.train, CHANGES[change]))
-    job = fed.job.model_copy(update={"batch_size": ROWS})  # so that every row is in the batch
+    job = fed.job.model_copy(update={"batch_size": ROWS})  # every row is in the batch
     there, here = HostTrainer("host", moved, job), GuestTrainer("guest", fed.guest, job)
     before = fed.weights()
     with pytest.raises(AlignmentError, match=r"ACTIVATION of round 0.*no step"):
-        here.answer(0, [there.activate(0)])
+        here.compute_derivatives(0, [there.compute_activation(0)])
     good = HostTrainer("host", host, job)
-    good.activate(0)
-    (answer,) = here.answer(0, [good.activate(0)])[1]
+    good.compute_activation(0)
+    (answer,) = here.compute_derivatives(0, [good.compute_activation(0)])[1]
     with pytest.raises(AlignmentError, match=r"DERIVATIVE of round 0.*no step"):
         there.update(0, answer)
     assert_same_bits(fed.weights(), before)
     assert here.workset.local_steps == there.workset.local_steps == 0
 
 
-def test_held_out_rows_are_checked_too() -> None:
+def test_held_out_rows_are_checked_as_well() -> None:
     fed = tagged_federation()
     host = fed.hosts["host"]
     moved = dataclasses.replace(host, test=reordered(host.test, CHANGES["shift by one"]))
     there = HostTrainer("host", moved, fed.job)
     here = GuestTrainer("guest", fed.guest, fed.job)
     with pytest.raises(AlignmentError, match="TEST_ACTIVATION"):
-        here.score(0, 32, [there.activate_test(0, 0, 0, 32)])
+        here.score(0, 32, [there.compute_test_activation(0, 0, 0, 32)])
 
 
-def test_other_orders_of_the_same_rows_are_caught_by_their_batches() -> None:
+def test_a_different_batch_order_of_the_same_rows_is_detected() -> None:
     fed = tagged_federation()
     job = fed.job.model_copy(update={"seed": 99})
     there, here = HostTrainer("host", fed.hosts["host"], job), GuestTrainer("g", fed.guest, fed.job)
     with pytest.raises(AlignmentError):
-        here.answer(0, [there.activate(0)])
+        here.compute_derivatives(0, [there.compute_activation(0)])
 
 
 @pytest.mark.parametrize("order", ["rows", "blocks"])
-def test_tags_do_not_change_what_is_learnt(order: str) -> None:
+def test_tags_do_not_change_the_trained_weights(order: str) -> None:
     blocks = celu.Order(shuffle=order, block_rows=16, window_blocks=4)
     plain, named = federation(order=blocks), tagged_federation(order=blocks)
     assert_same_bits(train_in_memory(plain), train_in_memory(named))
 
 
-def test_blocks_train_on_other_batches_than_rows_do() -> None:
+def test_shuffling_by_blocks_gives_other_batches_than_shuffling_rows() -> None:
     blocks = celu.Order(shuffle="blocks", block_rows=16, window_blocks=4)
     a, b = train_in_memory(federation()), train_in_memory(federation(order=blocks))
     assert any(not np.array_equal(a[name].numpy(), b[name].numpy()) for name in a)

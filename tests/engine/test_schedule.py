@@ -1,4 +1,4 @@
-"""The order of work is a function of settings and round."""
+"""The order of work depends on settings and round only."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,16 +28,16 @@ def test_with_depth_1_each_round_sends_its_own_activation() -> None:
     assert sends(segments(5, depth=1, every=100)) == [[0], [1], [2], [3], [4]]
 
 
-def test_with_depth_3_two_rounds_are_ahead() -> None:
+def test_with_depth_3_activations_are_sent_two_rounds_ahead() -> None:
     assert sends(segments(6, depth=3, every=100)) == [[0, 1, 2], [3], [4], [5], [], []]
 
 
-def test_nothing_is_sent_past_an_evaluation() -> None:
+def test_no_activation_is_sent_ahead_of_an_evaluation() -> None:
     assert sends(segments(6, depth=3, every=3)) == [[0, 1, 2], [], [], [3, 4, 5], [], []]
 
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 15), st.sets(st.integers(1, 45)))
-def test_every_round_is_sent_once_in_order_and_never_too_early(
+def test_every_activation_is_sent_once_in_order_and_never_too_early(
     num_rounds: int, depth: int, every: int, changes: set[int]
 ) -> None:
     choices = [Choice(round=r, W=1, R=1, depth=depth, codec="fp32") for r in (0, *sorted(changes))]
@@ -45,7 +45,7 @@ def test_every_round_is_sent_once_in_order_and_never_too_early(
     for segment in segments(num_rounds, depth, every, choices):
         for round_ in segment.rounds:
             sent += segment.sends_in(round_)
-            assert sent[-1] >= round_  # what is waited for has been sent
+            assert sent[-1] >= round_  # the awaited round has been sent
             assert sent[-1] - round_ < depth
         assert sent[-1] == segment.stop - 1  # nothing is in flight at a segment's end
     assert sent == list(range(num_rounds))
@@ -55,7 +55,7 @@ def test_the_last_round_is_evaluated() -> None:
     assert [segment.stop for segment in segments(7, depth=1, every=3)] == [3, 6, 7]
 
 
-def test_a_choice_holds_from_its_round_on() -> None:
+def test_a_choice_applies_from_its_round_on() -> None:
     first, second = (Choice(round=r, W=1, R=R, depth=1, codec="fp32") for r, R in ((0, 1), (4, 2)))
     plan = segments(9, depth=1, every=3, choices=[first, second])
     assert [(s.start, s.stop, s.tuning) for s in plan] == [
@@ -63,10 +63,10 @@ def test_a_choice_holds_from_its_round_on() -> None:
     ]  # fmt: skip
 
 
-def test_held_out_rows_are_scored_where_the_contract_says_and_not_at_every_choice() -> None:
+def test_a_change_of_tuning_alone_does_not_cause_an_evaluation() -> None:
     choices = [Choice(round=r, W=1, R=1, depth=1, codec="fp32") for r in (0, 4)]
     plan = segments(7, depth=1, every=3, choices=choices)
-    assert [(s.stop, s.scored) for s in plan] == [(3, True), (4, False), (6, True), (7, True)]
+    assert [(s.stop, s.evaluates) for s in plan] == [(3, True), (4, False), (6, True), (7, True)]
 
 
 def test_held_out_rows_are_scored_in_parts() -> None:

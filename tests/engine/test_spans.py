@@ -1,4 +1,4 @@
-"""Where a party's time went: what is noted, on which clock, and how much of it is kept."""
+"""Spans: what is recorded, on which clock, and how much is reported."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 
 import celu
 from celu.config.link import LinkSettings
-from celu.engine.local import Workset
 from celu.engine.observer import Observer
-from celu.engine.spans import MOST, Spans
+from celu.engine.spans import MAX_SPANS, Spans
 from celu.transport.message import TrafficBothWays
+from celu.workset.workset import Workset
 from federation import federation
 
-COMPUTING = {"compute", "local", "encode", "wait", "evaluate"}
+ACTIVITIES = {"compute", "local", "encode", "wait", "evaluate"}
 
 
-class Ticker:
-    """A clock that is set by hand."""
+class ManualClock:
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -28,60 +28,62 @@ class Ticker:
         return self.at
 
 
-def test_one_thing_is_done_at_a_time_and_what_it_interrupted_goes_on() -> None:
-    clock = Ticker()
+def test_an_inner_activity_interrupts_the_outer_one_which_then_continues() -> None:
+    clock = ManualClock()
     spans = Spans(clock)
-    with spans.doing("compute") as whole:
+    with spans.record("compute") as whole:
         clock.at = 1.0
-        with spans.doing("encode") as inner:
+        with spans.record("encode") as inner:
             clock.at = 3.0
         clock.at = 6.0
     clock.at = 7.0
-    with spans.doing("wait"):  # which takes no time, and is not worth a word
+    with spans.record("wait"):  # takes no time, so it is not recorded
         pass
     assert (whole.seconds, inner.seconds) == (6.0, 2.0)
-    assert spans.take() == [("compute", 0.0, 1.0), ("encode", 1.0, 3.0), ("compute", 3.0, 6.0)]
-    assert spans.take() == []
+    assert spans.drain() == [("compute", 0.0, 1.0), ("encode", 1.0, 3.0), ("compute", 3.0, 6.0)]
+    assert spans.drain() == []
 
 
 def reports(report_every: int, rounds: int, *, messages: int = 1) -> list[dict[str, Any]]:
-    """The reports of rounds of three seconds each: two of waiting, one of computing."""
-    clock, traffic, found = Ticker(), TrafficBothWays(), []
+    """The reports of rounds that take three seconds: two of waiting, one of computing."""
+    clock, traffic, found = ManualClock(), TrafficBothWays(), []
     spans = Spans(clock)
-    see = Observer(lambda event: found.append(event.fields), [traffic], rounds, report_every, spans)
+    observer = Observer(
+        lambda event: found.append(event.fields), [traffic], rounds, report_every, spans
+    )
     fed = federation()
-    workset = Workset.of(fed.job, "host")
+    workset = Workset.from_job(fed.job, "host")
     for round_ in range(rounds):
-        with see.waiting():
+        with observer.waiting():
             clock.at += 2.0
         for _ in range(messages):
             traffic.received.spans.append((clock.at - 1.0, clock.at))
-        with see.computing():
+        with observer.computing():
             clock.at += 1.0
-        see.round_done(round_, workset, None)
+        observer.round_done(round_, workset, None)
     return found
 
 
-def test_a_report_tells_the_spans_since_the_last_one() -> None:
+def test_a_report_has_the_spans_since_the_last_one() -> None:
     first, second = reports(1, 2)
     assert first["spans"] == [("wait", 0, 2), ("receive", 1, 2), ("compute", 2, 3)]
     assert second["spans"] == [("wait", 3, 5), ("receive", 4, 5), ("compute", 5, 6)]
 
 
-def test_of_many_rounds_the_latest_eight_are_told() -> None:
+def test_a_report_has_the_spans_of_the_latest_eight_rounds_only() -> None:
     (report,) = reports(50, 50)
     assert len(report["spans"]) == 3 * 8
     assert report["spans"][0] == ("wait", 42 * 3.0, 42 * 3.0 + 2.0)
 
 
-def test_spans_are_few_however_many_messages_there_are() -> None:
+def test_the_number_of_spans_is_bounded_however_many_messages_there_are() -> None:
     (report,) = reports(8, 8, messages=500)
-    assert len(report["spans"]) <= MOST
+    assert len(report["spans"]) <= MAX_SPANS
     assert report["spans"][-1] == ("compute", 23.0, 24.0)
 
 
 def simulated(**method: Any) -> dict[str, list[dict[str, Any]]]:
-    """The `round` events of each party over a slow line in virtual time."""
+    """The `round` events of each party over a slow link in virtual time."""
     fed = federation(method=celu.Method(**method), codec="int8", hosts={"host": 64})
     found: dict[str, list[dict[str, Any]]] = {"guest": [], "host": []}
 
@@ -100,7 +102,7 @@ def simulated(**method: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_a_simulated_line_says_when_messages_were_on_it(depth: int) -> None:
+def test_a_simulated_link_records_when_messages_were_on_it(depth: int) -> None:
     found = simulated(R=2, W=2, depth=depth)
     sent, received = (
         [(a, b) for event in found[name] for what, a, b in event["spans"] if what == kind]
@@ -109,26 +111,26 @@ def test_a_simulated_line_says_when_messages_were_on_it(depth: int) -> None:
     assert len(received) == 14 and len(sent) == 14
     durations = [b - a for a, b in sent]
     assert durations == pytest.approx([b - a for a, b in received], abs=1e-4)
-    assert min(durations) > 0.15, "two kilobytes on a line of 0.1 Mbps"
-    # The clocks begin apart; the way takes as long each time.
-    ways = [there[1] - here[1] for here, there in zip(sent, received, strict=True)]
-    assert ways == pytest.approx([ways[0]] * len(ways), abs=1e-3)
+    assert min(durations) > 0.15, "two kilobytes on a link of 0.1 Mbps"
+    # The parties' clocks have an offset, so only equal differences are expected.
+    delays = [there[1] - here[1] for here, there in zip(sent, received, strict=True)]
+    assert delays == pytest.approx([delays[0]] * len(delays), abs=1e-3)
     for events in found.values():
         assert all(b.keys() >= {"spans"} for b in events)
 
 
-def test_a_party_never_does_two_things_at_once_and_its_time_is_accounted_for() -> None:
+def test_activities_do_not_overlap_and_account_for_all_time() -> None:
     for events in simulated(R=2, W=2).values():
-        spans = [s for event in events for s in event["spans"] if s[0] in COMPUTING]
-        assert {what for what, _, _ in spans} == COMPUTING
+        spans = [s for event in events for s in event["spans"] if s[0] in ACTIVITIES]
+        assert {what for what, _, _ in spans} == ACTIVITIES
         assert all(a[2] <= b[1] + 1e-5 for a, b in pairwise(spans))
         waited = sum(b - a for what, a, b in spans if what == "wait")
         assert waited == pytest.approx(events[-1]["waited_s"], rel=0.02)
-        told = sum(b - a for _, a, b in spans)
-        assert told == pytest.approx(events[-1]["seconds"], rel=0.1)
+        total = sum(b - a for _, a, b in spans)
+        assert total == pytest.approx(events[-1]["seconds"], rel=0.1)
 
 
-def test_the_table_is_shown_as_it_is() -> None:
+def test_a_report_shows_the_workset_table() -> None:
     events = simulated(R=3, W=4)["guest"]
     for event in events:
         rounds = [round_ for round_, _, _ in event["table"]]
@@ -136,12 +138,12 @@ def test_the_table_is_shown_as_it_is() -> None:
             range(event["round"] - 3, event["round"] + 1)
         )
         for _, uses, similarity in event["table"]:
-            assert 1 <= uses <= 2, "an entry that was used three times has left"
+            assert 1 <= uses <= 2, "an entry used three times is evicted"
             assert (similarity is None) == (uses == 1)
             assert similarity is None or -1.0001 <= similarity <= 1.0001
     assert 0.0 < events[-1]["staleness"] < 4.0
 
 
 @pytest.mark.parametrize("method", [{"R": 1}, {"R": 2, "W": 65}])
-def test_no_table_is_shown_where_there_is_none_or_it_is_large(method: dict[str, int]) -> None:
+def test_no_table_is_reported_with_r_1_or_if_it_is_large(method: dict[str, int]) -> None:
     assert not any("table" in event for event in simulated(**method)["host"])

@@ -1,3 +1,5 @@
+"""Our update rules match torch's bit for bit, and a run does not load modules late."""
+
 from __future__ import annotations
 
 import subprocess
@@ -9,7 +11,7 @@ import torch
 from torch import nn
 
 import celu
-from celu.engine.optimizer import Optimizer, remembered
+from celu.engine.optimizer import Optimizer, flatten_state
 from celu.engine.update_rules import Adagrad, Sgd
 from celu.errors import CheckpointError
 
@@ -17,7 +19,7 @@ LR = 0.07
 
 
 @pytest.mark.parametrize(
-    ("own", "given", "torchs", "options", "sparse"),
+    ("own", "option", "reference_class", "options", "sparse"),
     [
         (Adagrad, 0.0, torch.optim.Adagrad, {"initial_accumulator_value": 0.0}, True),
         (Adagrad, 0.1, torch.optim.Adagrad, {"initial_accumulator_value": 0.1}, True),
@@ -25,8 +27,12 @@ LR = 0.07
         (Sgd, 0.9, torch.optim.SGD, {"momentum": 0.9}, False),
     ],
 )
-def test_every_bit_is_that_of_torch(
-    own: type[Adagrad | Sgd], given: float, torchs: Any, options: dict[str, float], sparse: bool
+def test_updates_equal_those_of_torch_bit_for_bit(
+    own: type[Adagrad | Sgd],
+    option: float,
+    reference_class: Any,
+    options: dict[str, float],
+    sparse: bool,
 ) -> None:
     torch.manual_seed(3)
 
@@ -35,43 +41,43 @@ def test_every_bit_is_that_of_torch(
 
     ours, theirs = model(), model()
     theirs.load_state_dict(ours.state_dict())
-    mine = own(list(ours.parameters()), LR, given)
-    reference = torchs(theirs.parameters(), lr=LR, **options)
+    mine = own(list(ours.parameters()), LR, option)
+    reference = reference_class(theirs.parameters(), lr=LR, **options)
     for _ in range(20):
         ids = torch.randint(0, 50, (16, 3))  # with repeats, whose gradients add up
-        for module, update in ((ours, mine.update), (theirs, reference.step)):
+        for module, update in ((ours, mine.step), (theirs, reference.step)):
             module(ids).square().mean().backward()
             update()
             module.zero_grad(set_to_none=True)
-    memory = mine.memory()
+    state = mine.state()
     for index, (a, b) in enumerate(zip(ours.parameters(), theirs.parameters(), strict=True)):
         assert torch.equal(a, b)
-        kept, due = memory.get(index, {}), reference.state[b]
-        assert kept.keys() == due.keys() - {"step"}  # nobody asks AdaGrad how many
-        assert all(torch.equal(kept[name], due[name]) for name in kept)
+        values, expected = state.get(index, {}), reference.state[b]
+        assert values.keys() == expected.keys() - {"step"}  # AdaGrad without decay needs no step
+        assert all(torch.equal(values[name], expected[name]) for name in values)
 
 
 @pytest.mark.parametrize("name", ["adagrad", "adam"])
-def test_a_part_of_what_is_remembered_is_refused(name: Literal["adagrad", "adam"]) -> None:
+def test_an_incomplete_optimizer_state_is_refused(name: Literal["adagrad", "adam"]) -> None:
     layer = nn.Linear(2, 1)
     optimizer = Optimizer([layer], celu.Optimizer(name=name, lr=LR))
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    whole = remembered(optimizer.state())
-    assert remembered(optimizer.state_of(whole)).keys() == whole.keys()
-    whole.pop(next(iter(whole)))
-    with pytest.raises(CheckpointError, match="got a part of it"):
-        optimizer.state_of(whole)
+    flat = flatten_state(optimizer.state())
+    assert flatten_state(optimizer.unflatten_state(flat)).keys() == flat.keys()
+    flat.pop(next(iter(flat)))
+    with pytest.raises(CheckpointError, match="is incomplete"):
+        optimizer.unflatten_state(flat)
 
 
-def told_by(code: str) -> list[str]:
-    """What a process of its own prints, for in this one everything is loaded."""
+def output_of(code: str) -> list[str]:
+    """The words that a new process prints; in this one everything is already imported."""
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return done.stdout.split()
 
 
-def test_a_run_does_not_wait_for_torch_s_compiler() -> None:
+def test_training_does_not_import_torchs_compiler() -> None:
     code = (
         "import sys, torch, celu; from celu.engine.optimizer import Optimizer; "
         "layer = torch.nn.Linear(2, 1); "
@@ -79,16 +85,17 @@ def test_a_run_does_not_wait_for_torch_s_compiler() -> None:
         "layer(torch.ones(1, 2)).sum().backward(); one.step(); one.restore(one.state()); "
         "print('torch._dynamo' in sys.modules)"
     )
-    assert told_by(code) == ["False"]
+    assert output_of(code) == ["False"]
 
 
-def test_nothing_is_loaded_in_a_round() -> None:
-    # It would be taken for the time that a round takes.
+def test_no_module_is_imported_during_a_round() -> None:
+    # It would be measured as part of the round.
     code = (
         "import sys; from chaos.cases import case; from celu.simulation import simulate; "
-        "one = case(2); seen = []; told = ('started', 'round'); "
-        "note = lambda event: event.event in told and seen.append(len(sys.modules)); "
-        "simulate(one.job, one.guest(), {n: one.host(n) for n in one.job.hosts}, callbacks=[note]); "
-        "print(len(seen), len(set(seen)))"
+        "one = case(2); counts = []; names = ('started', 'round'); "
+        "count = lambda event: event.event in names and counts.append(len(sys.modules)); "
+        "hosts = {name: one.host(name) for name in one.job.hosts}; "
+        "simulate(one.job, one.guest(), hosts, callbacks=[count]); "
+        "print(len(counts), len(set(counts)))"
     )
-    assert told_by(code) == ["4", "1"]
+    assert output_of(code) == ["4", "1"]

@@ -16,15 +16,16 @@ import torch
 
 import celu
 from celu.checkpoint.agreement import Agreement, Claim
-from celu.codecs.named import CODECS, ZSTD
+from celu.codecs.registry import CODECS, ZSTD
 from celu.data.order import BatchOrder
 from celu.doctor import diagnosis, probes
 from celu.doctor.measurement import MAX_WALL_S, Measured, Way, number, read_measured
 from celu.engine.coding import Coding
 from celu.engine.cost_model import Costs
-from celu.engine.guest import GuestTrainer
-from celu.engine.host import HostTrainer
-from celu.engine.plan import HostPlan, Outcome, Stage, Timings
+from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.host_trainer import HostTrainer
+from celu.engine.outcome import Outcome, Timings
+from celu.engine.plan import HostPlan, Stage
 from celu.engine.schedule import Schedule, Segment
 from celu.engine.state import TrainerState
 from celu.handshake import compare, hello
@@ -123,13 +124,13 @@ def a_hosts_update(stack: ExitStack) -> Target:
     job, table = make_job(), _table()
     host = celu.Host(bottom=Tower(WIDTH, {"numbers": 2}, {}, hidden=(4,)), train=table, test=table)
     trainer = HostTrainer("host", host, job)
-    stack.callback(trainer.feed.close)
+    stack.callback(trainer.loader.close)
     before = trainer.state()
     check = table.take(BatchOrder(job.seed, 64, ROWS).rows(0)).row_digest
     sent = Message(Kind.DERIVATIVE, 0, tensor=torch.randn(ROWS, WIDTH), row_digest=check)
 
     def read(message: Message) -> None:
-        trainer.activate(0)
+        trainer.compute_activation(0)
         trainer.update(0, expect(message, Kind.DERIVATIVE, 0))
 
     return Target(
@@ -138,7 +139,7 @@ def a_hosts_update(stack: ExitStack) -> Target:
         read,
         trainer.specs(),
         lambda: _bits(trainer.state()),
-        lambda: trainer.restore(before),
+        lambda: trainer.roll_back(before),
         weight=0.2,
     )
 
@@ -150,14 +151,14 @@ def a_guests_answer(stack: ExitStack) -> Target:
     trainer = GuestTrainer(
         "guest", celu.Guest(top=top, loss=celu.LOSSES["binary"], train=table, test=table), job
     )
-    stack.callback(trainer.feed.close)
+    stack.callback(trainer.loader.close)
     before = trainer.state()
     check = table.take(BatchOrder(job.seed, 64, ROWS).rows(0)).row_digest
     sent = Message(Kind.ACTIVATION, 0, tensor=torch.randn(ROWS, WIDTH), row_digest=check)
 
     def read(message: Message) -> None:
-        trainer.answer(0, [expect(message, Kind.ACTIVATION, 0)])
-        trainer.apply()
+        trainer.compute_derivatives(0, [expect(message, Kind.ACTIVATION, 0)])
+        trainer.apply_update()
 
     return Target(
         "a guest's answer",
@@ -165,7 +166,7 @@ def a_guests_answer(stack: ExitStack) -> Target:
         read,
         trainer.specs("host", job.tuning()),
         lambda: _bits(trainer.state()),
-        lambda: trainer.restore(before),
+        lambda: trainer.roll_back(before),
         weight=0.2,
     )
 
@@ -242,8 +243,8 @@ def verdict() -> Target:
     tuning = make_job(method=celu.Method(W=4, R=2), codec="int8").tuning()
     steps = [
         Stage(Segment(here, 50, tuning)),
-        Stage(Segment(here, 20, tuning, scored=False), save="base"),
-        Stage(Segment(here, 9, tuning), save="best", restore="best", forget=True),
+        Stage(Segment(here, 20, tuning, evaluates=False), save="base"),
+        Stage(Segment(here, 9, tuning), save="best", restore="best", drop_savepoints=True),
     ]
 
     def read(message: Message) -> None:
@@ -272,7 +273,7 @@ def report() -> Target:
     def read(message: Message) -> None:
         told = Timings.from_body(expect(message, Kind.REPORT, 3).body, 4)
         outcome = Outcome(segment, None, [], times, (told, times))
-        costs = Costs.of(outcome, 1 << 22, 1 << 22).learn(outcome)
+        costs = Costs.from_outcome(outcome, 1 << 22, 1 << 22).updated(outcome)
         assert costs.depth(1 << 22, 1 << 22) >= 1
         assert min(costs.free_steps(1 << 22, 1 << 22)) >= 1
 

@@ -1,4 +1,4 @@
-"""Instance weighting by hand on three rows."""
+"""Instance weighting of three rows, compared with manual computations."""
 
 import math
 
@@ -28,7 +28,7 @@ def test_weights_are_cosines_and_zero_beyond_xi(xi: float, expected: list[float]
     assert weights.similarity_B.tolist() == pytest.approx(COSINES, abs=1e-6)
 
 
-def test_weights_are_one_value_an_instance() -> None:
+def test_there_is_one_weight_per_instance() -> None:
     assert CosineWeighting(60).weigh(FRESH, STALE).weights_B.shape == (3,)
 
 
@@ -37,7 +37,7 @@ def test_no_gradient_flows_through_the_weights() -> None:
     assert not CosineWeighting(60).weigh(fresh, STALE).weights_B.requires_grad
 
 
-def test_tiny_derivatives_keep_their_direction() -> None:
+def test_tiny_derivatives_have_exact_similarities() -> None:
     tiny = 1e-12
     weights = CosineWeighting(60).weigh(FRESH * tiny, STALE * tiny)
     assert weights.similarity_B.tolist() == pytest.approx(COSINES, abs=1e-6)
@@ -52,6 +52,6 @@ def test_a_cosine_is_never_more_than_one(exponent: int) -> None:
         assert similarity_B.tolist() == pytest.approx(COSINES, abs=1e-6)
 
 
-def test_a_row_of_zeros_counts_for_nothing() -> None:
+def test_a_row_of_zeros_has_weight_zero() -> None:
     weights = CosineWeighting(60).weigh(torch.zeros(1, 2), torch.ones(1, 2))
     assert weights.weights_B.tolist() == [0.0]

@@ -106,7 +106,7 @@ class RunProgress:
             self._bar.update(
                 self._task, completed=event.round, facts=" · ".join(self._latest.values())
             )
-        elif isinstance(event, TuningChosen) and event.reason != "as before":
+        elif isinstance(event, TuningChosen) and not event.is_unchanged:
             self._console.print(f"{self._name}: round {event.round}: {escape(event.reason)}")
         elif isinstance(event, Evaluated):
             given = event.metrics

@@ -1,1 +1,1 @@
-"""Z and dZ as fewer bytes: one small class a codec, named in the contract."""
+"""Codecs that compress Z and dZ: one small class each, selected by name in the contract."""

@@ -1,4 +1,4 @@
-"""Plain casts: float32 as it is, or in half of its bytes."""
+"""Casts: float32 unchanged, or a 16-bit float type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from celu.codecs.codec import check_size, from_bytes, to_bytes
 
 
 class Cast:
-    """Numbers rounded to the nearest of another type; in float16 none goes beyond 65504."""
+    """Rounds to the nearest value of another dtype; float16 is clamped to its finite range."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -18,12 +18,12 @@ class Cast:
         """See `Codec`."""
         return rows * width * self._dtype.itemsize
 
-    def encode(self, x_BD: Tensor, noise: torch.Generator) -> Tensor:
+    def encode(self, x_BD: Tensor, generator: torch.Generator) -> Tensor:
         """See `Codec`."""
-        del noise
+        del generator
         if self._dtype == torch.float16:
-            largest = torch.finfo(torch.float16).max
-            x_BD = x_BD.clamp(-largest, largest)
+            max_ = torch.finfo(torch.float16).max
+            x_BD = x_BD.clamp(-max_, max_)
         return to_bytes(x_BD.to(self._dtype))
 
     def decode(self, payload: Tensor, rows: int, width: int) -> Tensor:

@@ -1,9 +1,9 @@
-"""What a codec is: Z or dZ as fewer bytes, and back.
+"""The codec interface: encode Z or dZ into fewer bytes, and decode them.
 
-Both parties go on with what was decoded, the sender included, so that they agree. Decoding is
-therefore exact arithmetic, the same on every machine: elementwise operations, and sums in a fixed
-order, never a matrix product. Rounding is at random, so that its errors average out over rows and
-rounds; the noise comes from a generator that the caller seeds, and only the sender needs it.
+Both parties continue with the decoded tensor, the sender too, so they must decode the same bits on
+every machine. Decoding therefore uses only elementwise operations and sums in a fixed order, never
+a matrix product. Rounding is stochastic, so that errors average out over rows and rounds; only the
+sender needs the random generator, which the caller seeds.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from celu.errors import ShapeError
 
 
 class Codec(Protocol):
-    """A matrix of float32 in, bytes out, and back."""
+    """Encodes a float32 matrix into bytes and decodes it."""
 
     def max_bytes(self, rows: int, width: int) -> int:
-        """The most bytes that a matrix of this shape becomes."""
+        """The maximum size of an encoded matrix of this shape."""
         ...
 
-    def encode(self, x_BD: Tensor, noise: torch.Generator) -> Tensor:
-        """The bytes of a finite matrix: uint8 [bytes], on the matrix's device."""
+    def encode(self, x_BD: Tensor, generator: torch.Generator) -> Tensor:
+        """Encode a finite matrix: uint8 [bytes], on the matrix's device."""
         ...
 
     def decode(self, payload: Tensor, rows: int, width: int) -> Tensor:
-        """The matrix; raises ProtocolError or ShapeError for bytes of no such shape.
+        """Decode a matrix; raises ProtocolError or ShapeError if the size does not fit.
 
-        The numbers in it may be anything, NaN and Inf too: the caller looks.
+        The values are not checked: a peer's bytes may decode to NaN or Inf.
         """
         ...
 
 
 def check_size(payload: Tensor, expected: int) -> None:
-    """Raise ShapeError unless a payload has the size that its shape asks for."""
+    """Raise ShapeError unless a payload has the expected size."""
     if payload.numel() != expected:
-        raise ShapeError(f"expected {expected} bytes of a tensor, got {payload.numel()}")
+        raise ShapeError(f"expected {expected} bytes of an encoded tensor, got {payload.numel()}")
 
 
 def to_bytes(x: Tensor) -> Tensor:
-    """A tensor's memory, as uint8."""
+    """A tensor's memory as uint8."""
     return x.contiguous().reshape(-1).view(torch.uint8)
 
 
 def from_bytes(payload: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Bytes as numbers; copied where they do not lie as numbers must."""
+    """Bytes viewed as another dtype; copied if they are not aligned."""
     if payload.storage_offset() % dtype.itemsize:
         payload = payload.clone()
     return payload.view(dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from celu.codecs.named import CODECS
+from celu.codecs.registry import CODECS
 from celu.config.job import Codecs, Job
 from celu.doctor.measurement import Measured
 from celu.engine.coding import Coding

@@ -1,1 +1,1 @@
-"""The exchange, the local step and the order in which a party does them."""
+"""The training engine: exchange rounds, local steps and the order in which a party runs them."""

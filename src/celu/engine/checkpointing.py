@@ -1,9 +1,9 @@
-"""When checkpoints are taken, and how a program goes on from one.
+"""When a party takes checkpoints, and how it resumes from one.
 
-The position is the number of rounds done, so a checkpoint falls between two rounds; at the end of a
-segment, once it is decided what comes next. All parties follow the same rule, so they take theirs
-at the same rounds: where `every` rounds have passed since the last one, but never while a state is
-held at a mark, for then rounds may be undone; and one at the end.
+A checkpoint is identified by its number of finished rounds, so it falls between two rounds; at the
+end of a segment it follows the decision about the next one. All parties apply the same rule, so
+they take checkpoints after the same rounds: once `every` rounds have passed since the last one, but
+never while there are savepoints, since rounds may then be rolled back; and one at the end.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch import Tensor
 
 from celu.checkpoint.generations import Checkpoints, Snapshot
 from celu.config.job import Job, Tuning
-from celu.engine.observer import Observer, Record
+from celu.engine.observer import Observer, ProgressState
 from celu.engine.plan import MAX_DEPTH, Stage
 from celu.engine.state import TrainerState
 from celu.engine.state_dict import TrainerMetadata
 from celu.errors import CheckpointError
 
-# Generations to keep besides one for each checkpoint that falls into the rounds in flight: the one
-# just written, the one that a slower party still writes, and one in resume_point of a damaged one.
-_SPARE = 4
+# Generations to retain besides one for each checkpoint that falls into the rounds in flight: the
+# one just written, the one that a slower party is still writing, and spares for damaged ones.
+_SPARE_GENERATIONS = 4
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a program stands: so many rounds are done, in the course of a stage or before it.
+    """Where training starts: after `round` rounds, at the start or in the middle of a stage.
 
-    Without a stage the run is done.
+    Without a stage the run is already done.
     """
 
     round: int
@@ -40,30 +40,30 @@ class ResumePoint:
 
 
 class _Trainer(Protocol):
-    def adopt(self, tuning: Tuning) -> None: ...
-    def keep(self) -> tuple[TrainerMetadata, dict[str, Tensor]]: ...
-    def go_on(self, facts: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None: ...
+    def apply_tuning(self, tuning: Tuning) -> None: ...
+    def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]: ...
+    def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None: ...
     def unanswered_bytes(self) -> int: ...
 
 
 class _Plan(Protocol):
     def first(self) -> Stage: ...
-    def kept(self, round_: int) -> Any: ...
-    def go_on(self, kept: Any, round_: int) -> Stage | None: ...
+    def state_dict(self, round_: int) -> Any: ...
+    def load_state_dict(self, state: Any, round_: int) -> Stage | None: ...
 
 
-class _Kept(BaseModel):
-    """What `state.json` holds."""
+class _CheckpointState(BaseModel):
+    """The contents of `state.json`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     done: bool
     plan: Any
     trainer: TrainerMetadata
-    record: Record
+    record: ProgressState
 
 
 class Checkpointer:
-    """Takes a party's checkpoints; without `checkpoints`, none."""
+    """Takes a party's checkpoints and resumes from them; does nothing without `checkpoints`."""
 
     def __init__(
         self,
@@ -75,16 +75,16 @@ class Checkpointer:
     ) -> None:
         self._every = job.checkpoint_every
         depth = MAX_DEPTH if job.auto else job.max_depth
-        self._generations = depth // self._every + _SPARE
+        self._generations = depth // self._every + _SPARE_GENERATIONS
         self._checkpoints = checkpoints
         self._trainer = trainer
         self._plan = plan
-        self._see = observer
+        self._observer = observer
         self._last = 0
         self._unannounced = False
 
-    def begin(self, round_: int) -> ResumePoint:
-        """Where to begin: at the beginning, or with everything as it was after so many rounds.
+    def resume(self, round_: int) -> ResumePoint:
+        """Load the checkpoint after `round_` rounds; for round 0, start at the first stage.
 
         Raises CheckpointError.
         """
@@ -93,52 +93,53 @@ class Checkpointer:
         self._last = round_
         snapshot = self._checkpoints.load(round_)
         try:
-            kept = _Kept.model_validate(snapshot.state)
+            state = _CheckpointState.model_validate(snapshot.state)
         except ValidationError as error:
             raise CheckpointError(
-                f"the checkpoint of round {round_}: expected a trainer's state, got something "
-                "else; go on with the release of celu that the run began with"
+                f"the checkpoint of round {round_} has another format; resume with the release of "
+                "celu that the run started with"
             ) from error
-        stage = self._plan.go_on(kept.plan, round_)
+        stage = self._plan.load_state_dict(state.plan, round_)
         if stage is not None and round_ > stage.segment.start:
-            self._trainer.adopt(stage.segment.tuning)  # else it is adopted as the stage begins
-        self._trainer.go_on(kept.trainer, snapshot.tensors)
-        self._see.go_on(kept.record)
-        return ResumePoint(round_, None if kept.done else stage)
+            self._trainer.apply_tuning(stage.segment.tuning)  # else done by `enter_stage`
+        self._trainer.load_state_dict(state.trainer, snapshot.tensors)
+        self._observer.load_progress(state.record)
+        return ResumePoint(round_, None if state.done else stage)
 
-    def after(self, round_: int, savepoints: Mapping[str, TrainerState]) -> None:
-        """So many rounds are done: take a checkpoint if one is due; raises CheckpointError."""
+    def maybe_save(self, round_: int, savepoints: Mapping[str, TrainerState]) -> None:
+        """Take a checkpoint after `round_` rounds if one is due; raises CheckpointError."""
         if not savepoints and round_ - self._last >= self._every:
-            self._take(round_, done=False)
+            self._save(round_, done=False)
             self._unannounced = self._checkpoints is not None
 
     def announce(self) -> None:
-        """Say that a checkpoint was taken, if one was: once all others can take theirs.
+        """Emit the event of a checkpoint that `maybe_save` took.
 
-        Who wants to stop at a checkpoint does so here.
+        Called once all other parties can take theirs. A process that wants to stop at a
+        checkpoint does so on this event.
         """
         if self._unannounced:
             self._unannounced = False
-            self._see.kept(self._last)
+            self._observer.checkpoint_taken(self._last)
 
-    def at_the_end(self, round_: int) -> None:
-        """The run is done: keep how it ended; raises CheckpointError."""
-        self._take(round_, done=True)
+    def save_final(self, round_: int) -> None:
+        """Take the last checkpoint of a finished run; raises CheckpointError."""
+        self._save(round_, done=True)
 
-    def settle(self) -> None:
-        """Wait until all that was taken is on disk; raises CheckpointError."""
+    def flush(self) -> None:
+        """Wait until all checkpoints are on disk; raises CheckpointError."""
         if self._checkpoints is not None:
             self._checkpoints.settle()
 
-    def _take(self, round_: int, *, done: bool) -> None:
+    def _save(self, round_: int, *, done: bool) -> None:
         if self._checkpoints is None:
             return
-        facts, tensors = self._trainer.keep()
-        kept = _Kept(
+        metadata, tensors = self._trainer.state_dict()
+        state = _CheckpointState(
             done=done,
-            plan=self._plan.kept(round_),
-            trainer=facts,
-            record=self._see.record(self._trainer.unanswered_bytes()),
+            plan=self._plan.state_dict(round_),
+            trainer=metadata,
+            record=self._observer.progress(self._trainer.unanswered_bytes()),
         )
-        self._checkpoints.keep(Snapshot(round_, tensors, kept.model_dump()), self._generations)
+        self._checkpoints.keep(Snapshot(round_, tensors, state.model_dump()), self._generations)
         self._last = round_

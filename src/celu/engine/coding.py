@@ -1,8 +1,8 @@
-"""Between the engine's tensors and the messages that carry them: the contract's codecs.
+"""Encodes tensors into messages and decodes them, with the contract's codecs.
 
-Whoever sends goes on with what the other side will decode, so that both cache the same numbers.
-What is sent exactly, in float32, goes as it is: a link looks at it for NaN and Inf, and its thread
-copies it.
+The sender continues with the decoded tensor as well, so that both sides cache the same numbers.
+float32 tensors are sent as they are: the link checks them for NaN and Inf, and its thread copies
+them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,27 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from celu.codecs.named import find_codec
+from celu.codecs.registry import find_codec
 from celu.config.job import Codecs, Job
+from celu.data.dataset import Batch
 from celu.engine.spans import Spans
-from celu.errors import ProtocolError
+from celu.errors import AlignmentError, ProtocolError
 from celu.transport.message import Kind, Message, TensorSpec, rows_of
 from celu.transport.wire import check_finite
 
 
+def check_same_rows(message: Message, batch: Batch) -> None:
+    """Raise AlignmentError if a peer computed its tensor from other rows than ours."""
+    if message.row_digest != batch.row_digest:
+        raise AlignmentError(
+            f"{message.kind.name} of round {message.round}: the peer used other rows than this "
+            "party; no step was applied. A store may have changed since the parties were aligned: "
+            'run "celu align" again at all parties'
+        )
+
+
 class Coding:
-    """The tensors that travel between the guest and one host."""
+    """Encodes and decodes the tensors between the guest and one host."""
 
     def __init__(
         self, job: Job, host: str, codecs: Codecs | None = None, spans: Spans | None = None
@@ -32,10 +43,10 @@ class Coding:
         self._host = host
         self._batch_size = job.batch_size
         self._width = job.hosts[host].z_width
-        self.use(codecs or job.tuning().codecs)
+        self.set_codecs(codecs or job.tuning().codecs)
 
-    def use(self, codecs: Codecs) -> None:
-        """Go on with these codecs; raises ConfigError for a name that is none."""
+    def set_codecs(self, codecs: Codecs) -> None:
+        """Use these codecs from now on; raises ConfigError for an unknown name."""
         names = {
             Kind.ACTIVATION: codecs.activation,
             Kind.DERIVATIVE: codecs.derivative,
@@ -45,7 +56,7 @@ class Coding:
         self._exact = {kind for kind, name in names.items() if name == "fp32"}
 
     def specs(self, *kinds: Kind) -> dict[Kind, TensorSpec]:
-        """What may arrive of these kinds: so many bytes, and no more."""
+        """The largest tensors that a peer may send of these kinds."""
         rows, width = self._batch_size, self._width
         return {
             kind: TensorSpec(rows, width)
@@ -55,37 +66,37 @@ class Coding:
         }
 
     def pack(self, message: Message) -> tuple[Message, Tensor]:
-        """A message with its tensor encoded, and the tensor as it will be decoded.
+        """The message with its tensor encoded, and the tensor as the peer will decode it.
 
-        Raises NonFiniteError where it holds NaN or Inf: no code stands for them.
+        Raises NonFiniteError for NaN or Inf, which codecs cannot represent.
         """
         x_BD = message.tensor
         assert x_BD is not None
-        # Laid out row by row, as the other side and a checkpoint have it: sums over another
-        # layout may differ in the last bit.
+        # Row-major, like the peer's copy and a checkpoint's: sums over another memory layout may
+        # differ in the last bit.
         x_BD = x_BD.detach().contiguous()
         if message.kind in self._exact:
             return replace(message, tensor=x_BD), x_BD
-        with self._spans.doing("encode"):
+        with self._spans.record("encode"):
             check_finite(x_BD, message.kind.name, message.round)
             codec = self._codecs[message.kind]
-            payload = codec.encode(x_BD, self._noise(message, x_BD.device))
+            payload = codec.encode(x_BD, self._generator(message, x_BD.device))
             total = None if x_BD.device.type == "cpu" else x_BD.sum()
             packed = replace(message, tensor=payload.reshape(-1, 1), total=total)
             return packed, codec.decode(payload, *x_BD.shape).to(x_BD.device)
 
     def unpack(self, message: Message, rows: int) -> Tensor:
-        """The tensor of a message, of so many rows.
+        """Decode the tensor of a message, which must have `rows` rows.
 
-        Raises ProtocolError or ShapeError for bytes that are no such tensor, NonFiniteError for
-        NaN or Inf.
+        Raises ProtocolError or ShapeError for bytes that do not decode to that shape, and
+        NonFiniteError for NaN or Inf.
         """
         if message.kind in self._exact:
             return rows_of(message, rows)
         where = f"{message.kind.name} of round {message.round}"
         if message.tensor is None:
             raise ProtocolError(f"{where}: expected a tensor, got none")
-        with self._spans.doing("encode"):
+        with self._spans.record("encode"):
             try:
                 codec = self._codecs[message.kind]
                 x_BD = codec.decode(message.tensor.reshape(-1), rows, self._width)
@@ -94,8 +105,8 @@ class Coding:
             check_finite(x_BD, f"{message.kind.name} from a peer", message.round)
             return x_BD
 
-    def _noise(self, message: Message, device: torch.device) -> torch.Generator:
-        """For rounding, from (seed, host, kind, round, part)."""
+    def _generator(self, message: Message, device: torch.device) -> torch.Generator:
+        """A generator for stochastic rounding, seeded by (seed, host, kind, round, part)."""
         key = f"{self._seed} {self._host} {message.kind} {message.round} {message.part}"
         digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"celu.noise").digest()
         generator = torch.Generator(device)

@@ -1,7 +1,8 @@
-"""What a round costs on a line and at the parties, and what follows from that.
+"""A cost model of a round: time on the link and at the parties.
 
-Costs are measured while training (`plan.Timings`). Nothing here knows of codecs or of what is gained
-by a step: it answers how long, how many in flight, and how many steps fit in.
+Costs are measured during training (`outcome.Timings`). The cost model predicts the duration of a
+round, the depth it needs and how many local steps fit in. It does not know codecs, or whether a
+local step helps the neural network.
 """
 
 from __future__ import annotations
@@ -9,26 +10,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from celu.engine.plan import MAX_DEPTH, MAX_R, Outcome
+from celu.engine.outcome import Outcome
+from celu.engine.plan import MAX_DEPTH, MAX_R
 
-_FEW_ROUNDS = 3  # by which nothing is learned
+_MIN_ROUNDS = 3  # fewer measured rounds are too noisy
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What things cost, in seconds: as last measured."""
+    """The latest measurements, in seconds; those of the slowest host."""
 
-    up_byte_s: float  # on the line, to the guest
+    up_byte_s: float  # on the link, to the guest
     down_byte_s: float
     round_trip_s: float
-    guest_s: float  # a round's exchange, without local steps
+    guest_s: float  # computing one exchange, without local steps
     host_s: float
     guest_step_s: float
     host_step_s: float
 
     @staticmethod
-    def of(outcome: Outcome, up: int, down: int) -> Costs:
-        """From a segment of one round at a time, with messages of so many bytes each way."""
+    def from_outcome(outcome: Outcome, up: int, down: int) -> Costs:
+        """From a segment with depth 1 and messages of `up` and `down` bytes."""
         guest, hosts = outcome.guest, outcome.hosts
         costs = Costs(
             guest.byte_s,
@@ -40,13 +42,13 @@ class Costs:
             max((h.step_s for h in hosts), default=0.0),
         )
         waited_s = guest.waited_s / guest.rounds
-        on_the_line_s = up * costs.up_byte_s + down * costs.down_byte_s
-        return replace(costs, round_trip_s=max(0.0, waited_s - on_the_line_s - costs.host_s))
+        transfer_s = up * costs.up_byte_s + down * costs.down_byte_s
+        return replace(costs, round_trip_s=max(0.0, waited_s - transfer_s - costs.host_s))
 
-    def learn(self, outcome: Outcome) -> Costs:
-        """The same after another segment; what it did not measure, or hardly, stays."""
+    def updated(self, outcome: Outcome) -> Costs:
+        """The costs after another segment; values that it did not measure stay."""
         guest, hosts = outcome.guest, outcome.hosts
-        if guest.rounds < _FEW_ROUNDS:
+        if guest.rounds < _MIN_ROUNDS:
             return self
         slowest = max(hosts, key=lambda h: h.exchange_s, default=None)
         return replace(
@@ -57,22 +59,22 @@ class Costs:
             host_step_s=(slowest.step_s if slowest and slowest.local_steps else self.host_step_s),
         )
 
-    def line_s(self, up: int, down: int) -> float:
-        """How long a round's messages hold the line, in the slower direction."""
+    def transfer_s(self, up: int, down: int) -> float:
+        """How long a round's messages occupy the link, in the slower direction."""
         return max(up * self.up_byte_s, down * self.down_byte_s)
 
     def round_s(self, up: int, down: int) -> float:
-        """How long a round takes where enough are in flight."""
-        return max(self.line_s(up, down), self.guest_s, self.host_s)
+        """How long a round takes if enough rounds are in flight."""
+        return max(self.transfer_s(up, down), self.guest_s, self.host_s)
 
     def depth(self, up: int, down: int) -> int:
-        """How many rounds in flight that takes."""
+        """How many rounds must be in flight for that."""
         round_s = self.round_s(up, down)
         latency_s = self.round_trip_s + up * self.up_byte_s + down * self.down_byte_s + self.host_s
         return min(MAX_DEPTH, max(1, math.ceil((latency_s + round_s) / max(round_s, 1e-9))))
 
     def free_steps(self, up: int, down: int) -> tuple[int, int]:
-        """R of the guest and of the hosts for which local steps take no time from a round."""
+        """The largest R of guest and hosts whose local steps do not delay a round."""
         spare_s = self.round_s(up, down)
         guest = 1 + int((spare_s - self.guest_s) / max(self.guest_step_s, 1e-9))
         host = 1 + int((spare_s - self.host_s) / max(self.host_step_s, 1e-9))

@@ -1,7 +1,7 @@
-"""What a training program reports while it runs: rounds, evaluations, time spent waiting.
+"""Measures a training loop and emits its events: rounds, evaluations, choices, checkpoints.
 
-The engine calls an `Observer`; what becomes of the reports (file, progress bar, result) is decided
-by whoever made it.
+It does not decide what happens to the events (file, progress bar, tracker): its caller passes
+`emit`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from celu.config.job import Tuning
-from celu.engine.local import Workset, view
-from celu.engine.plan import Stage, Timings
-from celu.engine.spans import MOST, MOST_ROUNDS, Spans
+from celu.engine.outcome import Timings
+from celu.engine.plan import Stage
+from celu.engine.spans import MAX_SPAN_ROUNDS, MAX_SPANS, Spans
 from celu.events import (
     SIMILARITY_QUANTILES,
     Callback,
@@ -28,12 +28,16 @@ from celu.events import (
     TuningChosen,
 )
 from celu.transport.message import TrafficBothWays
+from celu.workset.workset import Workset, summarize_table
 
-_LARGEST_TABLE = 64  # entries that a report lists
+_MAX_TABLE = 64  # entries; larger tables are not reported
 
 
-class Record(BaseModel):
-    """What a run has reported so far, so that one that goes on reports as if never interrupted."""
+class ProgressState(BaseModel):
+    """Totals of a run so far, so that a resumed run reports as if it had not been interrupted.
+
+    Its fields are a file format.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     seconds: float
@@ -48,10 +52,10 @@ class Record(BaseModel):
 
 
 class Observer:
-    """Turns the engine's calls into events: `emit(event)`.
+    """Turns the engine's calls into events, for `emit(event)`.
 
-    A round is reported every `report_every` rounds, so that reading values back from an
-    accelerator does not stall every step. Its time is that of the clock of `spans`.
+    It reports every `report_every`-th round, so that reading values back from a GPU does not
+    stall every step. Its clock is that of `spans`.
     """
 
     def __init__(
@@ -64,8 +68,8 @@ class Observer:
     ) -> None:
         self._spans = spans
         self._clock = spans.clock
-        self._began = spans.clock()
-        self._round_ends: deque[float] = deque(maxlen=MOST_ROUNDS + 1)
+        self._started = spans.clock()
+        self._round_ends: deque[float] = deque(maxlen=MAX_SPAN_ROUNDS + 1)
         self._emit = emit
         self._traffic = traffic
         self._num_rounds = num_rounds
@@ -74,104 +78,106 @@ class Observer:
         self._waited_s = 0.0
         self._local_s = 0.0
         self._evaluating_s = 0.0
-        self._begin: tuple[float, ...] = ()
-        self._carried: dict[str, int] = {}  # before this run went on
+        self._measured_from: tuple[float, ...] = ()  # totals when measuring started
+        self._earlier_bytes: dict[str, int] = {}  # before the run was resumed
         self._transfer_s = 0.0
         self.evaluations: list[dict[str, float]] = []
 
-    def record(self, unanswered_bytes: int) -> Record:
-        """All that was reported; what was sent but not answered is left out: it is sent again."""
+    def progress(self, unanswered_bytes: int) -> ProgressState:
+        """The totals for a checkpoint, without unanswered messages: a resumed run resends them."""
         carried = self.bytes()
         carried["bytes_sent"] -= unanswered_bytes
-        return Record(
-            seconds=self._clock() - self._began,
+        return ProgressState(
+            seconds=self._clock() - self._started,
             waited_s=self._waited_s,
             local_s=self._local_s,
             evaluating_s=self._evaluating_s,
-            transfer_s=self._transferred_s(),
+            transfer_s=self._total_transfer_s(),
             carried=carried,
-            measured_from=list(self._begin),
+            measured_from=list(self._measured_from),
             losses=torch.stack(self._losses).tolist() if self._losses else [],
             evaluations=list(self.evaluations),
         )
 
-    def go_on(self, record: Record) -> None:
-        """Report from here on as if never interrupted."""
-        self._began = self._clock() - record.seconds
-        self._waited_s = record.waited_s
-        self._local_s = record.local_s
-        self._evaluating_s = record.evaluating_s
-        self._transfer_s = record.transfer_s
-        self._carried = dict(record.carried)
-        self._begin = tuple(record.measured_from)
-        self._losses = [torch.tensor(loss) for loss in record.losses]
-        self.evaluations = [dict(evaluation) for evaluation in record.evaluations]
+    def load_progress(self, progress: ProgressState) -> None:
+        """Continue the totals from a checkpoint."""
+        self._started = self._clock() - progress.seconds
+        self._waited_s = progress.waited_s
+        self._local_s = progress.local_s
+        self._evaluating_s = progress.evaluating_s
+        self._transfer_s = progress.transfer_s
+        self._earlier_bytes = dict(progress.carried)
+        self._measured_from = tuple(progress.measured_from)
+        self._losses = [torch.tensor(loss) for loss in progress.losses]
+        self.evaluations = [dict(evaluation) for evaluation in progress.evaluations]
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time spent in here is time that this party waited for another."""
-        with self._spans.doing("wait") as spent:
+        """Time this block as waiting for a peer."""
+        with self._spans.record("wait") as elapsed:
             yield
-        self._waited_s += spent.seconds
+        self._waited_s += elapsed.seconds
 
     @contextmanager
     def evaluating(self, *, counted: bool) -> Iterator[None]:
-        """Time spent in here is that of an evaluation, `counted` if the contract asks for it."""
-        with self._spans.doing("evaluate") as spent:
+        """Time this block as an evaluation; `counted` if the contract asks for it."""
+        with self._spans.record("evaluate") as elapsed:
             yield
         if counted:
-            self._evaluating_s += spent.seconds
+            self._evaluating_s += elapsed.seconds
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Time spent in here is that of an exchange: forward, backward, update."""
-        with self._spans.doing("compute"):
+        """Time this block as an exchange: forward, backward, update."""
+        with self._spans.record("compute"):
             yield
 
     @contextmanager
     def local_steps(self) -> Iterator[None]:
-        """Time spent in here is that of local steps."""
-        with self._spans.doing("local") as spent:
+        """Time this block as local steps."""
+        with self._spans.record("local") as elapsed:
             yield
-        self._local_s += spent.seconds
+        self._local_s += elapsed.seconds
 
-    def measures_from_here(self, workset: Workset) -> None:
-        """The rounds of a segment by which time is measured come now."""
-        self._begin = self._totals(workset)
+    def start_measuring(self, workset: Workset) -> None:
+        """Start the measured rounds of a segment."""
+        self._measured_from = self._totals(workset)
 
-    def times(self, rounds: int, workset: Workset) -> Timings:
-        """How the time went since then, in so many rounds."""
-        spent = [now - then for now, then in zip(self._totals(workset), self._begin, strict=True)]
-        seconds, waited_s, local_s, local_steps, transfer_s, transfer_bytes = spent
+    def timings(self, rounds: int, workset: Workset) -> Timings:
+        """The timings of the `rounds` rounds since `start_measuring`."""
+        totals = zip(self._totals(workset), self._measured_from, strict=True)
+        deltas = [now - before for now, before in totals]
+        seconds, waited_s, local_s, local_steps, transfer_s, transfer_bytes = deltas
         return Timings(
             rounds, seconds, waited_s, local_s, int(local_steps), transfer_s, int(transfer_bytes)
         )
 
     def _totals(self, workset: Workset) -> tuple[float, ...]:
         return (
-            self._clock() - self._began,
+            self._clock() - self._started,
             self._waited_s,
             self._local_s,
             workset.local_steps,
-            self._transferred_s(),
+            self._total_transfer_s(),
             self.bytes()["bytes_received"],
         )
 
-    def _transferred_s(self) -> float:
+    def _total_transfer_s(self) -> float:
         return self._transfer_s + sum(t.received.training_s for t in self._traffic)
 
-    def chosen(self, step: Stage) -> None:
-        """The guest chose how to go on."""
-        tuning = step.segment.tuning.model_dump(include=set(Tuning.model_fields))
-        fields: dict[str, Any] = {"round": step.segment.start, "until": step.segment.stop, **tuning}
-        again: dict[str, Any] = {"back_to": step.restore} if step.restore else {}
-        self._emit(TuningChosen(**fields, **again, seconds=self._seconds(), reason=step.reason))
+    def tuning_chosen(self, stage: Stage) -> None:
+        """Emit the guest's choice for the next stage."""
+        segment = stage.segment
+        tuning = segment.tuning.model_dump(include=set(Tuning.model_fields))
+        fields: dict[str, Any] = {"round": segment.start, "until": segment.stop, **tuning}
+        rollback: dict[str, Any] = {"back_to": stage.restore} if stage.restore else {}
+        self._emit(TuningChosen(**fields, **rollback, seconds=self._seconds(), reason=stage.reason))
 
     def round_done(self, round_: int, workset: Workset, loss: Tensor | None) -> None:
-        """A round's exchanged update is made; `loss` is the guest's."""
+        """Count a finished round, and report it if a report is due; `loss` is the guest's."""
         if loss is not None:
             self._losses.append(loss)
-        self._round_ends.append(self._spans.last_turn)
+        self._round_ends.append(self._spans.last_switch)
         if (round_ + 1) % self._report_every and round_ + 1 != self._num_rounds:
             return
         fields: dict[str, Any] = {
@@ -190,28 +196,28 @@ class Observer:
         if workset.ages:
             fields["staleness"] = round(sum(workset.ages) / len(workset.ages), 4)
             workset.ages.clear()
-        if workset.table.R > 1 and workset.table.W <= _LARGEST_TABLE:
-            fields["table"] = view(workset.table)
+        if workset.table.R > 1 and workset.table.W <= _MAX_TABLE:
+            fields["table"] = summarize_table(workset.table)
         fields["spans"] = self._latest_spans()
         self._emit(RoundDone(**fields))
 
     def _latest_spans(self) -> list[tuple[str, float, float]]:
-        """Where the time went since the last report, in its latest rounds, by what began first."""
-        spans = self._spans.take()
+        """The spans of the latest rounds since the last report, sorted by start."""
+        spans = self._spans.drain()
         for traffic in self._traffic:
             spans += [("send", *span) for span in traffic.sent.take_spans()]
             spans += [("receive", *span) for span in traffic.received.take_spans()]
-        since = self._round_ends[0] if len(self._round_ends) > MOST_ROUNDS else self._began
-        spans = sorted((s for s in spans if s[2] > since), key=lambda s: s[1])[-MOST:]
-        began = self._began
-        return [(what, round(a - began, 5), round(b - began, 5)) for what, a, b in spans]
+        since = self._round_ends[0] if len(self._round_ends) > MAX_SPAN_ROUNDS else self._started
+        spans = sorted((s for s in spans if s[2] > since), key=lambda s: s[1])[-MAX_SPANS:]
+        zero = self._started
+        return [(what, round(a - zero, 5), round(b - zero, 5)) for what, a, b in spans]
 
-    def kept(self, rounds: int) -> None:
-        """A checkpoint was taken after so many rounds; it may still have to be written."""
+    def checkpoint_taken(self, rounds: int) -> None:
+        """Emit that a checkpoint was taken after `rounds` rounds."""
         self._emit(CheckpointTaken(round=rounds, seconds=self._seconds()))
 
     def evaluated(self, round_: int, metrics: dict[str, float], target_reached: bool) -> None:
-        """Held-out rows were scored after this round."""
+        """Emit the metrics of the held-out rows after this round."""
         fields: dict[str, Any] = {
             "round": round_ + 1,
             "seconds": self._seconds(),
@@ -223,11 +229,11 @@ class Observer:
         self._emit(Evaluated(**fields, target_reached=target_reached))
 
     def _seconds(self) -> float:
-        """Since training began, by this party's clock."""
-        return round(self._clock() - self._began, 4)
+        """Training time so far, all attempts counted."""
+        return round(self._clock() - self._started, 4)
 
     def bytes(self) -> dict[str, int]:
-        """Bytes over all links so far, evaluation traffic apart."""
+        """Bytes over all links so far, by kind of traffic."""
         sent = [t.sent for t in self._traffic]
         received = [t.received for t in self._traffic]
         carried = {
@@ -236,18 +242,19 @@ class Observer:
             "evaluation_bytes": sum(t.evaluation_bytes for t in (*sent, *received)),
             "control_bytes": sum(t.control_bytes for t in (*sent, *received)),
         }
-        return {name: count + self._carried.get(name, 0) for name, count in carried.items()}
+        return {name: count + self._earlier_bytes.get(name, 0) for name, count in carried.items()}
 
 
 def quantiles(x_B: Tensor) -> list[float]:
-    """Those at `SIMILARITY_QUANTILES`, between two numbers in proportion; torch's own are slow for a few."""
+    """The quantiles at `SIMILARITY_QUANTILES`, by linear interpolation.
+
+    `torch.quantile` is slow for a handful of quantiles.
+    """
     ordered = x_B.float().sort().values.tolist()
     found = []
     for quantile in SIMILARITY_QUANTILES:
-        resume_point, between = divmod(quantile * (len(ordered) - 1), 1)
-        low, high = (
-            ordered[int(resume_point)],
-            ordered[min(int(resume_point) + 1, len(ordered) - 1)],
-        )
-        found.append(low + (high - low) * between)
+        index, fraction = divmod(quantile * (len(ordered) - 1), 1)
+        low = ordered[int(index)]
+        high = ordered[min(int(index) + 1, len(ordered) - 1)]
+        found.append(low + (high - low) * fraction)
     return found

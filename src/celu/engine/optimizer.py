@@ -1,7 +1,7 @@
-"""The optimizers of a party, by the contract's settings.
+"""A party's optimizer, built from the contract's settings.
 
-AdaGrad and SGD take dense and sparse gradients alike. Adam does not, so embeddings with sparse
-gradients get its sparse form: a step's cost follows the batch, not the table.
+AdaGrad and SGD handle dense and sparse gradients. Adam does not, so embeddings with sparse
+gradients use SparseAdam: the cost of a step follows the batch size, not the embedding table's.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from celu.config.job import Optimizer as Settings
-from celu.engine.update_rules import Adagrad, Adam, Memory, Rule, Sgd
+from celu.engine.update_rules import Adagrad, Adam, Rule, RuleState, Sgd
 from celu.errors import CheckpointError, ConfigError
 
 _NAME = re.compile(r"(\d{1,6})\.(\d{1,9})\.(\w+)")
-Remembered = dict[str, Any]  # by "optimizer.parameter.what", counted from 0
+FlatState = dict[str, Any]  # by "<rule index>.<parameter index>.<state key>"
 
 
 class Optimizer:
-    """All of a party's modules under one optimizer."""
+    """One optimizer for all modules of a party."""
 
     def __init__(self, modules: Iterable[nn.Module], settings: Settings) -> None:
         modules = list(modules)
@@ -34,51 +34,51 @@ class Optimizer:
         self.parameters = [p for m in modules for p in m.parameters() if p.requires_grad]
         sparse = [p for p in self.parameters if id(p) in sparse_ids]
         dense = [p for p in self.parameters if id(p) not in sparse_ids]
-        self._rules = _make(dense, sparse, settings)
+        self._rules = _make_rules(dense, sparse, settings)
 
     def step(self) -> None:
-        """Apply the gradients, and forget them."""
+        """Apply the gradients and set them to None."""
         for rule in self._rules:
-            rule.update()
+            rule.step()
         for parameter in self.parameters:
             parameter.grad = None
 
-    def state(self) -> list[Memory]:
-        """A copy of what is remembered."""
-        return [_copy(rule.memory()) for rule in self._rules]
+    def state(self) -> list[RuleState]:
+        """A copy of the state of every rule."""
+        return [_copy(rule.state()) for rule in self._rules]
 
-    def restore(self, state: list[Memory]) -> None:
-        """Go back to a state; it can be gone back to again."""
-        for rule, memory in zip(self._rules, state, strict=True):
-            rule.remember(_copy(memory))
+    def restore(self, states: list[RuleState]) -> None:
+        """Return to an earlier state, which stays valid for another `restore`."""
+        for rule, state in zip(self._rules, states, strict=True):
+            rule.load_state(_copy(state))
 
-    def state_of(self, remembered: Remembered) -> list[Memory]:
-        """The state that `remembered` gave the names of; raises CheckpointError if not ours."""
-        states: list[Memory] = [{} for _ in self._rules]
-        for name, value in remembered.items():
+    def unflatten_state(self, flat: FlatState) -> list[RuleState]:
+        """The inverse of `flatten_state`; raises CheckpointError for another model's state."""
+        states: list[RuleState] = [{} for _ in self._rules]
+        for name, value in flat.items():
             found = _NAME.fullmatch(name)
-            if found is None or not self._knows(int(found[1]), int(found[2]), found[3], value):
+            if found is None or not self._fits(int(found[1]), int(found[2]), found[3], value):
                 raise CheckpointError(
-                    f"optimizer.{name}: expected what {self._names()} remembers of this model's "
-                    "parameters, got something else; put back the settings that the run began with"
+                    f"optimizer.{name}: this is not {self._names()} state of this model's "
+                    "parameters. Restore the model and settings that the run started with"
                 )
             states[int(found[1])].setdefault(int(found[2]), {})[found[3]] = value
         for rule, state in zip(self._rules, states, strict=True):
-            lacking = rule.of_all and len(state) < len(rule.parameters)
-            if lacking or any(kept.keys() != rule.remembers for kept in state.values()):
+            incomplete = rule.has_initial_state and len(state) < len(rule.parameters)
+            if incomplete or any(values.keys() != rule.state_keys for values in state.values()):
                 raise CheckpointError(
-                    f"optimizer: expected all that {self._names()} remembers, got a part of it"
+                    f"optimizer: the checkpoint's {self._names()} state is incomplete"
                 )
         return states
 
-    def _knows(self, which: int, index: int, what: str, value: Any) -> bool:
+    def _fits(self, which: int, index: int, key: str, value: Any) -> bool:
         if which >= len(self._rules):
             return False
         rule = self._rules[which]
-        if index >= len(rule.parameters) or what not in rule.remembers:
+        if index >= len(rule.parameters) or key not in rule.state_keys:
             return False
         if not isinstance(value, Tensor) or value.dim() == 0:
-            return what == "step"
+            return key == "step"
         like = rule.parameters[index]
         return bool(value.shape == like.shape and value.dtype == like.dtype)
 
@@ -86,24 +86,26 @@ class Optimizer:
         return " and ".join(rule.name for rule in self._rules)
 
 
-def remembered(state: list[Memory]) -> Remembered:
-    """A state by names."""
+def flatten_state(states: list[RuleState]) -> FlatState:
+    """An optimizer's state by name, as checkpoints store it."""
     return {
-        f"{which}.{index}.{what}": value
-        for which, memory in enumerate(state)
-        for index, kept in memory.items()
-        for what, value in kept.items()
+        f"{which}.{index}.{key}": value
+        for which, state in enumerate(states)
+        for index, values in state.items()
+        for key, value in values.items()
     }
 
 
-def _copy(memory: Memory) -> Memory:
+def _copy(state: RuleState) -> RuleState:
     return {
-        index: {what: v.clone() if isinstance(v, Tensor) else v for what, v in kept.items()}
-        for index, kept in memory.items()
+        index: {key: v.clone() if isinstance(v, Tensor) else v for key, v in values.items()}
+        for index, values in state.items()
     }
 
 
-def _make(dense: list[nn.Parameter], sparse: list[nn.Parameter], settings: Settings) -> list[Rule]:
+def _make_rules(
+    dense: list[nn.Parameter], sparse: list[nn.Parameter], settings: Settings
+) -> list[Rule]:
     if not dense and not sparse:
         return []
     if settings.name == "adagrad":
@@ -111,7 +113,8 @@ def _make(dense: list[nn.Parameter], sparse: list[nn.Parameter], settings: Setti
     if settings.name == "sgd":
         if settings.momentum and sparse:
             raise ConfigError(
-                "optimizer.momentum: expected none, as the model has sparse embeddings"
+                "optimizer.momentum: not supported with sparse embeddings; remove it, or use "
+                "dense embeddings"
             )
         return [Sgd(dense + sparse, settings.lr, settings.momentum or 0.0)]
     rules = [(dense, False), (sparse, True)]

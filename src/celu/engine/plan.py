@@ -1,60 +1,62 @@
-"""Which segment comes next, and from which state: what the guest decides and its hosts follow.
+"""Which segment comes next, and from which state: the guest decides and the hosts follow.
 
-A written plan is the contract's, and every party knows it. Where the contract says `auto`, the
-guest decides at the end of each segment (`auto`) and tells the hosts with its verdict. A host
-checks what it is told: it goes on from a round that it is at, or was at, within fixed bounds.
+A fixed plan is part of the contract, so every party knows it. With `method = "auto"` the guest
+decides at the end of each segment (`AutoPlan`) and sends the next stage in its verdict. A host
+checks that stage: it must start at the host's current round or at a savepoint, within fixed bounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from celu.codecs.named import find_codec
+from celu.codecs.registry import find_codec
 from celu.config.job import Choice, Job, Tuning
+from celu.engine.outcome import Outcome
 from celu.engine.schedule import Schedule, Segment, planned_segments
 from celu.errors import CheckpointError, ConfigError, ProtocolError
 
-# What a guest may choose; a host keeps W batches, and holds states at the two savepoints in memory.
+# Bounds on what a guest may choose: a host caches W batches and two savepoints in memory.
 MAX_W = MAX_R = MAX_DEPTH = 64
 SAVEPOINTS = ("base", "best")
-MEASURED_ROUNDS = 4
+MEASURING_ROUNDS = 4
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A segment to be done, after the state was saved under one mark and fetched from another.
+    """A segment and the state it starts from.
 
-    `forget` drops all savepoints then; `reason` is for the record.
+    Before it, in this order: the state is saved at savepoint `save`, rolled back to savepoint
+    `restore`, and all savepoints are dropped if `drop_savepoints`. `reason` is for reports.
     """
 
     segment: Segment
     save: str | None = None
     restore: str | None = None
-    forget: bool = False
+    drop_savepoints: bool = False
     reason: str = ""
 
     def to_body(self) -> dict[str, Any]:
-        """What a verdict says of it."""
+        """The stage as JSON, for a verdict or a checkpoint."""
         segment = self.segment
         return {
             "start": segment.start,
             "stop": segment.stop,
             "tuning": segment.tuning.model_dump(include=set(Tuning.model_fields)),
-            "scored": segment.scored,
+            "scored": segment.evaluates,
             "save": self.save,
             "restore": self.restore,
-            "forget": self.forget,
+            "forget": self.drop_savepoints,
         }
 
     @staticmethod
     def from_body(body: Any, here: int, savepoints: Mapping[str, int], schedule: Schedule) -> Stage:
-        """What a guest told a host that is at round `here` and has `savepoints` at these rounds.
+        """The stage that a guest sent to a host at round `here` with savepoints at these rounds.
 
-        Raises ProtocolError for anything that cannot be followed.
+        Raises ProtocolError for anything that the host cannot do.
         """
         try:
             tuning = Tuning.model_validate(body["tuning"])
@@ -62,7 +64,7 @@ class Stage:
                 find_codec(name, "codec")
             start, stop, save, restore = (body[k] for k in ("start", "stop", "save", "restore"))
         except (ValidationError, ConfigError, KeyError, TypeError) as error:
-            raise ProtocolError("VERDICT: expected what to do next, got no such thing") from error
+            raise ProtocolError("VERDICT: the guest did not send a valid next stage") from error
         at = {**savepoints, **({save: here} if save in SAVEPOINTS else {})}
         allowed = (
             (save is None or save in SAVEPOINTS)
@@ -77,110 +79,44 @@ class Stage:
         )
         if not allowed:
             raise ProtocolError(
-                f"VERDICT: expected to go on from round {here} or a mark in {dict(savepoints)}, with "
-                f"W, R and depth of at most {MAX_W}, {MAX_R} and {MAX_DEPTH}; got another order"
+                f"VERDICT: expected a stage from round {here} or a savepoint of "
+                f"{dict(savepoints)}, with W, R and depth of at most {MAX_W}, {MAX_R} and "
+                f"{MAX_DEPTH}; got another one"
             )
-        segment = Segment(start, stop, tuning, scored=body.get("scored") is True)
-        return Stage(segment, save, restore, forget=body.get("forget") is True)
-
-
-@dataclass(frozen=True)
-class Timings:
-    """How a party spent its time in a segment's rounds, and how fast what it received came.
-
-    `transfer_s` is the time between the first and the last byte of `transfer_bytes` in messages.
-    """
-
-    rounds: int
-    seconds: float
-    waited_s: float
-    local_s: float
-    local_steps: int
-    transfer_s: float
-    transfer_bytes: int
-
-    @property
-    def exchange_s(self) -> float:
-        """What a round costs this party besides its local steps."""
-        return max(0.0, self.seconds - self.waited_s - self.local_s) / self.rounds
-
-    @property
-    def step_s(self) -> float:
-        """What a local stage costs; where none was made, as much as a round's exchange."""
-        return self.local_s / self.local_steps if self.local_steps else self.exchange_s
-
-    @property
-    def byte_s(self) -> float:
-        """What a received byte cost in time on the line."""
-        return self.transfer_s / self.transfer_bytes if self.transfer_bytes else 0.0
-
-    def to_body(self) -> dict[str, Any]:
-        """What a host reports."""
-        return asdict(self)
-
-    @staticmethod
-    def from_body(body: Any, rounds: int) -> Timings:
-        """What a host reported; raises ProtocolError."""
-        types = {field.name: int if field.type == "int" else float for field in fields(Timings)}
-        valid = isinstance(body, dict) and body.keys() == types.keys()
-        if not valid or not all(_is_a(types[name], value) for name, value in body.items()):
-            raise ProtocolError("REPORT: expected how the host spent its time, got no such thing")
-        return replace(Timings(**body), rounds=rounds)
-
-
-def _is_a(kind: type, value: Any) -> bool:
-    """Whether a claim is a number of this kind, and one that can be reckoned with.
-
-    A count must be whole: divided by the smallest of fractions, seconds would become infinite.
-    """
-    return type(value) in {int, kind} and 0 <= value <= 1e15
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What the guest knows at a segment's end.
-
-    How well held-out rows were foretold, if it was scored, and each fresh batch, if it was judged
-    (in the contract's metric, higher is better); and everybody's times.
-    """
-
-    segment: Segment
-    held_out: float | None
-    fresh: list[float]
-    guest: Timings
-    hosts: tuple[Timings, ...]
+        segment = Segment(start, stop, tuning, evaluates=body.get("scored") is True)
+        return Stage(segment, save, restore, drop_savepoints=body.get("forget") is True)
 
 
 class Plan(Protocol):
-    """What to do, stage by stage."""
+    """The stages of a run, one after the other."""
 
-    chooses: bool  # whether it depends on outcomes, so that hosts must be told
-    choices: list[Choice]  # the tunings of the rounds that count: with these a run can be repeated
+    is_adaptive: bool  # whether it depends on outcomes, so that the guest must send it to the hosts
+    choices: list[Choice]  # the tunings of all rounds that were not rolled back, to replay the run
 
     def first(self) -> Stage:
         """The first stage."""
         ...
 
-    def after(self, outcome: Outcome) -> Stage | None:
-        """The next one; None where the run is done."""
+    def next(self, outcome: Outcome) -> Stage | None:
+        """The next stage; None if the run is done."""
         ...
 
-    def kept(self, round_: int) -> Any:
-        """What a checkpoint after so many rounds must hold of it, as JSON has it."""
+    def state_dict(self, round_: int) -> Any:
+        """The plan's state after `round_` rounds, as JSON values for a checkpoint."""
         ...
 
-    def go_on(self, kept: Any, round_: int) -> Stage | None:
-        """Instead of the first: the stage that is under way, or next, once so many are done.
+    def load_state_dict(self, state: Any, round_: int) -> Stage | None:
+        """Resume, instead of calling `first`: the stage in progress or next after `round_` rounds.
 
-        None where the run is done. Raises CheckpointError for what was never kept.
+        None if the run is done. Raises CheckpointError for an invalid state.
         """
         ...
 
 
 class FixedPlan:
-    """The contract's own."""
+    """The plan that the contract defines."""
 
-    chooses = False
+    is_adaptive = False
 
     def __init__(self, job: Job, schedule: Schedule) -> None:
         self._segments: Iterator[Segment] = planned_segments(job, schedule)
@@ -190,87 +126,87 @@ class FixedPlan:
         """See `Plan`."""
         return Stage(next(self._segments))
 
-    def after(self, outcome: Outcome | None = None) -> Stage | None:
-        """See `Plan`; nothing that happens changes it."""
+    def next(self, outcome: Outcome | None = None) -> Stage | None:
+        """See `Plan`; outcomes do not change it."""
         segment = next(self._segments, None)
         return None if segment is None else Stage(segment)
 
-    def kept(self, round_: int) -> None:
-        """See `Plan`; the round says it all."""
+    def state_dict(self, round_: int) -> None:
+        """See `Plan`; the round is enough."""
 
-    def go_on(self, kept: Any, round_: int) -> Stage | None:
+    def load_state_dict(self, state: Any, round_: int) -> Stage | None:
         """See `Plan`."""
         return next((Stage(s) for s in self._segments if round_ < s.stop), None)
 
 
 def first_stage(job: Job, schedule: Schedule) -> Stage:
-    """How a run begins, as every party knows.
+    """The first stage, which every party derives from the contract.
 
-    One that chooses for itself begins with one round at a time and nothing left out.
+    With `auto` it measures: depth 1, no local steps, float32, unless the contract says otherwise.
     """
     if not job.auto:
         return FixedPlan(job, schedule).first()
-    plain = {"W": 5, "R": 1, "depth": 1, "codec": "fp32"}
-    written = {name: value for name, value in dict(job.tuning()).items() if name in job.given()}
-    tuning = Tuning.model_validate({**plain, **written})
-    stop = min(MEASURED_ROUNDS, schedule.evaluation_after(0))
-    return Stage(Segment(0, stop, tuning, scored=schedule.is_evaluation(stop)))
+    defaults = {"W": 5, "R": 1, "depth": 1, "codec": "fp32"}
+    fixed = {name: value for name, value in dict(job.tuning()).items() if name in job.given()}
+    tuning = Tuning.model_validate({**defaults, **fixed})
+    stop = min(MEASURING_ROUNDS, schedule.evaluation_after(0))
+    return Stage(Segment(0, stop, tuning, evaluates=schedule.is_evaluation(stop)))
 
 
 class HostPlan:
-    """What a host does: as the contract says, or as its guest tells it where that is the contract.
+    """A host's plan: the contract's, or with `auto` the stages that the guest sends.
 
-    It remembers the rounds at which it was, so that it is never sent to one at which it was not.
+    It tracks the rounds of its savepoints, and refuses a stage that starts anywhere else.
     """
 
     def __init__(self, job: Job, schedule: Schedule) -> None:
-        self.is_told = job.auto
+        self.follows_guest = job.auto
         self._schedule = schedule
-        self._written = None if job.auto else FixedPlan(job, schedule)
-        self._step = first_stage(job, schedule)
-        self._marks: dict[str, int] = {}
+        self._fixed = None if job.auto else FixedPlan(job, schedule)
+        self._stage = first_stage(job, schedule)
+        self._savepoints: dict[str, int] = {}
 
     def first(self) -> Stage:
         """The first stage."""
-        return self._step if self._written is None else self._written.first()
+        return self._stage if self._fixed is None else self._fixed.first()
 
     def next(self, verdict: Mapping[str, Any]) -> Stage:
-        """The stage after a verdict to go on; raises ProtocolError where there can be none."""
-        if self._written is not None:
-            stage = self._written.after()
+        """The next stage after a verdict to continue; raises ProtocolError if there is none."""
+        if self._fixed is not None:
+            stage = self._fixed.next()
             if stage is None:
-                raise ProtocolError("VERDICT: expected to stop, as all rounds are done")
+                raise ProtocolError("VERDICT: the guest continues although all rounds are done")
             return stage
-        here = self._step.segment.stop
-        stage = Stage.from_body(verdict.get("next"), here, self._marks, self._schedule)
+        here = self._stage.segment.stop
+        stage = Stage.from_body(verdict.get("next"), here, self._savepoints, self._schedule)
         if stage.save is not None:
-            self._marks[stage.save] = here
-        if stage.forget:
-            self._marks.clear()
-        self._step = stage
+            self._savepoints[stage.save] = here
+        if stage.drop_savepoints:
+            self._savepoints.clear()
+        self._stage = stage
         return stage
 
-    def kept(self, round_: int) -> Any:
-        """What a checkpoint after so many rounds must hold of it, as JSON has it."""
-        if self._written is not None:
-            return self._written.kept(round_)
-        begun = round_ > self._step.segment.start
-        return (Stage(self._step.segment) if begun else self._step).to_body()
+    def state_dict(self, round_: int) -> Any:
+        """The plan's state after `round_` rounds, as JSON values for a checkpoint."""
+        if self._fixed is not None:
+            return self._fixed.state_dict(round_)
+        started = round_ > self._stage.segment.start
+        return (Stage(self._stage.segment) if started else self._stage).to_body()
 
-    def go_on(self, kept: Any, round_: int) -> Stage | None:
-        """Instead of the first: the stage that is under way, or next, once so many are done.
+    def load_state_dict(self, state: Any, round_: int) -> Stage | None:
+        """Resume, instead of calling `first`: the stage in progress or next after `round_` rounds.
 
-        None where the run is done. Raises CheckpointError for what was never kept.
+        None if the run is done. Raises CheckpointError for an invalid state.
         """
-        if self._written is not None:
-            return self._written.go_on(kept, round_)
-        start = kept.get("start") if isinstance(kept, dict) else None
+        if self._fixed is not None:
+            return self._fixed.load_state_dict(state, round_)
+        start = state.get("start") if isinstance(state, dict) else None
         if not isinstance(start, int) or start > round_:
-            raise CheckpointError("plan: expected the stage that is under way, got something else")
+            raise CheckpointError("plan: the checkpoint has no stage for this round")
         try:
-            self._step = Stage.from_body(kept, start, {}, self._schedule)
+            self._stage = Stage.from_body(state, start, {}, self._schedule)
         except ProtocolError as error:
             raise CheckpointError(f"plan: {error}") from error
-        if self._step.save is not None:
-            self._marks[self._step.save] = start
-        return self._step if round_ < self._step.segment.stop else None
+        if self._stage.save is not None:
+            self._savepoints[self._stage.save] = start
+        return self._stage if round_ < self._stage.segment.stop else None

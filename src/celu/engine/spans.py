@@ -1,6 +1,6 @@
-"""What a party's compute thread did lately, and when: one thing at a time, the latest only.
+"""Spans: what a party's compute thread did recently and when, one activity at a time.
 
-Timings are those of the party's clock. What its links did beside it is in their `Traffic`.
+Times are those of the party's clock. Spans of its links are recorded in their `Traffic`.
 """
 
 from __future__ import annotations
@@ -11,43 +11,43 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-What = Literal["compute", "local", "encode", "wait", "evaluate"]
-MOST = 200  # spans that are kept, and that a report tells
-MOST_ROUNDS = 8  # of which it tells them, the latest
+Activity = Literal["compute", "local", "encode", "wait", "evaluate"]
+MAX_SPANS = 200  # buffered, and reported at once
+MAX_SPAN_ROUNDS = 8  # a report covers only this many of its latest rounds
 
 
-class Spent:
-    """How long something took, once it is over."""
+class Elapsed:
+    """The duration of a recorded block, once it has ended."""
 
     seconds = 0.0
 
 
 class Spans:
-    """Notes what is done from when to when. The clock must be that of the party's links."""
+    """Records activities with their start and end. The clock must be that of the party's links."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.last_turn = clock()  # when the party last turned from one thing to another
-        self._doing: What | None = None
-        self._kept: deque[tuple[str, float, float]] = deque(maxlen=MOST)
+        self.last_switch = clock()  # when the party last changed its activity
+        self._activity: Activity | None = None
+        self._spans: deque[tuple[str, float, float]] = deque(maxlen=MAX_SPANS)
 
     @contextmanager
-    def doing(self, what: What) -> Iterator[Spent]:
-        """This is done in here; where something else was being done, that goes on afterwards."""
-        spent, outer = Spent(), self._doing
-        began = self._turn(what)
-        yield spent
-        spent.seconds = self._turn(outer) - began
+    def record(self, activity: Activity) -> Iterator[Elapsed]:
+        """Record the block as this activity; the enclosing activity continues afterwards."""
+        elapsed, outer = Elapsed(), self._activity
+        started = self._switch(activity)
+        yield elapsed
+        elapsed.seconds = self._switch(outer) - started
 
-    def take(self) -> list[tuple[str, float, float]]:
-        """What was done since this was last asked: what, from, to."""
-        taken = list(self._kept)
-        self._kept.clear()
-        return taken
+    def drain(self) -> list[tuple[str, float, float]]:
+        """The spans since the last call: activity, start, end."""
+        spans = list(self._spans)
+        self._spans.clear()
+        return spans
 
-    def _turn(self, what: What | None) -> float:
+    def _switch(self, activity: Activity | None) -> float:
         now = self.clock()
-        if self._doing is not None and now > self.last_turn:
-            self._kept.append((self._doing, self.last_turn, now))
-        self._doing, self.last_turn = what, now
+        if self._activity is not None and now > self.last_switch:
+            self._spans.append((self._activity, self.last_switch, now))
+        self._activity, self.last_switch = activity, now
         return now

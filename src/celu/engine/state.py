@@ -1,4 +1,4 @@
-"""A trainer's whole state as a value: taken where nothing is in flight, and gone back to."""
+"""A trainer's state in memory: captured when nothing is in flight, restored to roll back."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from celu.config.job import Tuning
-from celu.engine.local import Workset
 from celu.engine.optimizer import Optimizer
 from celu.engine.plan import Stage
-from celu.engine.update_rules import Memory
+from celu.engine.update_rules import RuleState
 from celu.workset.table import Entry
+from celu.workset.workset import Workset
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Weights, what the optimizer remembers, and the workset table. Randomness has no state."""
+    """Weights, optimizer state and workset table. Randomness has no state: see `seed_step`."""
 
     modules: dict[str, dict[str, Tensor]]
-    optimizer: list[Memory]
+    optimizer: list[RuleState]
     table: tuple[int, list[Entry]]
 
     @staticmethod
-    def of(
+    def capture(
         modules: Mapping[str, nn.Module], optimizer: Optimizer, workset: Workset
     ) -> TrainerState:
-        """A copy of the state as it is now."""
+        """A copy of the current state."""
         weights = {
             which: {name: tensor.clone() for name, tensor in module.state_dict().items()}
             for which, module in modules.items()
         }
         return TrainerState(weights, optimizer.state(), workset.table.state())
 
-    def bring_back(
+    def restore(
         self, modules: Mapping[str, nn.Module], optimizer: Optimizer, workset: Workset
     ) -> None:
-        """Make it the state again; it can be brought back any number of times."""
+        """Make this the current state; it stays valid for another `restore`."""
         for which, module in modules.items():
             module.load_state_dict(self.modules[which])
         optimizer.restore(self.optimizer)
@@ -47,16 +47,16 @@ class TrainerState:
 
 class _Trainer(Protocol):
     def state(self) -> TrainerState: ...
-    def restore(self, state: TrainerState) -> None: ...
-    def adopt(self, tuning: Tuning) -> None: ...
+    def roll_back(self, state: TrainerState) -> None: ...
+    def apply_tuning(self, tuning: Tuning) -> None: ...
 
 
-def follow(step: Stage, trainer: _Trainer, savepoints: dict[str, TrainerState]) -> None:
-    """Begin a step: save the state under a mark, go back to one, adopt the tuning."""
-    if step.save is not None:
-        savepoints[step.save] = trainer.state()
-    if step.restore is not None:
-        trainer.restore(savepoints[step.restore])
-    if step.forget:
+def enter_stage(stage: Stage, trainer: _Trainer, savepoints: dict[str, TrainerState]) -> None:
+    """Set or roll back to savepoints as the stage asks, then apply its tuning."""
+    if stage.save is not None:
+        savepoints[stage.save] = trainer.state()
+    if stage.restore is not None:
+        trainer.roll_back(savepoints[stage.restore])
+    if stage.drop_savepoints:
         savepoints.clear()
-    trainer.adopt(step.segment.tuning)
+    trainer.apply_tuning(stage.segment.tuning)

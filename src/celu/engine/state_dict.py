@@ -1,7 +1,7 @@
-"""A trainer's state as names, tensors and numbers, for a checkpoint, and back.
+"""A trainer's state as named tensors and metadata, for checkpoints.
 
-Batches are not kept: an entry of the table knows its round, and the feed gathers it again. What
-comes back is compared with the live model, name by name, before anything is changed.
+Batches are not stored: a table entry stores its round, and the batch loader gathers the rows again.
+A loaded state is checked against the live model, name by name, before anything is changed.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from celu.data.batch_loader import BatchLoader
-from celu.engine.local import Workset
-from celu.engine.optimizer import Optimizer, remembered
+from celu.engine.optimizer import Optimizer, flatten_state
 from celu.engine.state import TrainerState
 from celu.errors import CheckpointError
 from celu.workset.table import Entry
+from celu.workset.workset import Workset
 
 Shape = tuple[int, ...]
 
 
 class EntryClocks(BaseModel):
-    """An entry of the table, without its tensors."""
+    """A table entry without its tensors."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     round: int
@@ -32,114 +32,124 @@ class EntryClocks(BaseModel):
 
 
 class TrainerMetadata(BaseModel):
-    """What a checkpoint holds of a trainer besides tensors."""
+    """The part of a trainer's checkpoint that is not tensors. Its fields are a file format."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     step: int  # the table's clock
     entries: list[EntryClocks]
     local_steps: int
     bubbles: int
-    optimizer: dict[str, int | float | None]  # what it remembers that is no tensor
-    in_flight: list[int] = []  # rounds that were sent and not answered
+    optimizer: dict[str, int | float | None]  # the optimizer state that is not tensors
+    in_flight: list[int] = []  # rounds whose Z was sent and whose dZ has not arrived
 
 
-def put(state: TrainerState, workset: Workset) -> tuple[TrainerMetadata, dict[str, Tensor]]:
-    """What to keep of a state and of a workset's record."""
+def to_state_dict(
+    state: TrainerState, workset: Workset
+) -> tuple[TrainerMetadata, dict[str, Tensor]]:
+    """Metadata and named tensors of a state and of the workset's counters."""
     step, entries = state.table
-    kept = remembered(state.optimizer)
-    facts = TrainerMetadata(
+    optimizer = flatten_state(state.optimizer)
+    metadata = TrainerMetadata(
         step=step,
         entries=[EntryClocks(round=e.round, uses=e.uses, used_at=e.used_at) for e in entries],
         local_steps=workset.local_steps,
         bubbles=workset.bubbles,
-        optimizer={n: value for n, value in kept.items() if not isinstance(value, Tensor)},
+        optimizer={n: value for n, value in optimizer.items() if not isinstance(value, Tensor)},
     )
     tensors = {
         f"weights.{which}.{name}": tensor
         for which, weights in state.modules.items()
         for name, tensor in weights.items()
     }
-    tensors |= {f"optimizer.{n}": value for n, value in kept.items() if isinstance(value, Tensor)}
+    tensors |= {f"optimizer.{n}": v for n, v in optimizer.items() if isinstance(v, Tensor)}
     for entry in entries:
         for what, stale in (("z", entry.z), ("dz", entry.dz)):
             tensors |= {f"table.{entry.round}.{what}.{k}": t for k, t in enumerate(stale)}
     if workset.similarity_B is not None:
         tensors["similarity"] = workset.similarity_B
-    return facts, tensors
+    return metadata, tensors
 
 
-class Tensors:
-    """The tensors of a checkpoint, taken one by one; raises CheckpointError for a wrong one."""
+class CheckpointTensors:
+    """The tensors of a checkpoint, removed one by one as they are used.
+
+    Raises CheckpointError for a missing, misshapen or unused tensor.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         self._tensors = dict(tensors)
         self._device = device
 
-    def take(self, name: str, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The tensor of a name, which must be of this shape and type."""
+    def pop(self, name: str, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Remove and return a tensor, which must have this shape and dtype."""
         tensor = self._tensors.pop(name, None)
         if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != dtype:
             got = "none" if tensor is None else f"{tensor.dtype} of {list(tensor.shape)}"
             raise CheckpointError(
-                f"{name}: expected {dtype} of {list(shape)} in the checkpoint, as the model has "
-                f"it, got {got}; put back the model and the settings that the run began with"
+                f"{name}: the checkpoint does not fit the model: expected {dtype} of "
+                f"{list(shape)}, got {got}. Restore the model and settings that the run started "
+                "with"
             )
         return tensor.to(self._device)
 
-    def pop(self, name: str) -> Tensor | None:
-        """The tensor of a name, of any shape, if there is one."""
+    def pop_optional(self, name: str) -> Tensor | None:
+        """Remove and return a tensor of any shape, or None if there is none."""
         tensor = self._tensors.pop(name, None)
         return None if tensor is None else tensor.to(self._device)
 
-    def take_all(self, prefix: str) -> dict[str, Tensor]:
-        """All tensors whose names begin so, by the rest of their names."""
+    def pop_prefix(self, prefix: str) -> dict[str, Tensor]:
+        """Remove and return all tensors with this prefix, by the rest of their names."""
         names = [name for name in self._tensors if name.startswith(prefix)]
         return {n.removeprefix(prefix): self._tensors.pop(n).to(self._device) for n in names}
 
-    def nothing_left(self) -> None:
-        """Raise CheckpointError if there are tensors that nobody asked for."""
+    def check_empty(self) -> None:
+        """Raise CheckpointError if tensors are left that the model does not have."""
         if self._tensors:
             raise CheckpointError(
-                f"{', '.join(sorted(self._tensors)[:5])}: expected no such tensor in the "
-                "checkpoint; put back the model and the settings that the run began with"
+                f"{', '.join(sorted(self._tensors)[:5])}: the checkpoint has tensors that the "
+                "model does not have. Restore the model and settings that the run started with"
             )
 
 
-def get(
-    facts: TrainerMetadata,
-    tensors: Tensors,
+def from_state_dict(
+    metadata: TrainerMetadata,
+    tensors: CheckpointTensors,
     modules: Mapping[str, nn.Module],
     optimizer: Optimizer,
-    feed: BatchLoader,
-    cached: Sequence[Shape],
+    loader: BatchLoader,
+    shapes: Sequence[Shape],
 ) -> TrainerState:
-    """The state that `put` took apart; `cached` gives the shapes of an entry's Z, and of its dZ.
+    """The inverse of `to_state_dict`; `shapes` are those of a table entry's Z, one per host.
 
-    Raises CheckpointError, by name, for what does not fit the modules and the optimizer.
+    Raises CheckpointError, by name, if the checkpoint does not fit the modules or the optimizer.
     """
     weights = {
         which: {
-            name: tensors.take(f"weights.{which}.{name}", tuple(live.shape), live.dtype)
+            name: tensors.pop(f"weights.{which}.{name}", tuple(live.shape), live.dtype)
             for name, live in module.state_dict().items()
         }
         for which, module in modules.items()
     }
-    state = optimizer.state_of({**facts.optimizer, **tensors.take_all("optimizer.")})
+    optimizer_state = optimizer.unflatten_state(
+        {**metadata.optimizer, **tensors.pop_prefix("optimizer.")}
+    )
     entries = []
-    for clocks in facts.entries:  # ascending, as a feed wants to be asked
+    for clocks in metadata.entries:  # ascending, as the loader requires
         z, dz = (
             tuple(
-                tensors.take(f"table.{clocks.round}.{what}.{k}", shape)
-                for k, shape in enumerate(cached)
+                tensors.pop(f"table.{clocks.round}.{what}.{k}", shape)
+                for k, shape in enumerate(shapes)
             )
             for what in ("z", "dz")
         )
-        batch = feed.batch(clocks.round)
+        batch = loader.batch(clocks.round)
         entries.append(Entry(clocks.round, batch, z, dz, clocks.uses, clocks.used_at))
-    return TrainerState(weights, state, (facts.step, entries))
+    return TrainerState(weights, optimizer_state, (metadata.step, entries))
 
 
-def put_record_back(facts: TrainerMetadata, tensors: Tensors, workset: Workset) -> None:
-    """Go on counting what was done with the table."""
-    workset.local_steps, workset.bubbles = facts.local_steps, facts.bubbles
-    workset.similarity_B = tensors.pop("similarity")
+def restore_counters(
+    metadata: TrainerMetadata, tensors: CheckpointTensors, workset: Workset
+) -> None:
+    """Continue the workset's counters from a checkpoint."""
+    workset.local_steps, workset.bubbles = metadata.local_steps, metadata.bubbles
+    workset.similarity_B = tensors.pop_optional("similarity")

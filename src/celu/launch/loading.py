@@ -12,7 +12,7 @@ from celu.data.alignment import read_alignment
 from celu.data.dataset import Dataset
 from celu.data.memory_map import StoreDatasets, open_datasets
 from celu.data.store import open_store
-from celu.engine.local import seed_step
+from celu.engine.randomness import seed_step
 from celu.errors import ConfigError, DataError
 from celu.models.building import BOTTOMS, TOPS, build, find_loss
 from celu.party import Guest, Host

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from celu.engine.spans import MOST, MOST_ROUNDS
+from celu.engine.spans import MAX_SPAN_ROUNDS, MAX_SPANS
 from celu.events import RoundDone, TrainingStarted
 from celu.record.run import RunRecord
 from celu.transport.message import MOST_SPANS
@@ -47,7 +47,7 @@ def _complete_rounds(record: RunRecord) -> list[RoundDone]:
         num_starts += isinstance(event, TrainingStarted)
         if isinstance(event, RoundDone):
             rounds = event.round - (found[-1].round if found else 0)
-            if not 0 < rounds <= MOST_ROUNDS or not _is_complete(event):
+            if not 0 < rounds <= MAX_SPAN_ROUNDS or not _is_complete(event):
                 break
             found.append(event)
         if num_starts > 1:
@@ -58,7 +58,7 @@ def _complete_rounds(record: RunRecord) -> list[RoundDone]:
 def _is_complete(event: RoundDone) -> bool:
     """Whether the event holds all spans: events with many spans are truncated."""
     messages = max(_count(event, "send"), _count(event, "receive"))
-    return 0 < len(event.spans) < MOST and messages < MOST_SPANS
+    return 0 < len(event.spans) < MAX_SPANS and messages < MOST_SPANS
 
 
 def _count(event: RoundDone, kind: str) -> int:

@@ -36,7 +36,7 @@ def _run(record: RunRecord, label: str) -> dict[str, Any]:
             {"round": c.round, "W": c.W, "R": c.R, "depth": c.depth, "codec": c.codec}
             | {"reason": c.reason}
             for c in record.choices
-            if c.reason != "as before"
+            if not c.is_unchanged
         ],
         "event_log": [[e.t, *text] for e in record.events if (text := describe_event(e))],
     }

@@ -1,1 +1,1 @@
-"""The workset table and the two policies that draw from it (paper, section 3)."""
+"""The workset table with its sampling and weighting policies (paper, section 3)."""

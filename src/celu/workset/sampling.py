@@ -1,7 +1,7 @@
 """Which cached batch the next local step uses (paper, section 3.2).
 
-A policy is a value without hidden state: all it knows are the entries' clocks, so equal settings
-give equal choices, whatever the network did.
+A policy has no hidden state and sees only the entries' clocks, so equal settings give equal
+choices regardless of network timing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Sampling(Protocol):
 
 
 class RoundRobin:
-    """No entry is drawn twice within W steps; of the eligible, the one unused for longest goes.
+    """Samples the least recently used entry, and none twice within W steps.
 
-    In steady state each of the W places in the rotation is held by one entry until it is evicted,
-    and a newcomer, eligible at once, finds free the place of the entry it replaced. So every step
-    has exactly one entry due, and every entry gets exactly R uses. With W=1 this is FedBCD.
+    In steady state each of the W slots of the rotation belongs to one entry until it is evicted.
+    A new entry is eligible at once and takes over the slot of the entry it replaces. So every step
+    has exactly one eligible entry, and every entry gets exactly R uses. With W=1 this is FedBCD.
     """
 
     def choose(self, entries: Sequence[Entry], step: int, W: int) -> Entry | None:
-        """See `Sampling`; a bubble where every entry was drawn within the last W - 1 steps."""
+        """See `Sampling`; a bubble if every entry was sampled within the last W - 1 steps."""
         eligible = [e for e in entries if e.uses == 1 or step - e.used_at >= W]
         return min(eligible, key=lambda e: (e.used_at, e.round), default=None)

@@ -1,4 +1,4 @@
-"""Rows that lie on an accelerator, or are sent there batch by batch: the same training."""
+"""Training on a GPU gives equal results with rows on the GPU and with rows copied by batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celu.engine.update_rules import Adagrad
 from celu.models.tops import InnerProductTop
 from federation import BATCH, ROWS, Federation, federation
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = torch.device("cuda")
 BLOCKS = celu.Order(shuffle="blocks", block_rows=16, window_blocks=4)
 
@@ -36,57 +36,57 @@ def on_device(fed: Federation, *, rows_too: bool) -> Federation:
 
 
 @pytest.mark.parametrize("order", [celu.Order(), BLOCKS], ids=["rows", "blocks"])
-def test_rows_sent_batch_by_batch_train_like_rows_that_lie_there(order: celu.Order) -> None:
+def test_rows_copied_by_batch_train_like_rows_on_the_gpu(order: celu.Order) -> None:
     fed = federation(order=order)
     results = []
     for rows_too in (True, False) if order.shuffle == "rows" else (False, False):
-        there = on_device(fed, rows_too=rows_too)
-        results.append((celu.simulate(there.job, there.guest, there.hosts), there.weights()))
+        moved = on_device(fed, rows_too=rows_too)
+        results.append((celu.simulate(moved.job, moved.guest, moved.hosts), moved.weights()))
     (one, weights), (other, others) = results
     assert one.evaluations[-1]["loss"] == pytest.approx(other.evaluations[-1]["loss"], rel=1e-4)
     for name, tensor in weights.items():
         torch.testing.assert_close(tensor, others[name], rtol=1e-3, atol=1e-5)
 
 
-def test_a_guest_whose_top_has_no_parameters_computes_where_its_bottom_does() -> None:
+def test_a_guest_whose_top_has_no_parameters_computes_on_the_device_of_its_bottom() -> None:
     fed = federation(hosts={"host": 5})
     fed = Federation(
         fed.job, dataclasses.replace(fed.guest, top=InnerProductTop([5, 5])), fed.hosts
     )
     for rows_too in (True, False):
-        there = on_device(fed, rows_too=rows_too)
-        assert celu.simulate(there.job, there.guest, there.hosts).rounds == fed.job.rounds
+        moved = on_device(fed, rows_too=rows_too)
+        assert celu.simulate(moved.job, moved.guest, moved.hosts).rounds == fed.job.rounds
 
 
-def test_an_embedding_is_updated_there_as_here_and_the_same_every_time() -> None:
-    draws = torch.Generator().manual_seed(1)
-    # Skewed, as ids are: one of them is most of a batch.
-    batches = [(torch.rand(3000, generator=draws) ** 6 * 40).long() for _ in range(5)]
-    aims = [torch.randn(3000, 8, generator=draws) for _ in batches]
-    table = torch.randn(40, 8, generator=draws)
+def test_sparse_embedding_updates_on_the_gpu_are_deterministic_and_match_the_cpu() -> None:
+    generator = torch.Generator().manual_seed(1)
+    # Skewed like real ids: one of them makes up most of a batch.
+    batches = [(torch.rand(3000, generator=generator) ** 6 * 40).long() for _ in range(5)]
+    targets = [torch.randn(3000, 8, generator=generator) for _ in batches]
+    table = torch.randn(40, 8, generator=generator)
 
     def trained(device: str) -> tuple[torch.Tensor, torch.Tensor]:
         embedding = nn.Embedding(40, 8, sparse=True, _weight=table.clone()).to(device)
         rule = Adagrad([embedding.weight], lr=0.1, accumulator=0.1)
-        for ids, aim in zip(batches, aims, strict=True):
-            (embedding(ids.to(device)) - aim.to(device)).pow(2).sum().backward()
-            rule.update()
+        for ids, target in zip(batches, targets, strict=True):
+            (embedding(ids.to(device)) - target.to(device)).pow(2).sum().backward()
+            rule.step()
             embedding.weight.grad = None
-        return embedding.weight.detach().cpu(), rule.memory()[0]["sum"].cpu()
+        return embedding.weight.detach().cpu(), rule.state()[0]["sum"].cpu()
 
-    once, again, here = trained("cuda"), trained("cuda"), trained("cpu")
-    assert all(a.equal(b) for a, b in zip(once, again, strict=True))
-    torch.testing.assert_close(once, here)
+    first, second, on_cpu = trained("cuda"), trained("cuda"), trained("cpu")
+    assert all(a.equal(b) for a, b in zip(first, second, strict=True))
+    torch.testing.assert_close(first, on_cpu)
 
 
-def test_a_batch_comes_to_the_device_by_way_of_page_locked_memory() -> None:
+def test_batches_are_copied_to_the_gpu_through_pinned_memory() -> None:
     table = federation().guest.train
     batch = table.take(torch.arange(8))
     assert all(t.pin_memory().is_pinned() for t in batch.inputs.values())
-    feed = BatchLoader(table, BatchOrder(1, ROWS, BATCH), CUDA)
+    loader = BatchLoader(table, BatchOrder(1, ROWS, BATCH), CUDA)
     for round_ in range(12):
-        there, here = feed.batch(round_), table.take(BatchOrder(1, ROWS, BATCH).rows(round_))
-        assert there.inputs["ids"].is_cuda
-        assert there.inputs["ids"].cpu().equal(here.inputs["ids"])
-        assert there.row_digest == here.row_digest
-    feed.close()
+        on_gpu, expected = loader.batch(round_), table.take(BatchOrder(1, ROWS, BATCH).rows(round_))
+        assert on_gpu.inputs["ids"].is_cuda
+        assert on_gpu.inputs["ids"].cpu().equal(expected.inputs["ids"])
+        assert on_gpu.row_digest == expected.row_digest
+    loader.close()

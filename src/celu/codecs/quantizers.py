@@ -1,0 +1,195 @@
+"""Quantizers: stochastic rounding to evenly spaced levels between the min and max of a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from celu.codecs.codec import check_size, from_bytes
+
+# On a CPU rows are processed in chunks, so that intermediate results stay in the cache. On a GPU
+# all rows are processed at once, since kernel launches dominate.
+_CHUNK = 1 << 16
+
+
+class RowQuantizer:
+    """`bits` per number (8, 4 or 2), and eight bytes per row for its range."""
+
+    _range_dtype = torch.float32
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+        self._max_code = 2**bits - 1
+        self._per_byte = 8 // bits
+
+    def max_bytes(self, rows: int, width: int) -> int:
+        """See `Codec`."""
+        return rows * (2 * self._range_dtype.itemsize + -(-width // self._per_byte))
+
+    def encode(self, x_BD: Tensor, generator: torch.Generator) -> Tensor:
+        """See `Codec`."""
+        payload = torch.empty(self.max_bytes(*x_BD.shape), dtype=torch.uint8, device=x_BD.device)
+        ranges, codes = self._parts(payload, len(x_BD))
+        noise_BD = _rounding_noise(x_BD.shape, generator)
+        for chunk in _chunks(x_BD):
+            self._encode_rows(x_BD[chunk], noise_BD[chunk], ranges[:, chunk], codes[chunk])
+        return payload
+
+    def decode(self, payload: Tensor, rows: int, width: int) -> Tensor:
+        """See `Codec`."""
+        check_size(payload, self.max_bytes(rows, width))
+        x_BD = torch.empty((rows, width), device=payload.device)
+        ranges, codes = self._parts(payload, rows)
+        for chunk in _chunks(x_BD):
+            x_BD[chunk] = self._decode_rows(ranges[:, chunk], codes[chunk], width)
+        return x_BD
+
+    def _parts(self, payload: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Views of a payload: the range of each row, [2, B] (min, step), and codes, [B, bytes]."""
+        size = 2 * self._range_dtype.itemsize * rows
+        ranges = from_bytes(payload[:size], self._range_dtype).view(2, rows)
+        return ranges, payload[size:].view(rows, -1)
+
+    def _encode_rows(self, x_BD: Tensor, noise_BD: Tensor, ranges: Tensor, codes: Tensor) -> None:
+        # The range is rounded outward: numbers outside of it would be clamped, which is a bias.
+        low_B, high_B = _round_down(x_BD.amin(dim=1), self._range_dtype), x_BD.amax(dim=1)
+        step_B = _round_up((high_B - low_B) / self._max_code, self._range_dtype)
+        ranges[0], ranges[1] = low_B, step_B
+        safe_B = torch.where(step_B > 0, step_B, torch.ones_like(step_B))  # 0 if all are equal
+        exact_BD = (x_BD - low_B[:, None]).div_(safe_B[:, None])
+        noisy_BD = exact_BD.add_(noise_BD, alpha=2**-16).add_(0.5).clamp_(0, self._max_code + 0.5)
+        # Via int32, to which CPUs convert floats quickly.
+        codes.copy_(self._pack(noisy_BD.to(torch.int32).to(torch.uint8)))
+
+    def _decode_rows(self, ranges: Tensor, codes: Tensor, width: int) -> Tensor:
+        low_B, step_B = ranges.float()
+        codes_BD = self._unpack(codes, width)
+        # Two operations: a fused multiply-add would make the bits depend on the machine.
+        x_BD: Tensor = codes_BD.float().mul_(step_B[:, None])
+        return x_BD.add_(low_B[:, None])
+
+    def _pack(self, codes_BD: Tensor) -> Tensor:
+        """Pack several codes into a byte, the first into the lowest bits."""
+        if self._per_byte == 1:
+            return codes_BD
+        padding = -codes_BD.shape[1] % self._per_byte
+        parts = functional.pad(codes_BD, (0, padding)).reshape(len(codes_BD), -1, self._per_byte)
+        packed = parts[:, :, 0].clone()
+        for index in range(1, self._per_byte):
+            packed |= parts[:, :, index] << (index * self._bits)
+        return packed
+
+    def _unpack(self, packed: Tensor, width: int) -> Tensor:
+        if self._per_byte == 1:
+            return packed
+        parts = [(packed >> (p * self._bits)) & self._max_code for p in range(self._per_byte)]
+        return torch.stack(parts, dim=2).reshape(len(packed), -1)[:, :width]
+
+
+class RotatedQuantizer(RowQuantizer):
+    """Quantizes rows after two transforms that remove outliers.
+
+    The batch's mean row is sent separately and subtracted. The rest of each row is rotated by a
+    Hadamard matrix with fixed random signs, which spreads an outlier over the whole row. The result
+    is centered around zero, so a bfloat16 range (four bytes per row) is precise enough.
+    """
+
+    _range_dtype = torch.bfloat16
+
+    def max_bytes(self, rows: int, width: int) -> int:
+        """See `Codec`."""
+        return 4 * width + super().max_bytes(rows, _rotated_width(width))
+
+    def encode(self, x_BD: Tensor, generator: torch.Generator) -> Tensor:
+        """See `Codec`."""
+        rows, width = x_BD.shape
+        payload = torch.empty(self.max_bytes(rows, width), dtype=torch.uint8, device=x_BD.device)
+        mean_D = from_bytes(payload[: 4 * width])
+        mean_D.copy_(x_BD.mean(dim=0))
+        ranges, codes = self._parts(payload[4 * width :], rows)
+        rotated = _rotated_width(width)
+        noise_BE = _rounding_noise((rows, rotated), generator)
+        signs_E = _signs(rotated, x_BD.device)
+        for chunk in _chunks(noise_BE):
+            rest_BE = functional.pad(x_BD[chunk] - mean_D, (0, rotated - width)).mul_(signs_E)
+            self._encode_rows(hadamard(rest_BE), noise_BE[chunk], ranges[:, chunk], codes[chunk])
+        return payload
+
+    def decode(self, payload: Tensor, rows: int, width: int) -> Tensor:
+        """See `Codec`."""
+        check_size(payload, self.max_bytes(rows, width))
+        mean_D = from_bytes(payload[: 4 * width])
+        ranges, codes = self._parts(payload[4 * width :], rows)
+        rotated = _rotated_width(width)
+        x_BD = torch.empty((rows, width), device=payload.device)
+        signs_E = _signs(rotated, payload.device)
+        for chunk in _chunks(x_BD):
+            rest_BE = hadamard(self._decode_rows(ranges[:, chunk], codes[chunk], rotated))
+            torch.add(rest_BE.mul_(signs_E)[:, :width], mean_D, out=x_BD[chunk])
+        return x_BD
+
+
+def hadamard(x_BE: Tensor) -> Tensor:
+    """The orthogonal Walsh-Hadamard transform of rows of 2^k numbers, which is its own inverse.
+
+    Computed by sums and differences in a fixed order, unlike a matrix product. The working copy is
+    transposed, so that each step works on long contiguous runs.
+    """
+    rows, width = x_BE.shape
+    current = x_BE.t().contiguous()
+    scratch = torch.empty_like(current)
+    half = 1
+    while half < width:
+        a, b = current.view(-1, 2, half * rows).unbind(dim=1)
+        sums, differences = scratch.view(-1, 2, half * rows).unbind(dim=1)
+        torch.add(a, b, out=sums)
+        torch.sub(a, b, out=differences)
+        current, scratch = scratch, current
+        half *= 2
+    return current.mul_(width**-0.5).t().contiguous()
+
+
+def _round_down(x_B: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round down to values of float32 or bfloat16; the result stays float32."""
+    if dtype == torch.float32:
+        return x_B
+    bits = x_B.view(torch.int32)
+    return torch.where(bits < 0, bits + 0xFFFF, bits).bitwise_and_(-0x10000).view(torch.float32)
+
+
+def _round_up(x_B: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round non-negative numbers up to values of float32 or bfloat16; the result stays float32."""
+    if dtype == torch.float32:
+        return x_B
+    return (x_B.view(torch.int32) + 0xFFFF).bitwise_and_(-0x10000).view(torch.float32)
+
+
+def _chunks(x_BD: Tensor) -> Iterator[slice]:
+    rows, width = x_BD.shape
+    size = max(1, _CHUNK // width) if x_BD.device.type == "cpu" else rows
+    return (slice(start, start + size) for start in range(0, rows, size))
+
+
+def _rounding_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Uniform noise in [-1/2, 1/2), times 65536: int16, which is quick to generate."""
+    count = math.prod(shape)
+    words = torch.empty(-(-count // 4), dtype=torch.int64, device=generator.device)
+    halves = words.random_(-(2**63), None, generator=generator).view(torch.int16)[:count]
+    return halves.reshape(shape)
+
+
+def _rotated_width(width: int) -> int:
+    return 1 << (width - 1).bit_length()
+
+
+@cache
+def _signs(width: int, device: torch.device) -> Tensor:
+    """+1 and -1, equal at all parties and in all releases: PCG64's raw stream is fixed."""
+    bits = np.random.PCG64(np.random.SeedSequence(width)).random_raw(width) & np.uint64(1)
+    return torch.from_numpy(1.0 - 2.0 * bits.astype(np.float32)).to(device)

@@ -1,0 +1,85 @@
+"""How well the model predicts: scores, metrics, the contract's target and the objective of `auto`.
+
+It does not run the models: a trainer computes the `Scores` (`GuestTrainer.score`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from celu.config.job import Evaluation
+from celu.engine.observer import Observer
+from celu.engine.schedule import Schedule
+from celu.models.losses import HIGHER_IS_BETTER, Loss
+from celu.transport.link import Link
+from celu.transport.message import Kind, Message, expect
+
+
+class Scores(NamedTuple):
+    """The model's output for some rows, with losses and labels, all on the CPU."""
+
+    output: Tensor
+    losses_B: Tensor
+    labels: Tensor
+
+
+class Evaluator:
+    """Turns scores into metrics and compares them under the contract."""
+
+    def __init__(self, loss: Loss, settings: Evaluation) -> None:
+        self._loss = loss
+        self._metric = settings.metric
+        self._target = settings.target
+
+    def metrics(self, scores: Sequence[Scores]) -> dict[str, float]:
+        """The metrics over all scored rows, by name."""
+        output, losses, labels = (torch.cat(part) for part in zip(*scores, strict=True))
+        return {"loss": float(losses.double().mean()), **self._loss.metrics(output, labels)}
+
+    def reached_target(self, metrics: Mapping[str, float]) -> bool:
+        """Whether these metrics meet the contract's target."""
+        if self._target is None or self._metric not in metrics:
+            return False
+        value = metrics[self._metric]
+        return value >= self._target if HIGHER_IS_BETTER[self._metric] else value <= self._target
+
+    def objective(self, metrics: Mapping[str, float]) -> float:
+        """The contract's metric, or else the loss, with the sign that makes higher better.
+
+        A batch of a single class has no AUC: it counts as 0 for every tuning that is tried on it.
+        """
+        metric = self._metric if self._metric in metrics else "loss"
+        value = metrics[metric]
+        if math.isnan(value):
+            return 0.0
+        return value if HIGHER_IS_BETTER[metric] else -value
+
+
+class _Trainer(Protocol):
+    evaluator: Evaluator
+
+    def score(self, start: int, stop: int, activations: list[Message]) -> Scores: ...
+
+
+async def evaluate(
+    trainer: _Trainer,
+    links: Mapping[str, Link],
+    schedule: Schedule,
+    round_: int,
+    observer: Observer,
+) -> dict[str, float]:
+    """Score the held-out rows with the hosts, part by part; the metrics over all of them."""
+    scores = []
+    for part, start, stop in schedule.test_parts():
+        with observer.waiting():
+            activations = [
+                expect(await link.receive(), Kind.TEST_ACTIVATION, round_, part)
+                for link in links.values()
+            ]
+        scores.append(trainer.score(start, stop, activations))
+    return trainer.evaluator.metrics(scores)

@@ -1,0 +1,203 @@
+"""The guest's models and cache: one exchange round and one local step.
+
+Paper: the lines of Party B in algorithms 1 and 2. The exchanged update is never stale at the guest:
+it uses Z as it arrives and the current weights. Local steps use the true labels and the true loss;
+only Z is stale. `guest_program` decides the order of the calls and does the network I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from celu.config.job import Job, Tuning
+from celu.data.batch_loader import BatchLoader
+from celu.data.dataset import Batch
+from celu.data.order import BatchOrder
+from celu.engine.coding import Coding, check_same_rows
+from celu.engine.device import device_of, warm_up_autograd
+from celu.engine.evaluation import Evaluator, Scores
+from celu.engine.optimizer import Optimizer
+from celu.engine.randomness import seed_step
+from celu.engine.spans import Spans
+from celu.engine.state import TrainerState
+from celu.engine.state_dict import (
+    CheckpointTensors,
+    TrainerMetadata,
+    from_state_dict,
+    restore_counters,
+    to_state_dict,
+)
+from celu.errors import ModelError
+from celu.party import Guest
+from celu.transport.message import Kind, Message, TensorSpec
+from celu.transport.wire import check_finite
+from celu.workset.workset import Workset
+
+
+class GuestTrainer:
+    """The guest's models, optimizer and workset."""
+
+    def __init__(self, name: str, guest: Guest, job: Job, spans: Spans | None = None) -> None:
+        warm_up_autograd()
+        self._name = name
+        self._guest = guest
+        self._modules = {"top": guest.top}
+        if guest.bottom is not None:
+            self._modules = {"bottom": guest.bottom, "top": guest.top}
+        self._job = job
+        self._seed = job.seed
+        self._codings = {host: Coding(job, host, spans=spans) for host in job.hosts}
+        self._batch_size = job.batch_size
+        self._device = device_of(self._modules.values())
+        order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
+        self.loader = BatchLoader(guest.train, order, self._device)
+        self.evaluator = Evaluator(guest.loss, job.evaluation)
+        self._optimizer = Optimizer(self._modules.values(), job.optimizer)
+        self.workset = Workset.from_job(job, "guest")
+        self.latest: tuple[Tensor, Batch] | None = None  # the latest fresh batch and its output
+
+    def compute_derivatives(
+        self, round_: int, activations: list[Message]
+    ) -> tuple[Tensor, list[Message]]:
+        """Forward and backward of a fresh batch: its mean loss, and dZ for each host.
+
+        `apply_update` then takes the optimizer's step.
+        """
+        batch = self.loader.batch(round_)
+        z = self._decode(activations, batch, self._batch_size)
+        seed_step(self._seed, self._name, round_, 0)
+        leaves = _leaves(z)
+        output = self._forward(batch, leaves)
+        self.latest = (output.detach(), batch)
+        loss = self._losses(batch, output).mean()
+        check_finite(loss.detach(), "the loss", round_)
+        loss.backward()
+        derivatives, decoded = [], []
+        for leaf, (host, coding) in zip(leaves, self._codings.items(), strict=True):
+            dz_BD = self._gradient(leaf, host)
+            message, decoded_BD = coding.pack(
+                Message(Kind.DERIVATIVE, round_, tensor=dz_BD, row_digest=batch.row_digest)
+            )
+            derivatives.append(message)
+            decoded.append(decoded_BD)
+        self.workset.insert(round_, batch, z, tuple(decoded))
+        return loss.detach(), derivatives
+
+    def apply_update(self) -> None:
+        """The exchanged update, which is the batch's first use."""
+        self._optimizer.step()
+
+    def local_step(self) -> None:
+        """An update from a cached batch, if one is eligible; nothing is sent."""
+        entry = self.workset.sample()
+        if entry is None:
+            return
+        seed_step(self._seed, self._name, entry.round, entry.uses)
+        leaves = _leaves(entry.z)
+        losses_B = self._losses(entry.batch, self._forward(entry.batch, leaves))
+        if leaves and self.workset.weighting is not None:
+            fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
+            weights_B = self.workset.weigh(
+                torch.cat(fresh, dim=1), torch.cat(entry.dz, dim=1), entry
+            )
+            losses_B = losses_B if weights_B is None else weights_B * losses_B
+        losses_B.mean().backward(inputs=self._optimizer.parameters)
+        self._optimizer.step()
+
+    def score(self, start: int, stop: int, activations: list[Message]) -> Scores:
+        """Score held-out rows from `start` to before `stop`."""
+        batch = self._guest.test.take(slice(start, stop)).to(self._device)
+        z = self._decode(activations, batch, stop - start)
+        assert batch.labels is not None  # checked before the run starts
+        for module in self._modules.values():
+            module.eval()
+        with torch.no_grad():
+            output = self._forward(batch, z)
+            losses_B = self._guest.loss.per_instance(output, batch.labels)
+        for module in self._modules.values():
+            module.train()
+        return Scores(output.cpu(), losses_B.cpu(), batch.labels.cpu())
+
+    def score_fresh_batch(self) -> float:
+        """The objective on the latest fresh batch, as predicted before any update from it."""
+        assert self.latest is not None
+        output, batch = self.latest
+        with torch.no_grad():
+            losses_B = self._losses(batch, output)
+        assert batch.labels is not None
+        scores = Scores(output.cpu(), losses_B.cpu(), batch.labels.cpu())
+        return self.evaluator.objective(self.evaluator.metrics([scores]))
+
+    def apply_tuning(self, tuning: Tuning) -> None:
+        """Switch to another tuning; nothing may be in flight."""
+        for coding in self._codings.values():
+            coding.set_codecs(tuning.codecs)
+        self.workset.table.resize(*tuning.for_role("guest"))
+
+    def specs(self, host: str, tuning: Tuning) -> dict[Kind, TensorSpec]:
+        """The tensors that may arrive from a host under a tuning."""
+        coding = Coding(self._job, host, tuning.codecs)
+        return coding.specs(Kind.ACTIVATION, Kind.TEST_ACTIVATION)
+
+    def state(self) -> TrainerState:
+        """A copy of everything that training changes; nothing may be in flight."""
+        return TrainerState.capture(self._modules, self._optimizer, self.workset)
+
+    def roll_back(self, state: TrainerState) -> None:
+        """Return to an earlier state."""
+        state.restore(self._modules, self._optimizer, self.workset)
+
+    def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
+        """The contents of a checkpoint between two rounds."""
+        return to_state_dict(self.state(), self.workset)
+
+    def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from a checkpoint; raises CheckpointError if it does not fit."""
+        checkpoint = CheckpointTensors(tensors, self._device)
+        shapes = [(self._batch_size, terms.z_width) for terms in self._job.hosts.values()]
+        state = from_state_dict(
+            metadata, checkpoint, self._modules, self._optimizer, self.loader, shapes
+        )
+        restore_counters(metadata, checkpoint, self.workset)
+        checkpoint.check_empty()
+        self.roll_back(state)
+
+    def unanswered_bytes(self) -> int:
+        """Always 0: the guest's derivatives need no answer."""
+        return 0
+
+    def _decode(self, activations: list[Message], batch: Batch, rows: int) -> tuple[Tensor, ...]:
+        for message in activations:
+            check_same_rows(message, batch)
+        return tuple(
+            coding.unpack(message, rows).to(self._device)
+            for coding, message in zip(self._codings.values(), activations, strict=True)
+        )
+
+    def _forward(self, batch: Batch, z: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+        own = () if self._guest.bottom is None else (self._guest.bottom(**batch.inputs),)
+        output: Tensor = self._guest.top(*own, *z)
+        return output
+
+    def _losses(self, batch: Batch, output: Tensor) -> Tensor:
+        assert batch.labels is not None
+        losses_B: Tensor = self._guest.loss.per_instance(output, batch.labels)
+        # [B, 1] losses times [B] weights would silently broadcast to [B, B].
+        if tuple(losses_B.shape) != (len(batch.labels),):
+            raise ModelError(
+                f"{self._name}: the loss must return one value per instance, "
+                f"[{len(batch.labels)}], got {list(losses_B.shape)}"
+            )
+        return losses_B
+
+    def _gradient(self, leaf: Tensor, host: str) -> Tensor:
+        if leaf.grad is None:
+            raise ModelError(f"{self._name}: the top model does not use Z of {host}")
+        return leaf.grad
+
+
+def _leaves(z: tuple[Tensor, ...]) -> list[Tensor]:
+    return [z_BD.detach().requires_grad_() for z_BD in z]

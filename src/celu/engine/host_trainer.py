@@ -1,0 +1,196 @@
+"""A host's model, cache and rounds in flight: one exchange round and one local step.
+
+Paper: the lines of Party A in algorithms 1 and 2. If the weights changed between the forward pass
+and the arrival of dZ (local steps, other rounds in flight), Z is recomputed and the update weighted
+like any other use of a stale dZ; if not, it is the vanilla update, bit for bit. `host_program`
+decides the order of the calls and does the network I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from celu.config.job import Job, Tuning
+from celu.data.batch_loader import BatchLoader
+from celu.data.dataset import Batch
+from celu.data.order import BatchOrder
+from celu.engine.coding import Coding, check_same_rows
+from celu.engine.device import device_of, warm_up_autograd
+from celu.engine.optimizer import Optimizer
+from celu.engine.randomness import seed_step
+from celu.engine.spans import Spans
+from celu.engine.state import TrainerState
+from celu.engine.state_dict import (
+    CheckpointTensors,
+    TrainerMetadata,
+    from_state_dict,
+    restore_counters,
+    to_state_dict,
+)
+from celu.errors import CheckpointError, ModelError, ProtocolError
+from celu.party import Host
+from celu.transport.message import Kind, Message, TensorSpec
+from celu.transport.wire import num_bytes
+from celu.workset.table import Entry
+from celu.workset.workset import Workset
+
+
+@dataclass
+class _InFlight:
+    batch: Batch
+    message: Message
+    z_BD: Tensor | None  # with its autograd graph; None if it was sent before an interruption
+    sent_BD: Tensor  # Z as the guest decodes it
+    num_updates: int  # of the bottom when Z was computed
+
+
+class HostTrainer:
+    """One host's bottom model, optimizer, workset and rounds in flight."""
+
+    def __init__(self, name: str, host: Host, job: Job, spans: Spans | None = None) -> None:
+        warm_up_autograd()
+        self._name = name
+        self._host = host
+        self._bottom = host.bottom
+        self._modules = {"bottom": host.bottom}
+        self._seed = job.seed
+        self._width = job.hosts[name].z_width
+        self._batch_size = job.batch_size
+        self._device = device_of(self._modules.values())
+        order = BatchOrder(job.seed, host.train.num_rows, job.batch_size, job.order)
+        self.loader = BatchLoader(host.train, order, self._device)
+        self._optimizer = Optimizer([host.bottom], job.optimizer)
+        self._coding = Coding(job, name, spans=spans)
+        self._in_flight: dict[int, _InFlight] = {}
+        self._num_updates = 0
+        self.workset = Workset.from_job(job, "host")
+
+    def compute_activation(self, round_: int) -> Message:
+        """Z of a fresh batch, as a message to send."""
+        batch = self.loader.batch(round_)
+        seed_step(self._seed, self._name, round_, 0)
+        z_BD = self._forward(batch)
+        message, sent_BD = self._coding.pack(
+            Message(Kind.ACTIVATION, round_, tensor=z_BD, row_digest=batch.row_digest)
+        )
+        self._in_flight[round_] = _InFlight(batch, message, z_BD, sent_BD, self._num_updates)
+        return message
+
+    def update(self, round_: int, derivative: Message) -> None:
+        """The exchanged update, which is the batch's first use; then cache the batch."""
+        sent = self._in_flight.pop(round_)
+        check_same_rows(derivative, sent.batch)
+        dz_BD = self._coding.unpack(derivative, self._batch_size).to(self._device)
+        stale_BD = sent.sent_BD
+        if sent.z_BD is not None and self._num_updates == sent.num_updates:
+            self._apply(sent.z_BD, dz_BD)
+        else:
+            self._apply_stale(sent.batch, stale_BD, dz_BD, round_, 0)
+        self.workset.insert(round_, sent.batch, (stale_BD,), (dz_BD,))
+
+    def local_step(self) -> None:
+        """An update from a cached batch, if one is eligible; nothing is sent."""
+        entry = self.workset.sample()
+        if entry is not None:
+            batch, (z_BD,), (dz_BD,) = entry.batch, entry.z, entry.dz
+            self._apply_stale(batch, z_BD, dz_BD, entry.round, entry.uses, entry)
+
+    def compute_test_activation(self, round_: int, part: int, start: int, stop: int) -> Message:
+        """Z of held-out rows from `start` to before `stop`, as a message to send."""
+        batch = self._host.test.take(slice(start, stop)).to(self._device)
+        self._bottom.eval()
+        with torch.no_grad():
+            z_BD = self._forward(batch)
+        self._bottom.train()
+        message = Message(Kind.TEST_ACTIVATION, round_, part, z_BD, row_digest=batch.row_digest)
+        return self._coding.pack(message)[0]
+
+    def apply_tuning(self, tuning: Tuning) -> None:
+        """Switch to another tuning; nothing may be in flight."""
+        self._coding.set_codecs(tuning.codecs)
+        self.workset.table.resize(*tuning.for_role("host"))
+
+    def specs(self) -> dict[Kind, TensorSpec]:
+        """The tensors that may arrive from the guest."""
+        return self._coding.specs(Kind.DERIVATIVE)
+
+    def in_flight(self) -> list[Message]:
+        """Activations that were sent and have no derivative yet."""
+        return [sent.message for sent in self._in_flight.values()]
+
+    def unanswered_bytes(self) -> int:
+        """The bytes of `in_flight` on the wire."""
+        return sum(num_bytes(message) for message in self.in_flight())
+
+    def state(self) -> TrainerState:
+        """A copy of everything that training changes; nothing may be in flight."""
+        return TrainerState.capture(self._modules, self._optimizer, self.workset)
+
+    def roll_back(self, state: TrainerState) -> None:
+        """Return to an earlier state."""
+        state.restore(self._modules, self._optimizer, self.workset)
+
+    def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
+        """The contents of a checkpoint between two rounds, with the activations in flight."""
+        metadata, tensors = to_state_dict(self.state(), self.workset)
+        for round_, sent in self._in_flight.items():
+            assert sent.message.tensor is not None
+            tensors[f"in_flight.{round_}"] = sent.message.tensor
+        return metadata.model_copy(update={"in_flight": list(self._in_flight)}), tensors
+
+    def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from a checkpoint, under its tuning; raises CheckpointError if it does not fit.
+
+        Activations in flight come back without their autograd graph. They need none: an update
+        followed each of them, so their derivatives are applied to a recomputed Z.
+        """
+        checkpoint = CheckpointTensors(tensors, self._device)
+        shape = (self._batch_size, self._width)
+        state = from_state_dict(
+            metadata, checkpoint, self._modules, self._optimizer, self.loader, [shape]
+        )
+        for round_ in metadata.in_flight:
+            batch = self.loader.batch(round_)
+            payload = checkpoint.pop_optional(f"in_flight.{round_}")
+            message = Message(Kind.ACTIVATION, round_, tensor=payload, row_digest=batch.row_digest)
+            try:
+                sent_BD = self._coding.unpack(message, self._batch_size).to(self._device)
+            except ProtocolError as error:
+                raise CheckpointError(f"in_flight.{round_}: {error}") from error
+            self._in_flight[round_] = _InFlight(batch, message, None, sent_BD, self._num_updates)
+        restore_counters(metadata, checkpoint, self.workset)
+        checkpoint.check_empty()
+        self.roll_back(state)
+
+    def _apply_stale(
+        self,
+        batch: Batch,
+        stale_BD: Tensor,
+        dz_BD: Tensor,
+        round_: int,
+        use: int,
+        entry: Entry | None = None,
+    ) -> None:
+        seed_step(self._seed, self._name, round_, use)
+        z_BD = self._forward(batch)
+        weights_B = self.workset.weigh(z_BD.detach(), stale_BD, entry)
+        self._apply(z_BD, dz_BD if weights_B is None else weights_B[:, None] * dz_BD)
+
+    def _apply(self, z_BD: Tensor, dz_BD: Tensor) -> None:
+        z_BD.backward(dz_BD)
+        self._optimizer.step()
+        self._num_updates += 1
+
+    def _forward(self, batch: Batch) -> Tensor:
+        z_BD: Tensor = self._bottom(**batch.inputs)
+        num_rows = len(next(iter(batch.inputs.values())))
+        if tuple(z_BD.shape) != (num_rows, self._width):
+            raise ModelError(
+                f"{self._name}: the bottom model must return Z of [{num_rows}, {self._width}] "
+                f"(the contract's z_width), got {list(z_BD.shape)}"
+            )
+        return z_BD

@@ -1,0 +1,77 @@
+"""The outcome of a segment: scores and timings, from which a plan chooses the next one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from celu.engine.schedule import Segment
+from celu.errors import ProtocolError
+
+
+@dataclass(frozen=True)
+class Timings:
+    """How a party spent its time in the measured rounds of a segment. The fields are on the wire.
+
+    `transfer_s` sums the time from the first to the last byte of each received message;
+    `transfer_bytes` are the bytes of these messages.
+    """
+
+    rounds: int
+    seconds: float
+    waited_s: float
+    local_s: float
+    local_steps: int
+    transfer_s: float
+    transfer_bytes: int
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds per round, without waiting and local steps."""
+        return max(0.0, self.seconds - self.waited_s - self.local_s) / self.rounds
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per local step; without any, those of a round's exchange."""
+        return self.local_s / self.local_steps if self.local_steps else self.exchange_s
+
+    @property
+    def byte_s(self) -> float:
+        """Seconds on the link per received byte."""
+        return self.transfer_s / self.transfer_bytes if self.transfer_bytes else 0.0
+
+    def to_body(self) -> dict[str, Any]:
+        """The body of a host's report."""
+        return asdict(self)
+
+    @staticmethod
+    def from_body(body: Any, rounds: int) -> Timings:
+        """The timings in a host's report; raises ProtocolError."""
+        types = {field.name: int if field.type == "int" else float for field in fields(Timings)}
+        valid = isinstance(body, dict) and body.keys() == types.keys()
+        if not valid or not all(_is_a(types[name], value) for name, value in body.items()):
+            raise ProtocolError("REPORT: the host did not send valid timings")
+        return replace(Timings(**body), rounds=rounds)
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    """Whether a peer's value is a number of this type and within bounds.
+
+    A count must be an integer: seconds divided by a tiny fraction would be infinite.
+    """
+    return type(value) in {int, kind} and 0 <= value <= 1e15
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the guest knows at the end of a segment. The fields are a file format.
+
+    `held_out` and `fresh` are objectives (higher is better): of the held-out rows, if the segment
+    evaluates, and of each fresh batch, if it scores them.
+    """
+
+    segment: Segment
+    held_out: float | None
+    fresh: list[float]
+    guest: Timings
+    hosts: tuple[Timings, ...]

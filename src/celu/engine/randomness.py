@@ -1,0 +1,21 @@
+"""Seeds for the randomness inside modules, such as dropout."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+
+def seed_step(seed: int, party: str, round_: int, use: int) -> None:
+    """Seed torch for one forward pass: the `use`-th of a round's batch at a party.
+
+    So the bits of a run do not depend on which parties share a process, and any step can be
+    replayed.
+    """
+    key = hashlib.blake2b(f"{seed}/{party}/{round_}/{use}".encode(), digest_size=8).digest()
+    value = int.from_bytes(key, "little") >> 1
+    # Not torch.manual_seed, which probes for every kind of accelerator on each call.
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(value)

@@ -1,0 +1,86 @@
+"""A party's workset: the table, its sampling and weighting policies, and counters for reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from celu.config.job import Job, Role
+from celu.data.dataset import Batch
+from celu.models.building import find
+from celu.workset.sampling import RoundRobin, Sampling
+from celu.workset.table import Entry, WorksetTable
+from celu.workset.weighting import CosineWeighting, Weighting, Weights
+
+SAMPLINGS: dict[str, type[Sampling]] = {"round-robin": RoundRobin}
+WEIGHTINGS: dict[str, type[Weighting] | None] = {"cosine": CosineWeighting, "none": None}
+
+
+@dataclass
+class Workset:
+    """Caches exchanged batches, samples them for local steps and weights their instances."""
+
+    table: WorksetTable
+    sampling: Sampling
+    weighting: Weighting | None
+    local_steps: int = 0
+    bubbles: int = 0
+    similarity_B: Tensor | None = None  # of the latest weighted update
+    ages: list[int] = field(
+        default_factory=list
+    )  # in rounds, of batches used since the last report
+
+    @staticmethod
+    def from_job(job: Job, role: Role) -> Workset:
+        """The workset that the contract defines for a role; raises ConfigError."""
+        method = job.method
+        weighting = find(method.weighting, WEIGHTINGS, "method.weighting")
+        return Workset(
+            WorksetTable(*job.tuning().for_role(role)),
+            find(method.sampling, SAMPLINGS, "method.sampling")(),
+            weighting(method.xi_of(role)) if weighting is not None else None,
+        )
+
+    def insert(
+        self, round_: int, batch: Batch, z: tuple[Tensor, ...], dz: tuple[Tensor, ...]
+    ) -> None:
+        """Cache a batch right after its exchanged update, which counts as its first use."""
+        self.table.insert(Entry(round_, batch, z, dz))
+
+    def sample(self) -> Entry | None:
+        """The entry for the next local step; None, counted as a bubble, if none is eligible."""
+        newest = max((cached.round for cached in self.table), default=0)
+        entry = self.table.sample(self.sampling)
+        if entry is not None:
+            self.ages.append(newest - entry.round)
+        self.local_steps += entry is not None
+        self.bubbles += entry is None
+        return entry
+
+    def weigh(
+        self, fresh_BD: Tensor, stale_BD: Tensor, entry: Entry | None = None
+    ) -> Tensor | None:
+        """Instance weights, [B]; None without a weighting policy.
+
+        With `entry`, the similarities are also stored there for reports.
+        """
+        if self.weighting is None:
+            return None
+        weights: Weights = self.weighting.weigh(fresh_BD, stale_BD)
+        self.similarity_B = weights.similarity_B
+        if entry is not None:
+            entry.similarity_B = weights.similarity_B
+        return weights.weights_B
+
+
+def summarize_table(table: WorksetTable) -> list[tuple[int, int, float | None]]:
+    """Per entry: round (from 1), uses, and the median similarity of its last local step."""
+    used = [entry for entry in table if entry.similarity_B is not None]
+    if used:
+        similarity_EB = torch.stack([e.similarity_B for e in used if e.similarity_B is not None])
+        medians = similarity_EB.median(dim=1).values.tolist()  # a single synchronization on a GPU
+        for entry, median in zip(used, medians, strict=True):
+            entry.similarity, entry.similarity_B = round(median, 4), None
+    return [(entry.round + 1, entry.uses, entry.similarity) for entry in table]
