@@ -1,9 +1,10 @@
 """celu: train one neural network across companies that may not share their data.
 
-    job = celu.Job(rounds=500, hosts={"weather": celu.HostTerms(z_width=64)})
-    guest = celu.Guest(top=..., loss=celu.LOSSES["binary"], bottom=..., train=..., test=...)
+    job = celu.Job(rounds=500, hosts={"weather": 64})  # the width of its Z
+    guest = celu.Guest(bottom=..., top=..., loss="binary", train=..., test=...)
     host = celu.Host(bottom=..., train=..., test=...)
-    result = celu.simulate(job, guest, {"weather": host})
+    result = celu.simulate(job, guest, {"weather": host}, link="wan-300")
+    result.metrics["auc"]
 
 Across machines the same job runs as `celu run party.toml --job job.toml` at each party.
 """
@@ -26,15 +27,20 @@ if TYPE_CHECKING:
         Order,
     )
     from celu.config.link import LinkSettings, find_link
+    from celu.data.clicks import write_clicks
     from celu.data.dataset import Dataset
+    from celu.data.flights import write_flights
     from celu.data.memory_map import StoreDatasets, open_datasets
     from celu.data.store import Store, open_store
     from celu.errors import CeluError
     from celu.events import Event
     from celu.models.losses import LOSSES, Loss
+    from celu.models.tops import InnerProductTop, WideDeepTop
+    from celu.models.tower import Tower
     from celu.party import Guest, Host
     from celu.session import Result
     from celu.simulation import simulate
+    from celu.workset.table import Entry
 
 __all__ = [
     "LOSSES",
@@ -43,11 +49,13 @@ __all__ = [
     "Checkpoints",
     "Codecs",
     "Dataset",
+    "Entry",
     "Evaluation",
     "Event",
     "Guest",
     "Host",
     "HostTerms",
+    "InnerProductTop",
     "Job",
     "LinkSettings",
     "Loss",
@@ -57,14 +65,18 @@ __all__ = [
     "Result",
     "Store",
     "StoreDatasets",
+    "Tower",
+    "WideDeepTop",
     "__version__",
     "find_link",
     "open_datasets",
     "open_store",
     "simulate",
+    "write_clicks",
+    "write_flights",
 ]
 
-# Imported when first used: commands and worker processes that do without torch start at once.
+# Imported when first used: commands and worker processes that do not need torch start fast.
 _HOMES = {
     "checkpoint.generations": ("Checkpoints",),
     "config.job": (
@@ -72,15 +84,20 @@ _HOMES = {
         *("Job", "Method", "Optimizer", "Order"),
     ),
     "config.link": ("LinkSettings", "find_link"),
+    "data.clicks": ("write_clicks",),
+    "data.dataset": ("Dataset",),
+    "data.flights": ("write_flights",),
     "data.memory_map": ("StoreDatasets", "open_datasets"),
     "data.store": ("Store", "open_store"),
-    "data.dataset": ("Dataset",),
     "errors": ("CeluError",),
     "events": ("Event",),
     "models.losses": ("LOSSES", "Loss"),
+    "models.tops": ("InnerProductTop", "WideDeepTop"),
+    "models.tower": ("Tower",),
     "party": ("Guest", "Host"),
     "session": ("Result",),
     "simulation": ("simulate",),
+    "workset.table": ("Entry",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
