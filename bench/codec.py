@@ -177,7 +177,7 @@ def _curve(pair: Pair, batch: int, codec: str, R: int, seed: int, rounds: int) -
         job,
         celu.Guest(
             top=WideDeepTop((WIDTH, WIDTH), hidden=(64,), init_std=INIT),
-            loss=celu.LOSSES["binary"],
+            loss="binary",
             train=guest.train,
             test=guest.test,
             bottom=tower(guest),

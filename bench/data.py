@@ -208,7 +208,7 @@ def _step_seconds(guest: celu.StoreDatasets, host: celu.StoreDatasets, rounds: i
         job,
         celu.Guest(
             top=WideDeepTop((WIDTH, WIDTH)),
-            loss=celu.LOSSES["binary"],
+            loss="binary",
             train=guest.train,
             test=guest.test,
             bottom=tower(guest),

@@ -130,7 +130,7 @@ def paper_parties() -> tuple[Guest, Host]:
     bottom = Tower(WIDTH, {"numbers": 13}, {}, hidden=(256, 256))
     guest = Guest(
         top=WideDeepTop((WIDTH, WIDTH)),
-        loss=celu.LOSSES["binary"],
+        loss="binary",
         train=guest_rows,
         test=guest_rows,
         bottom=bottom,
@@ -193,9 +193,7 @@ def _table_steps(table_rows: int, rounds: int) -> list[float]:
     )
     top = WideDeepTop((WIDTH, WIDTH))
     guest_bottom = Tower(WIDTH, {"numbers": 13}, {})
-    guest = Guest(
-        top=top, loss=celu.LOSSES["binary"], train=guest_rows, test=guest_rows, bottom=guest_bottom
-    )
+    guest = Guest(top=top, loss="binary", train=guest_rows, test=guest_rows, bottom=guest_bottom)
     return _timed_simulation(guest, Host(bottom=bottom, train=host_rows, test=host_rows), rounds)
 
 

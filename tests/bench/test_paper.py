@@ -231,10 +231,10 @@ def test_runs_in_progress_when_another_fails_are_cached(tmp_path: Path) -> None:
 
 def test_cached_runs_need_no_data(tmp_path: Path) -> None:
     requests = [(Count(str(tmp_path / "marks")), 1)]
-    kept = runs_in(tmp_path / "there").run(requests)
+    expected = runs_in(tmp_path / "there").run(requests)
     (tmp_path / "here").mkdir()
     shutil.copy(tmp_path / "there" / "runs.jsonl", tmp_path / "here")
-    assert runs_in(tmp_path / "here", workers=2).run(requests) == kept
+    assert runs_in(tmp_path / "here", workers=2).run(requests) == expected
     assert not (tmp_path / "here" / "stores").exists()
 
 
@@ -355,8 +355,8 @@ def test_the_published_results_follow_from_the_published_runs(
     ((result, files),) = runner.bench_paper(print, tmp_path, parts=[part], profile="gpu")
     made = {"rows": result.rows, "figures": result.figures, "notes": result.notes}
     assert made == {name: written[name] for name in made}
-    kept = {path.name for path in shown.glob(f"{part}*")}
-    assert {file.name for file in files if file.suffix != ".png"} == kept
+    published = {path.name for path in shown.glob(f"{part}*")}
+    assert {file.name for file in files if file.suffix != ".png"} == published
     assert (tmp_path / f"{part}.md").read_bytes() == (shown / f"{part}.md").read_bytes()
 
 
