@@ -1,1 +1,1 @@
-"""Where speed and quality are measured: `celu bench NAME --out DIR`."""
+"""Benchmarks of speed and quality: `scripts/bench NAME --out DIR`."""

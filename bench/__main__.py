@@ -13,21 +13,21 @@ from celu.cli.app import run_app
 from celu.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bench.report import BenchResult, Say
+    from bench.report import BenchResult, Log
 
-_Out = Annotated[Path, typer.Option(help="Where result.json is written.")]
+_Out = Annotated[Path, typer.Option(help="The folder for result.json.")]
 
 
 app = typer.Typer(
     name="bench",
-    help="Measure. Every bench prints a table and writes it, as JSON, into DIR.",
+    help="Benchmarks. Each prints a table and writes it as JSON into DIR.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _report(measure: Callable[[Say], BenchResult], out: Path) -> None:
+def _report(measure: Callable[[Log], BenchResult], out: Path) -> None:
     console = Console()
     result = measure(console.print)
     result.show(console)
@@ -39,17 +39,17 @@ def step(
     out: _Out = Path("bench-out/step"),
     turns: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 3,
     device: Annotated[
-        str, typer.Option(help="cpu; or cuda: training in one process there, and nothing else.")
+        str, typer.Option(help="cpu; or cuda, which measures only training in one process.")
     ] = "cpu",
 ) -> None:
-    """A step's cost against loops written by hand (about 8 minutes on two cores)."""
+    """The cost of a step, compared with hand-written loops (about 8 minutes on two cores)."""
     from bench.device_step import bench_device_step
     from bench.step import bench_step
 
     if device == "cpu":
-        _report(lambda say: bench_step(say, turns=turns), out)
+        _report(lambda log: bench_step(log, turns=turns), out)
     else:
-        _report(lambda say: bench_device_step(say, device, turns=turns), out)
+        _report(lambda log: bench_device_step(log, device, turns=turns), out)
 
 
 @app.command("rounds")
@@ -57,10 +57,10 @@ def rounds(
     out: _Out = Path("bench-out/rounds"),
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
 ) -> None:
-    """Rounds to the same AUC on the flights data, two baselines tuned (about 8 minutes)."""
+    """Rounds to the same AUC on the flights data, with two tuned baselines (about 8 minutes)."""
     from bench.rounds import bench_rounds
 
-    _report(lambda say: bench_rounds(say, seeds=list(range(1, seeds + 1))), out)
+    _report(lambda log: bench_rounds(log, seeds=list(range(1, seeds + 1))), out)
 
 
 @app.command("data")
@@ -69,15 +69,15 @@ def data(
     rows: Annotated[int, typer.Option(min=100_000, help="Rows of the large file.")] = 10_000_000,
     turns: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 3,
 ) -> None:
-    """Preparing against a bare scan, its memory, and the feed (about 4 minutes, 8 GB of disk)."""
+    """`celu prepare` compared with a bare scan, and batch loading (4 minutes, 8 GB of disk)."""
     from bench.data import bench_data
 
-    _report(lambda say: bench_data(say, small=rows // 10, large=rows, turns=turns), out)
+    _report(lambda log: bench_data(log, small=rows // 10, large=rows, turns=turns), out)
 
 
 @app.command("psi")
 def psi(out: _Out = Path("bench-out/psi")) -> None:
-    """Private set intersection against bare multiplications (about 6 minutes on two cores)."""
+    """Private set intersection compared with bare multiplications (6 minutes on two cores)."""
     from bench.psi import bench_psi
 
     _report(bench_psi, out)
@@ -86,49 +86,52 @@ def psi(out: _Out = Path("bench-out/psi")) -> None:
 @app.command("quality")
 def quality(
     folder: Annotated[
-        Path, typer.Argument(help="Holds criteo_random.tsv.gz and avazu_all.csv.gz.")
+        Path, typer.Argument(help="The folder of criteo_random.tsv.gz and avazu_all.csv.gz.")
     ],
     out: _Out = Path("bench-out/quality"),
     splits: Annotated[int, typer.Option(min=1, help="Number of random splits.")] = 5,
 ) -> None:
-    """Raw click data to held-out AUC, by way of prepare and align (about 8 minutes)."""
+    """From raw click data to held-out AUC: prepare, align, train (about 8 minutes)."""
     from bench.quality import bench_quality
 
-    _report(lambda say: bench_quality(say, folder, list(range(1, splits + 1))), out)
+    _report(lambda log: bench_quality(log, folder, list(range(1, splits + 1))), out)
 
 
 @app.command("codec")
 def codec(
     folder: Annotated[
-        Path | None, typer.Option("--data", help="Holds criteo_random.tsv.gz; else it is left out.")
+        Path | None,
+        typer.Option(
+            "--data", help="The folder of criteo_random.tsv.gz; without it, synthetic clicks only."
+        ),
     ] = None,
     out: _Out = Path("bench-out/codec"),
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
 ) -> None:
-    """Bytes, time and rounds of each codec (about 15 minutes)."""
+    """Bytes, time and rounds with each codec (about 15 minutes)."""
     from bench.codec import bench_codec
 
-    _report(lambda say: bench_codec(say, folder, list(range(1, seeds + 1))), out)
+    _report(lambda log: bench_codec(log, folder, list(range(1, seeds + 1))), out)
 
 
 @app.command("link")
 def link(
     out: _Out = Path("bench-out/link"),
-    profile: Annotated[str, typer.Option(help="The line: wan-300, wan-100.")] = "wan-300",
+    profile: Annotated[str, typer.Option(help="The link: wan-300, wan-100.")] = "wan-300",
     between: Annotated[
         str | None,
         typer.Option(
-            help="GUEST,HOST,ADDRESS: two network namespaces joined by such a line, and the "
-            "guest's address; needs root. Measured beside the emulated line."
+            help="GUEST,HOST,ADDRESS: two network namespaces joined by such a link, and the "
+            "guest's address; needs root. Measures the real link as well as the emulated one."
         ),
     ] = None,
 ) -> None:
-    """How full a line is while training, also through nginx, and virtual time (about 5 minutes)."""
+    """Link utilization while training, also through nginx, and virtual time (5 minutes)."""
     from bench.link import bench_link
     from bench.real_path import RealPath
 
     path = None if between is None else RealPath.read(between)
-    _report(lambda say: bench_link(say, profile, path), out)
+    _report(lambda log: bench_link(log, profile, path), out)
 
 
 @app.command("checkpoint")
@@ -136,10 +139,10 @@ def checkpoint(
     out: _Out = Path("bench-out/checkpoint"),
     turns: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 3,
 ) -> None:
-    """What checkpoints cost a run over a WAN (about 5 minutes on two cores)."""
+    """The cost of checkpoints in a run over a WAN (about 5 minutes on two cores)."""
     from bench.checkpoint import bench_checkpoint
 
-    _report(lambda say: bench_checkpoint(say, turns=turns), out)
+    _report(lambda log: bench_checkpoint(log, turns=turns), out)
 
 
 @app.command("e2e")
@@ -147,14 +150,14 @@ def e2e(
     out: _Out = Path("bench-out/e2e"),
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
     paper_shape: Annotated[
-        bool, typer.Option("--paper-shape", help="On a GPU, with the paper's sizes.")
+        bool, typer.Option("--paper-shape", help="The paper's sizes; needs a GPU.")
     ] = False,
 ) -> None:
-    """Seconds to the same AUC over a WAN, two baselines tuned (about 15 minutes)."""
+    """Seconds to the same AUC over a WAN, with two tuned baselines (about 15 minutes)."""
     from bench.e2e import PAPER, SMALL, bench_e2e
 
     shape = PAPER if paper_shape else SMALL
-    _report(lambda say: bench_e2e(say, shape, list(range(1, seeds + 1))), out)
+    _report(lambda log: bench_e2e(log, shape, list(range(1, seeds + 1))), out)
 
 
 @app.command("paper")
@@ -162,43 +165,46 @@ def paper(
     part: Annotated[
         list[str] | None,
         typer.Option(
-            help="table2, similarity, time, theory, beyond or report; may be given again."
+            help="table2, similarity, time, theory, beyond or report; repeat it for several."
         ),
     ] = None,
     profile: Annotated[
         str,
         typer.Option(
             help="smoke: minutes on any machine. cpu: samples of real data, an hour or two on two "
-            "cores. gpu: the paper's sizes on a large one, minutes a part with 8 workers."
+            "cores. gpu: the paper's sizes on a large GPU, minutes for a part with 8 workers."
         ),
     ] = "smoke",
     seeds: Annotated[
-        str | None, typer.Option(help="As in 1,2,3; by default those of the profile.")
+        str | None, typer.Option(help="Such as 1,2,3. Default: those of the profile.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that share the runs.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
     folder: Annotated[
         Path | None,
-        typer.Option("--data", help="Holds criteo_random.tsv.gz and avazu_all.csv.gz, for cpu."),
+        typer.Option(
+            "--data",
+            help="For --profile cpu: the folder of criteo_random.tsv.gz and avazu_all.csv.gz.",
+        ),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Where tables, figures, runs.jsonl and data go.")
+        Path, typer.Option(help="The folder for tables, figures, runs.jsonl and data.")
     ] = Path("bench-out/paper"),
 ) -> None:
-    """The paper's tables and figures, and what lies beyond them (smoke: under 8 minutes).
+    """The paper's tables and figures, and more variants (smoke: under 8 minutes).
 
-    A part NAME writes NAME.json, NAME.md, NAME-*.svg and NAME-*.png. Every run that ends is kept in
-    runs.jsonl: the same command, started again, goes on from there. Figures need matplotlib: the
-    extra "figures".
+    A part NAME writes NAME.json, NAME.md, NAME-*.svg and NAME-*.png. Finished runs are saved in
+    runs.jsonl: start the same command again to resume. Figures need matplotlib: the extra
+    "figures".
     """
-    from bench.paper.making import bench_paper
+    from bench.paper.runner import bench_paper
 
     console = Console()
 
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    def log(message: str) -> None:
+        console.print(message, markup=False, highlight=False, soft_wrap=True)
 
     for result, files in bench_paper(
-        say,
+        log,
         out,
         parts=part or (),
         profile=profile,
@@ -207,17 +213,17 @@ def paper(
         data=folder,
     ):
         result.show(console)
-        say(f"written to {', '.join(str(path) for path in files)}")
+        log(f"written to {', '.join(str(path) for path in files)}")
 
 
 def _seeds(text: str | None) -> list[int]:
-    """Whole numbers with commas between them; raises ConfigError."""
+    """Parse whole numbers separated by commas; raises ConfigError."""
     try:
         seeds = [int(number) for number in text.split(",")] if text else []
     except ValueError:
         seeds = [-1]
     if any(seed < 0 for seed in seeds) or len(set(seeds)) < len(seeds):
-        raise ConfigError(f"--seeds: expected different whole numbers, as in 1,2,3; got {text!r}")
+        raise ConfigError(f"--seeds: expected different whole numbers, such as 1,2,3; got {text!r}")
     return seeds
 
 

@@ -1,9 +1,9 @@
-"""`celu bench checkpoint`: what checkpoints cost a run, and whether they hold up its line.
+"""`scripts/bench checkpoint`: the cost of checkpoints, and whether they stall the link.
 
-The same job with and without checkpoints, in turns: two processes over mutual TLS and an emulated
-WAN, with tables of embeddings of some size at the host and rounds in flight, so that the line is
-what takes the time. A run without checkpoints is one whose first would come after its end; the one
-that every run ends with falls outside of what is timed.
+The same job with and without checkpoints, alternating: two processes over mutual TLS and an
+emulated WAN, with large embedding tables at the host and rounds in flight, so that the link is the
+bottleneck. In a run without checkpoints the first one is due after the end; the checkpoint at the
+end of every run is not timed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from bench.line_use import PARTIES, line_use
-from bench.report import BenchResult, Say
+from bench.link_utilization import PARTIES, link_utilization
+from bench.report import BenchResult, Log
 from bench.step import BATCH, WIDTH, write_pair
 from celu.config.link import find_link
 from celu.config.templates import CRITEO, write_settings
@@ -42,39 +42,40 @@ _DEPTH = 4
 _MODEL = replace(CRITEO, bottom='{ use = "wdl", embedding_dim = 16 }')
 
 
-def bench_checkpoint(say: Say, turns: int = 3, rounds: int = 220, every: int = 100) -> BenchResult:
-    """Ratio of times with and without, and the line's use in both."""
+def bench_checkpoint(log: Log, turns: int = 3, rounds: int = 220, every: int = 100) -> BenchResult:
+    """The ratio of the times with and without, and the link utilization in both."""
     result = BenchResult("checkpoint", seeds=[1])
-    line = find_link(PROFILE)
+    link = find_link(PROFILE)
     seconds: dict[bool, list[float]] = {True: [], False: []}
-    use: dict[bool, list[float]] = {True: [], False: []}
+    used: dict[bool, list[float]] = {True: [], False: []}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write_pair(folder, thin=False, rounds=rounds)
         for _ in range(turns):
-            for kept in (False, True):
-                events, out = _run(folder, rounds, every if kept else 10 * rounds)
+            for saves in (False, True):
+                events, out = _run(folder, rounds, every if saves else 10 * rounds)
                 timed = [e for e in events if e["event"] == "round"]
-                seconds[kept].append(timed[-1]["seconds"] - timed[_DEPTH]["seconds"])
-                use[kept].append(line_use(events, "sent", line.mbps, _DEPTH))
+                seconds[saves].append(timed[-1]["seconds"] - timed[_DEPTH]["seconds"])
+                used[saves].append(link_utilization(events, "sent", link.mbps, _DEPTH))
                 size = sum(f.stat().st_size for f in out.glob("checkpoints/*/tensors.safetensors"))
                 generations = len(list(out.glob("checkpoints/round-*")))
-                say(
-                    f"{'with' if kept else 'without'}: {seconds[kept][-1]:.1f} s, line "
-                    f"{use[kept][-1]:.3f}, {generations} generations of {size / 1e6:,.0f} MB in all"
+                log(
+                    f"{'with' if saves else 'without'}: {seconds[saves][-1]:.1f} s, link "
+                    f"utilization {used[saves][-1]:.3f}, {generations} checkpoints on disk, "
+                    f"{size / 1e6:,.0f} MB in total"
                 )
                 result.rows.append(
                     {
-                        "checkpoints": f"every {every} rounds" if kept else "none",
-                        "seconds": seconds[kept][-1],
-                        "line in use, host to guest": use[kept][-1],
+                        "checkpoints": f"every {every} rounds" if saves else "none",
+                        "seconds": seconds[saves][-1],
+                        "line in use, host to guest": used[saves][-1],
                         "MB a checkpoint": size / 1e6 / max(1, generations),
                     }
                 )
     result.figures |= {
         "checkpoint_cost": round(min(seconds[True]) / min(seconds[False]), 4),
-        "line_use_with": median(use[True]),
-        "line_use_without": median(use[False]),
+        "line_use_with": median(used[True]),
+        "line_use_without": median(used[False]),
     }
     result.notes.append(
         f"WDL, embedding 16, batch {BATCH}, Z {WIDTH}, R=1, {_DEPTH} rounds in flight, {rounds} "
@@ -85,7 +86,7 @@ def bench_checkpoint(say: Say, turns: int = 3, rounds: int = 220, every: int = 1
 
 
 def _run(folder: Path, rounds: int, every: int) -> tuple[list[EventDict], Path]:
-    """The host's events, and its run folder."""
+    """Run both parties; return the host's events and its run folder."""
     write_settings(folder, _MODEL, port=free_port(), local=True)
     for name in PARTIES:
         path = folder / name / "party.toml"

@@ -1,10 +1,10 @@
-"""`celu bench codec`: what each codec costs in time and rounds, and saves in bytes.
+"""`scripts/bench codec`: what each codec costs in time and rounds, and saves in bytes.
 
-Time is set against a copy of the tensor in memory. Rounds are those to the same held-out AUC,
-against float32 with the same R and seed. Two runs that differ in nothing but rounding differ by
-some rounds as well, so these are not read off single evaluations: evaluations are many, their
-moving average is taken, and the rounds to several AUCs along float32's way are compared. Local
-steps re-use a batch's rounding errors along with it, so a codec's cost grows with R.
+Time is compared with a copy of the tensor in memory. Rounds are those to the same held-out AUC,
+compared with float32 with the same R and seed. Runs that differ only in rounding also differ by
+some rounds, so we do not compare single evaluations: we evaluate often, take the moving average,
+and compare the rounds to several AUCs on float32's curve. Local steps reuse a batch together with
+its rounding errors, so the cost of a codec grows with R.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 import celu
-from bench.report import BenchResult, Say
+from bench.report import BenchResult, Log
 from bench.samples import prepare_sample
 from celu.codecs.registry import CODECS
 from celu.config.schema import Split
@@ -31,8 +31,8 @@ from celu.models.tower import Tower
 
 SHAPE = (4096, 256)  # the paper's
 WIDTH, LR, EVERY = 64, 0.02, 5
-# Where on float32's way, as shares of its rounds, AUCs are compared; over how many evaluations they
-# are averaged; and how much longer, at most, another codec may take to the last AUC.
+# At which shares of float32's rounds AUCs are compared; the number of evaluations in the moving
+# average; and how many times float32's rounds another codec may take to the last AUC.
 SHARES, AVERAGED, LONGER = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 9, 1.3
 INIT = 0.1
 SMALL = "4bit"
@@ -43,14 +43,14 @@ ROUNDS_OF: dict[int, tuple[str, ...]] = {
 }
 
 
-def bench_codec(say: Say, data: Path | None, seeds: list[int]) -> BenchResult:
-    """Measure on made-up clicks, and on the Criteo sample in `data` if that is given."""
+def bench_codec(log: Log, data: Path | None, seeds: list[int]) -> BenchResult:
+    """Measure on synthetic clicks, and on the Criteo sample in `data`, if given."""
     torch.set_num_threads(1)
     result = BenchResult("codec", seeds)
     for name in CODECS:
         result.rows.append(_time(name))
     with tempfile.TemporaryDirectory() as scratch:
-        pairs = {"made-up clicks": (_made_up(Path(scratch)), 1024, 250)}
+        pairs = {"synthetic clicks": (_synthetic(Path(scratch)), 1024, 250)}
         if data is not None:
             pairs["Criteo sample"] = (_sample(Path(scratch), data), 512, 240)
         ratios: dict[tuple[int, str], list[float]] = {}
@@ -64,7 +64,8 @@ def bench_codec(say: Say, data: Path | None, seeds: list[int]) -> BenchResult:
                     ]
                     exact = exact or curves
                     by_seed = [
-                        _over(curve, of, rounds) for curve, of in zip(curves, exact, strict=True)
+                        _rounds_ratio(curve, reference, rounds)
+                        for curve, reference in zip(curves, exact, strict=True)
                     ]
                     ratio = mean(by_seed)
                     result.rows.append(
@@ -80,7 +81,7 @@ def bench_codec(say: Say, data: Path | None, seeds: list[int]) -> BenchResult:
                         }
                     )
                     shown = ", ".join(f"{r:.3f}" for r in by_seed)
-                    say(f"{where}, R={R}, {codec}: {shown} of fp32's rounds")
+                    log(f"{where}, R={R}, {codec}: {shown} of fp32's rounds")
                     ratios.setdefault((R, codec), []).append(ratio)
     plain, small = (CODECS[name].max_bytes(*SHAPE) for name in ("fp32", SMALL))
     result.figures |= {
@@ -92,13 +93,14 @@ def bench_codec(say: Say, data: Path | None, seeds: list[int]) -> BenchResult:
         "small_bytes": plain / small,
     }
     result.notes.append(
-        f"Timings: {SHAPE}, one thread, against a copy of it. Rounds: WDL, Z {WIDTH}, batch 1024, on "
-        f"the sample 512, AdaGrad with its accumulator at 0, lr {LR}, one codec for all messages, "
-        "local steps at the guest alone. Ratios are means over seeds and over the AUCs that fp32 "
-        f"had after {SHARES[0]:.0%} to {SHARES[-1]:.0%} of its rounds; one not reached in {LONGER} "
-        f"times the rounds counts as reached then. int8_rounds and small_rounds ({SMALL}) are "
-        "means over the data sets and R = 1, 3, the worst of these beside them. A single seed's "
-        "ratio spreads by some percent whatever the code, bf16 included."
+        f"Timings: {SHAPE}, one thread, compared with a copy of it. Rounds: WDL, Z {WIDTH}, batch "
+        f"1024 (on the sample 512), AdaGrad with initial accumulator 0, lr {LR}, one codec for all "
+        "messages, local steps at the guest only. Ratios are means over seeds and over the AUCs "
+        f"that fp32 had after {SHARES[0]:.0%} to {SHARES[-1]:.0%} of its rounds; an AUC that is "
+        f"not reached in {LONGER} times the rounds counts as reached at the end. int8_rounds and "
+        f"small_rounds ({SMALL}) are means over the data sets and R = 1, 3; the *_worst figures "
+        "are the worst of these. The ratio of a single seed varies by some percent with any codec, "
+        "bf16 included."
     )
     return result
 
@@ -118,11 +120,11 @@ def _time(name: str) -> dict[str, Any]:
     }
 
 
-def _seconds(work: Callable[[], object], turns: int = 15) -> float:
+def _seconds(function: Callable[[], object], turns: int = 15) -> float:
     taken = []
     for _ in range(turns):
         started = time.perf_counter()
-        work()
+        function()
         taken.append(time.perf_counter() - started)
     return median(taken)
 
@@ -131,7 +133,7 @@ Pair = dict[str, celu.StoreDatasets]
 Floats = NDArray[np.float64]
 
 
-def _made_up(folder: Path) -> Pair:
+def _synthetic(folder: Path) -> Pair:
     write_clicks(folder / "clicks", "criteo", rows=1_000_000, max_codes=20_000)
     return _open(folder / "clicks")
 
@@ -153,7 +155,7 @@ Curve = list[float]  # held-out AUC after EVERY, 2 EVERY ... rounds
 
 
 def _curve(pair: Pair, batch: int, codec: str, R: int, seed: int, rounds: int) -> Curve:
-    """A run's held-out AUC, by evaluation."""
+    """Train, and return the held-out AUC at each evaluation."""
     job = celu.Job(
         seed=seed,
         rounds=rounds,
@@ -175,7 +177,7 @@ def _curve(pair: Pair, batch: int, codec: str, R: int, seed: int, rounds: int) -
         job,
         celu.Guest(
             top=WideDeepTop((WIDTH, WIDTH), hidden=(64,), init_std=INIT),
-            loss=celu.LOSSES["binary"],
+            loss="binary",
             train=guest.train,
             test=guest.test,
             bottom=tower(guest),
@@ -185,8 +187,8 @@ def _curve(pair: Pair, batch: int, codec: str, R: int, seed: int, rounds: int) -
     return [evaluation["auc"] for evaluation in result.evaluations]
 
 
-def _over(curve: Curve, exact: Curve, rounds: int) -> float:
-    """Rounds over those of the exact run, to AUCs along its way."""
+def _rounds_ratio(curve: Curve, exact: Curve, rounds: int) -> float:
+    """Rounds over those of the float32 run, averaged over several AUCs on its curve."""
     targets = [_auc_after(exact, share * rounds) for share in SHARES]
     return mean(_reached(curve, target) / _reached(exact, target) for target in targets)
 
@@ -196,13 +198,13 @@ def _auc_after(curve: Curve, rounds: float) -> float:
 
 
 def _reached(curve: Curve, target: float) -> float:
-    """Rounds to an AUC, or all there were where it is not reached."""
+    """Rounds to an AUC, or all rounds if it is not reached."""
     rounds, aucs = _smooth(curve)
     return float(np.interp(target, aucs, rounds))
 
 
 def _smooth(curve: Curve) -> tuple[Floats, Floats]:
-    """Rounds, and the best so far of the moving average around them."""
+    """Rounds, and the best moving average of the AUC up to each."""
     window = np.ones(AVERAGED) / AVERAGED
     aucs: Floats = np.maximum.accumulate(np.convolve(curve, window, mode="valid"))
     rounds: Floats = EVERY * (np.arange(len(aucs), dtype=np.float64) + (AVERAGED + 1) / 2)

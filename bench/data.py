@@ -1,8 +1,8 @@
-"""`celu bench data`: what preparing and feeding rows costs, on made-up Criteo-shaped files.
+"""`scripts/bench data`: the cost of `celu prepare` and of loading batches, on Criteo-shaped files.
 
-Preparing is set against a bare scan: the same reader of the same library parses the same file into
-the same types, and throws the rows away. The feed is set against the training step that it feeds:
-the paper's WDL at batch 4096, both parties' steps against both parties' batches.
+Prepare is compared with a bare scan: the same reader of the same library parses the same synthetic
+file into the same types and drops the rows. Batch loading is compared with the training step that
+uses the batch: the paper's WDL at batch 4096, both parties.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import celu
-from bench.report import BenchResult, Say
+from bench.report import BenchResult, Log
 from celu.data.batch_loader import BatchLoader
 from celu.data.clicks import click_chunk
 from celu.data.order import BatchOrder
@@ -43,9 +43,9 @@ print(json.dumps(time.perf_counter() - started))
 
 
 def bench_data(
-    say: Say, *, small: int = 1_000_000, large: int = 10_000_000, turns: int = 3
+    log: Log, *, small: int = 1_000_000, large: int = 10_000_000, turns: int = 3
 ) -> BenchResult:
-    """Prepare a small and a large file, and feed from the large one."""
+    """Prepare a small and a large file, and load batches from the large one."""
     torch.set_num_threads(1)
     result = BenchResult("data", [1])
     with tempfile.TemporaryDirectory() as scratch:
@@ -55,10 +55,10 @@ def bench_data(
         for rows in (small, large):
             file = folder / f"{rows}.tsv"
             write_raw(file, rows)
-            say(f"{rows:,} rows written, {file.stat().st_size / 1e6:,.0f} MB")
+            log(f"{rows:,} rows written, {file.stat().st_size / 1e6:,.0f} MB")
             for _ in range(turns if rows == small else 1):
-                scanned = _in_a_process("scan", file, folder)[0]
-                seconds, peaks[rows] = _in_a_process("prepare", file, folder / f"stores-{rows}")
+                scanned = _in_subprocess("scan", file, folder)[0]
+                seconds, peaks[rows] = _in_subprocess("prepare", file, folder / f"stores-{rows}")
                 if rows == small:
                     times["scan"].append(scanned)
                     times["prepare"].append(seconds)
@@ -71,28 +71,28 @@ def bench_data(
                         "peak MiB": peaks[rows],
                     }
                 )
-                say(f"scan {scanned:.1f} s, prepare {seconds:.1f} s, peak {peaks[rows]:.0f} MiB")
+                log(f"scan {scanned:.1f} s, prepare {seconds:.1f} s, peak {peaks[rows]:.0f} MiB")
             file.unlink()
-        feeds = _feeds(say, folder / f"stores-{large}")
+        loading = _measure_loading(log, folder / f"stores-{large}")
     result.figures |= {
         "prepare_over_scan": median(times["prepare"]) / median(times["scan"]),
         "prepare_over_scan_10m": result.rows[-1]["prepare s"] / result.rows[-1]["scan s"],
         "peak_mib_10m": peaks[large],
         "peak_growth": peaks[large] / peaks[small],
-        **feeds,
+        **loading,
     }
     result.notes.append(
-        f"prepare: {small:,} rows of 13 numbers and 26 hashed categories into stores of both, "
-        f"median of {turns}; peaks are of the process, at {small:,} and {large:,} rows. BatchLoader: "
-        f"batches of {BATCH} for both parties from the {large:,} rows, against a round of training "
-        "(the paper's WDL, embedding 128, both parties' steps, one thread). By blocks: as for a "
-        "store larger than memory, read from files that were dropped from the page cache."
+        f"prepare: {small:,} rows of 13 numbers and 26 hashed categories into the stores of both "
+        f"parties, median of {turns}; peaks are of the process, at {small:,} and {large:,} rows. "
+        f"feed: loading batches of {BATCH} for both parties from the {large:,} rows, compared with "
+        "a round of training (the paper's WDL, embedding 128, both parties' steps, one thread). "
+        "By blocks: as for a store larger than memory, from files dropped from the page cache."
     )
     return result
 
 
 def write_raw(path: Path, rows: int) -> None:
-    """A Criteo-shaped file: label, 13 integers, 26 hexadecimal ids, some of them missing."""
+    """Write a Criteo-shaped file: label, 13 integers, 26 hexadecimal ids, some values missing."""
     import pyarrow as pa
     import pyarrow.csv as pa_csv
 
@@ -116,14 +116,14 @@ def _raw_columns(chunk: int, rows: int) -> Iterator[tuple[str, Any]]:
         yield name, pa.array(values, mask=random.random(rows) < 0.1)
     for number, name in enumerate(CRITEO_CATEGORIES):
         codes = (clicks.host[name].astype(np.uint64) * 2654435761 + number * 97) % 2**32
-        distinct, places = np.unique(codes, return_inverse=True)
+        distinct, indices = np.unique(codes, return_inverse=True)
         texts = pa.array([f"{code:08x}" for code in distinct.tolist()])
-        column = pc.take(texts, pa.array(places))
+        column = pc.take(texts, pa.array(indices))
         yield name, pc.if_else(pa.array(random.random(rows) < 0.05), None, column)
 
 
 def prepare_file(file: Path, out: Path) -> None:
-    """What `celu prepare criteo` does, replacing what an earlier turn left."""
+    """Do what `celu prepare criteo` does, replacing the stores of an earlier turn."""
     from celu.config.schema import Split
     from celu.prepare.pipeline import Target, prepare
     from celu.prepare.presets import criteo
@@ -134,7 +134,7 @@ def prepare_file(file: Path, out: Path) -> None:
 
 
 def scan_file(file: Path, out: Path) -> None:
-    """The bare scan: the library reads the same types, and nothing is done with the rows."""
+    """The bare scan: read the same types with the same library and drop the rows."""
     import pyarrow as pa
     import pyarrow.csv as pa_csv
 
@@ -154,8 +154,8 @@ def scan_file(file: Path, out: Path) -> None:
         pass
 
 
-def _in_a_process(what: str, file: Path, out: Path) -> tuple[float, float]:
-    """Seconds that it took, and the most MiB that its process held."""
+def _in_subprocess(what: str, file: Path, out: Path) -> tuple[float, float]:
+    """Run `prepare` or `scan` in a subprocess; return its seconds and its peak memory in MiB."""
     command = [sys.executable, "-c", _TIMED, what, str(file), str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -165,13 +165,13 @@ def _in_a_process(what: str, file: Path, out: Path) -> tuple[float, float]:
     return float(json.loads(output)), used.ru_maxrss / 1024
 
 
-def _feeds(say: Say, stores: Path) -> dict[str, float]:
-    tables = {}
+def _measure_loading(log: Log, stores: Path) -> dict[str, float]:
+    datasets = {}
     for name in ("guest", "host"):
         store = celu.open_store(stores / name / "store")
-        tables[name] = celu.open_datasets(store, store.inputs(), label=name == "guest")
-    step = _step_seconds(tables["guest"], tables["host"])
-    say(f"a round of training: {1000 * step:.1f} ms")
+        datasets[name] = celu.open_datasets(store, store.inputs(), label=name == "guest")
+    step = _step_seconds(datasets["guest"], datasets["host"])
+    log(f"a round of training: {1000 * step:.1f} ms")
     figures = {}
     for figure, order in (
         ("feed_over_step", celu.Order()),
@@ -179,8 +179,8 @@ def _feeds(say: Say, stores: Path) -> dict[str, float]:
     ):
         if order.shuffle == "blocks":
             _drop_from_page_cache(stores)
-        seconds = _feed_seconds([rows.train for rows in tables.values()], order)
-        say(f"both parties' batches by {order.shuffle}: {1000 * seconds:.2f} ms")
+        seconds = _loading_seconds([rows.train for rows in datasets.values()], order)
+        log(f"both parties' batches by {order.shuffle}: {1000 * seconds:.2f} ms")
         figures[figure] = step / seconds
     return figures
 
@@ -196,7 +196,7 @@ def _step_seconds(guest: celu.StoreDatasets, host: celu.StoreDatasets, rounds: i
     torch.manual_seed(1)
     at: list[float] = []
 
-    def note(event: celu.Event) -> None:
+    def record(event: celu.Event) -> None:
         if event.event == "round":
             at.append(time.perf_counter())
 
@@ -208,37 +208,37 @@ def _step_seconds(guest: celu.StoreDatasets, host: celu.StoreDatasets, rounds: i
         job,
         celu.Guest(
             top=WideDeepTop((WIDTH, WIDTH)),
-            loss=celu.LOSSES["binary"],
+            loss="binary",
             train=guest.train,
             test=guest.test,
             bottom=tower(guest),
         ),
         {"host": celu.Host(bottom=tower(host), train=host.train, test=host.test)},
-        callbacks=[note],
+        callbacks=[record],
     )
     return median(np.diff(at).tolist())
 
 
-def _feed_seconds(tables: list[celu.Dataset], order: celu.Order, rounds: int = 600) -> float:
-    """Seconds for a batch of each table, nothing computed in between."""
-    feeds = [
-        BatchLoader(table, BatchOrder(1, table.num_rows, BATCH, order), torch.device("cpu"))
-        for table in tables
+def _loading_seconds(datasets: list[celu.Dataset], order: celu.Order, rounds: int = 600) -> float:
+    """Seconds to load a batch of each dataset, with no training in between."""
+    loaders = [
+        BatchLoader(dataset, BatchOrder(1, dataset.num_rows, BATCH, order), torch.device("cpu"))
+        for dataset in datasets
     ]
-    for feed in feeds:
-        feed.batch(0)  # the first asks for the epoch's order
+    for loader in loaders:
+        loader.batch(0)  # the first one computes the order of the epoch
     started = time.perf_counter()
     for round_ in range(1, rounds):
-        for feed in feeds:
-            feed.batch(round_)
+        for loader in loaders:
+            loader.batch(round_)
     seconds = (time.perf_counter() - started) / (rounds - 1)
-    for feed in feeds:
-        feed.close()
+    for loader in loaders:
+        loader.close()
     return seconds
 
 
 def _drop_from_page_cache(stores: Path) -> None:
-    """Have the columns' files read from disk again."""
+    """Make the next read of the column files come from disk."""
     for file in stores.rglob("*.bin"):
         descriptor = os.open(file, os.O_RDONLY)
         os.fsync(descriptor)

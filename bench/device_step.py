@@ -1,9 +1,9 @@
-"""`celu bench step --device cuda`: training in one process on an accelerator, against a loop.
+"""`scripts/bench step --device cuda`: training in one process on a GPU, compared with a loop.
 
 The loop is what a researcher would write: the whole model in one graph, its rows on the device, one
-optimizer, nothing between the steps. The engine trains the same model as two parties, with all
-that stands between them; both are timed over hundreds of steps with the device waited for at
-both ends, in turns.
+optimizer, nothing between the steps. The engine trains the same model as two parties, messages
+included. Both are timed over hundreds of steps, alternating, with the device synchronized at the
+start and the end.
 """
 
 from __future__ import annotations
@@ -14,32 +14,34 @@ from collections.abc import Callable
 import torch
 
 import celu
-from bench.report import BenchResult, Say
+from bench.report import BenchResult, Log
 from bench.step import BATCH, EMBEDDING, WIDTH, paper_parties, step_job
 from celu.data.order import BatchOrder
 from celu.events import RoundDone
 from celu.party import Guest, Host
 
-_WARM_UP = 100  # a multiple of the rounds between two reports
+_WARM_UP = 100  # a multiple of the rounds between two round events
+
+_LOOP = "hand-written loop"
 
 
-def bench_device_step(say: Say, device: str, turns: int = 3, rounds: int = 1500) -> BenchResult:
-    """Measure one figure: how fast the engine is, the loop being 1."""
+def bench_device_step(log: Log, device: str, turns: int = 3, rounds: int = 1500) -> BenchResult:
+    """Measure one figure: the engine's steps per second over the loop's."""
     result = BenchResult("step", seeds=[1])
     torch.set_num_threads(1)
     fastest: dict[str, float] = {}
-    sides: dict[str, Callable[[str, int], float]] = {"engine": _engine, "loop by hand": _loop}
+    sides: dict[str, Callable[[str, int], float]] = {"engine": _engine, _LOOP: _loop}
     for _ in range(turns):
         for side, measure in sides.items():
             ms = 1000 * measure(device, rounds)
-            say(f"{side}: {ms:.3f} ms a step")
+            log(f"{side}: {ms:.3f} ms a step")
             fastest[side] = min(ms, fastest.get(side, ms))
     result.rows += [{"side": side, "ms a step": ms} for side, ms in fastest.items()]
-    result.figures["simulate_over_loop_gpu"] = fastest["loop by hand"] / fastest["engine"]
+    result.figures["simulate_over_loop_gpu"] = fastest[_LOOP] / fastest["engine"]
     result.notes.append(
-        f"Steps a second of simulate over those of the loop, on {device}: batch {BATCH}, Z "
+        f"Steps per second of simulate over those of the loop, on {device}: batch {BATCH}, Z "
         f"{WIDTH}, 26 fields of ids, embedding {EMBEDDING}, hidden 256; AdaGrad; R=1; "
-        f"{rounds - _WARM_UP} steps a turn, the fastest of {turns} turns of each."
+        f"{rounds - _WARM_UP} steps in a turn, the fastest of {turns} turns of each."
     )
     return result
 
@@ -47,22 +49,22 @@ def bench_device_step(say: Say, device: str, turns: int = 3, rounds: int = 1500)
 def _parties(device: str) -> tuple[Guest, Host]:
     guest, host = paper_parties()
     assert guest.bottom is not None
-    place = torch.device(device)
-    mine, theirs = guest.train.to(place), host.train.to(place)
+    target = torch.device(device)
+    mine, theirs = guest.train.to(target), host.train.to(target)
     return (
         Guest(
-            top=guest.top.to(place),
+            top=guest.top.to(target),
             loss=guest.loss,
             train=mine,
             test=mine,
-            bottom=guest.bottom.to(place),
+            bottom=guest.bottom.to(target),
         ),
-        Host(bottom=host.bottom.to(place), train=theirs, test=theirs),
+        Host(bottom=host.bottom.to(target), train=theirs, test=theirs),
     )
 
 
 def _engine(device: str, rounds: int) -> float:
-    """Seconds a round, after a warm-up."""
+    """Seconds per round, after a warm-up."""
     guest, host = _parties(device)
     at: dict[int, float] = {}
 
@@ -76,7 +78,7 @@ def _engine(device: str, rounds: int) -> float:
 
 
 def _loop(device: str, rounds: int) -> float:
-    """Seconds a step, after a warm-up."""
+    """Seconds per step, after a warm-up."""
     guest, host = _parties(device)
     assert guest.bottom is not None
     modules = [host.bottom, guest.bottom, guest.top]
@@ -98,7 +100,7 @@ def _loop(device: str, rounds: int) -> float:
 
 
 def _now(device: str) -> float:
-    """The time at which the device has done what it was given."""
+    """The time after the device has finished its queue."""
     if device != "cpu":
         torch.cuda.synchronize()
     return time.perf_counter()

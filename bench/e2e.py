@@ -1,9 +1,9 @@
-"""`celu bench e2e`: seconds to the same AUC over a WAN, by vanilla, FedBCD, CELU and `auto`.
+"""`scripts/bench e2e`: seconds to the same AUC over a WAN, with vanilla, FedBCD, CELU and `auto`.
 
-In virtual time, which `celu bench link` sets against real runs. Two baselines, each with the rate
-at which vanilla does best: the paper's optimizer (AdaGrad from an accumulator of 0.1), and the
-strongest one known (from 0). Vanilla is serial and in float32, as in the paper. `pair` tells how a
-CPU stands in for the paper's GPUs.
+In virtual time, which `scripts/bench link` compares with real runs. Two baselines, each with the
+learning rate that is best for vanilla: the paper's optimizer (AdaGrad with an initial accumulator
+of 0.1), and the strongest that we know (0). Vanilla is serial and in float32, as in the paper. See
+`bench.pair` for how a CPU stands in for the paper's GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import celu
 from bench.curves import Run
 from bench.pair import (
     GPU_ROUND_S,
-    LINE,
+    LINK_PROFILE,
     MAX_CODES,
     PAPER_BYTES,
     REGIMES,
@@ -28,13 +28,13 @@ from bench.pair import (
     Pair,
     Regime,
     Shape,
-    compute_s,
+    measure_compute_s,
     open_pair,
     pair_job,
     simulate_pair,
-    timer_of,
+    timer_for,
 )
-from bench.report import BenchResult, Say
+from bench.report import BenchResult, Log
 from celu.config.link import PROFILES
 from celu.data.clicks import write_clicks
 
@@ -50,19 +50,19 @@ METHODS: dict[str, celu.Method] = {
 }
 
 
-def bench_e2e(say: Say, shape: Shape, seeds: list[int]) -> BenchResult:
-    """Tune vanilla, then run every method for as many rounds."""
+def bench_e2e(log: Log, shape: Shape, seeds: list[int]) -> BenchResult:
+    """Tune vanilla, then run every method for the same number of rounds."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         write_clicks(Path(scratch), "criteo", rows=shape.rows, max_codes=MAX_CODES)
-        return _bench(say, shape, seeds, open_pair(Path(scratch), shape.device))
+        return _bench(log, shape, seeds, open_pair(Path(scratch), shape.device))
 
 
-def _bench(say: Say, shape: Shape, seeds: list[int], pair: Pair) -> BenchResult:
+def _bench(log: Log, shape: Shape, seeds: list[int], pair: Pair) -> BenchResult:
     result = BenchResult("e2e", seeds)
-    speed = compute_s(pair, shape) / GPU_ROUND_S if shape.device == "cpu" else 1.0
+    speed = measure_compute_s(pair, shape) / GPU_ROUND_S if shape.device == "cpu" else 1.0
     for regime in REGIMES.values():
-        run = _runner(pair, shape, regime, speed, say)
+        run = _runner(pair, shape, regime, speed, log)
         tuned = {lr: run("vanilla", lr, seeds[0]) for lr in RATES[regime.name]}
         lr = max(tuned, key=lambda rate: tuned[rate].best_by(shape.rounds))
         names = list(METHODS) if regime.name == "paper" else ["vanilla", "auto"]
@@ -75,18 +75,19 @@ def _bench(say: Say, shape: Shape, seeds: list[int], pair: Pair) -> BenchResult:
         }
         target = min(one.best_by(0.7 * shape.rounds) for one in runs["vanilla"])
         _report(result, regime, lr, target, runs)
-    round_s = 2 * PAPER_BYTES * 8 / (PROFILES[LINE].mbps * 1e6)
-    round_s += 2 * PROFILES[LINE].delay_ms / 1000
-    result.figures["link_share"] = round_s / (round_s + compute_s(pair, shape) / speed)
+    round_s = 2 * PAPER_BYTES * 8 / (PROFILES[LINK_PROFILE].mbps * 1e6)
+    round_s += 2 * PROFILES[LINK_PROFILE].delay_ms / 1000
+    result.figures["link_share"] = round_s / (round_s + measure_compute_s(pair, shape) / speed)
     result.notes.append(
-        f"Made-up clicks of Criteo's shape, {shape.rows:,} rows, WDL; batch {shape.batch}, Z "
-        f"{shape.width}, embedding {shape.embedding}; {shape.line.mbps:g} Mbps and "
-        f"{shape.line.delay_ms:g} ms one way, on which a message takes as long as the paper's 4 "
+        f"Synthetic clicks of Criteo's shape, {shape.rows:,} rows, WDL; batch {shape.batch}, Z "
+        f"{shape.width}, embedding {shape.embedding}; {shape.link.mbps:g} Mbps and "
+        f"{shape.link.delay_ms:g} ms one way, on which a message takes as long as the paper's 4 "
         f"MiB at 300 Mbps; parties compute {speed:.2f} times as fast as here "
         f"({shape.device}). {shape.rounds} rounds; AUC on {shape.test_rows:,} held-out rows every "
-        f"{shape.every}, whose time is left out, but where auto scores them to choose. "
-        "Targets: what tuned vanilla reached with every seed in 70% of the rounds. Rates "
-        "tuned for vanilla, with the first seed. link_share: the line's part of a round of vanilla."
+        f"{shape.every} rounds, whose time is not counted, except where auto scores them to "
+        "choose. Targets: the AUC that tuned vanilla reached with every seed in 70% of the rounds. "
+        "Learning rates are tuned for vanilla with the first seed. link_share: the link's share of "
+        "a round of vanilla."
     )
     return result
 
@@ -102,15 +103,15 @@ def _report(
     final: dict[str, float] = {}
     for name, of_seeds in runs.items():
         reached = [run.reached(target) for run in of_seeds]
-        there = [r for r in reached if r is not None]
-        complete = len(there) == len(reached)
-        seconds[name] = mean(s for _, s in there) if complete else None
+        known = [r for r in reached if r is not None]
+        complete = len(known) == len(reached)
+        seconds[name] = mean(s for _, s in known) if complete else None
         final[name] = mean(run.curve[-1][2] for run in of_seeds)
         result.rows.append(
             {
                 "optimizer": f"{regime.name}, lr {lr}",
                 "method": name,
-                "rounds to the target": mean(r for r, _ in there) if complete else None,
+                "rounds to the target": mean(r for r, _ in known) if complete else None,
                 "seconds": seconds[name],
                 "by seed": [r and round(r[1], 2) for r in reached],
                 "target": target,
@@ -134,23 +135,23 @@ def _ratio(seconds: Mapping[str, float | None], slow: str, fast: str) -> float |
 _Runner = Callable[[str, float, int], Run]
 
 
-def _runner(pair: Pair, shape: Shape, regime: Regime, speed: float, say: Say) -> _Runner:
+def _runner(pair: Pair, shape: Shape, regime: Regime, speed: float, log: Log) -> _Runner:
     def run(name: str, lr: float, seed: int) -> Run:
         job = pair_job(pair, shape, seed, regime.optimizer(lr), METHODS[name])
         started = time.perf_counter()
-        timing = {"link": shape.line, "speed": speed, "timer": timer_of(shape)}
+        timing = {"link": shape.link, "speed": speed, "timer": timer_for(shape)}
         result = simulate_pair(pair, shape, regime, job, **timing)
         curve = [
             (int(e["round"]), e["seconds"] - e["evaluating_s"], e["auc"])
             for e in result.evaluations
         ]
         took = time.perf_counter() - started
-        say(
+        log(
             f"{regime.name}, {name}, lr {lr}, seed {seed}: AUC {curve[-1][2]:.4f} after "
             f"{curve[-1][0]} rounds and {curve[-1][1]:.1f} s (took {took:.0f} s)"
         )
         for choice in result.choices:
-            say(f"  from round {choice.round}: {choice.reason}")
+            log(f"  from round {choice.round}: {choice.reason}")
         return Run(curve, [choice.reason for choice in result.choices])
 
     return run

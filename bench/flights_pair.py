@@ -1,4 +1,4 @@
-"""The flights pair in memory, with the models of its settings files: for benches by simulation."""
+"""The airline and the weather service in memory, with the models of their settings files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celu.party import Guest, Host
 
 @dataclass(frozen=True)
 class FlightsPair:
-    """StoreDatasets read once; modules built anew for each run, as a function of the job's seed."""
+    """Datasets that are read once; each run builds new modules from the job's seed."""
 
     airline: PartySettings
     weather: PartySettings
@@ -25,7 +25,7 @@ class FlightsPair:
 
     @staticmethod
     def load() -> FlightsPair:
-        """Prepare the data; raises DataError where the package with it is absent."""
+        """Prepare the data; raises DataError if the package with it is not installed."""
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             write_flights(folder)
@@ -37,7 +37,7 @@ class FlightsPair:
         return FlightsPair(parties["airline"], parties["weather"], rows)
 
     def simulate(self, job: celu.Job) -> celu.Result:
-        """Train the pair, or the airline alone where the job has no hosts."""
+        """Train the pair, or the airline alone if the job has no hosts."""
         guest = load_party(self.airline, job, Path(), self.rows["airline"])
         assert isinstance(guest, Guest)
         hosts = {}
@@ -57,7 +57,7 @@ def flights_job(
     evaluation: celu.Evaluation,
     alone: bool = False,
 ) -> celu.Job:
-    """The contract of the flights pair with this method and optimizer."""
+    """The job of the flights pair with this method and optimizer."""
     hosts = {} if alone else {FLIGHTS_PAPER.host: celu.HostTerms(z_width=FLIGHTS_PAPER.z_width)}
     return celu.Job(
         seed=seed,

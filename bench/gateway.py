@@ -1,8 +1,8 @@
-"""How full a line is while training through nginx, against a direct connection.
+"""Link utilization while training through nginx, compared with a direct connection.
 
-Two real processes with a line between the host and the gateway, as `line_proxy` emulates it, so
-that what HTTP/2 and a gateway make of a long line shows. nginx stands beside the guest, as it
-comes with its package.
+Two real processes, with a link emulated by `link_proxy` between the host and the gateway, so that
+the effect of a long link on HTTP/2 and the gateway shows. nginx runs beside the guest, with the
+configuration of its package.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.line_proxy import LineProxy
-from bench.line_use import PARTIES, line_use, write_job
+from bench.link_proxy import LinkProxy
+from bench.link_utilization import PARTIES, link_utilization, write_job
 from bench.nginx import find_nginx, running_nginx
-from bench.report import Say
+from bench.report import Log
 from bench.step import THIN
 from celu.config.link import find_link
 from celu.config.templates import write_settings
@@ -27,9 +27,9 @@ DEPTH = 4
 
 @dataclass(frozen=True)
 class Case:
-    """A way from the host to the guest. One that crawls is given few rounds."""
+    """A route from the host to the guest. A slow one gets few rounds."""
 
-    what: str
+    name: str
     rounds: int
     carrier: str = "grpc"
     streams: int = 1
@@ -44,29 +44,32 @@ CASES = (
 )
 
 
-def gateway_rows(folder: Path, profile: str, say: Say) -> list[dict[str, Any]]:
-    """The share of the line in use in each case; `folder` holds rows and keys of both parties."""
+def gateway_rows(folder: Path, profile: str, log: Log) -> list[dict[str, Any]]:
+    """The link utilization in each case; `folder` has the rows and keys of both parties."""
     rows = []
-    line = find_link(profile)
+    link = find_link(profile)
     for case in CASES:
         if case.nginx and find_nginx() is None:
             continue
         events = _run(folder, case, profile)
-        sent, received = (line_use(events, way, line.mbps, DEPTH) for way in ("sent", "received"))
+        sent, received = (
+            link_utilization(events, direction, link.mbps, DEPTH)
+            for direction in ("sent", "received")
+        )
         rows.append(
             {
-                "way": case.what,
+                "way": case.name,
                 "rounds in flight": DEPTH,
                 "line in use, host to guest": sent,
                 "guest to host": received,
             }
         )
-        say(f"{case.what}: {sent:.3f} and {received:.3f} of the line")
+        log(f"{case.name}: link utilization {sent:.3f} and {received:.3f}")
     return rows
 
 
 def nginx_use(rows: list[dict[str, Any]]) -> float | None:
-    """The emptier direction of the fullest way through nginx; None where there is no nginx."""
+    """The utilization of the less used direction in the best case with nginx; None without it."""
     through = [row for row in rows if "nginx" in row.get("way", "")]
     return max(
         (min(row["line in use, host to guest"], row["guest to host"]) for row in through),
@@ -75,7 +78,7 @@ def nginx_use(rows: list[dict[str, Any]]) -> float | None:
 
 
 def _run(folder: Path, case: Case, profile: str) -> list[dict[str, Any]]:
-    """The host's events of a real run."""
+    """Run both parties and return the host's events."""
     job, port = folder / "gateway.toml", free_port()
     write_job(job, rounds=case.rounds, codec="fp32", depth=DEPTH)
     write_settings(folder, THIN, port=port, local=True)
@@ -89,20 +92,20 @@ def _run(folder: Path, case: Case, profile: str) -> list[dict[str, Any]]:
                     folder / "nginx", port, certs / "localhost.pem", certs / "localhost.key"
                 )
             )
-        far = stack.enter_context(LineProxy(near, find_link(profile)))
+        far = stack.enter_context(LinkProxy(near, find_link(profile)))
         _edit(folder, case, port, far.port)
         out = f"run-{time.monotonic_ns()}"
         return run_parties(folder, list(PARTIES), job, out, timeout_s=120)["host"].events
 
 
 def _edit(folder: Path, case: Case, port: int, far: int) -> None:
-    """Put the way into the settings: nginx behind the line, the guest behind nginx."""
+    """Write the route into the settings: host, emulated link, nginx if any, guest."""
     for name in PARTIES:
         path = folder / name / "party.toml"
         text = f'carrier = "{case.carrier}"\n' + path.read_text(encoding="utf-8")
         if name == "guest" and case.nginx:
             text = f"gateway = true\n{text}"
-        way = f'connect = "localhost:{far}"\nstreams = {case.streams}\n'
+        route = f'connect = "localhost:{far}"\nstreams = {case.streams}\n'
         if case.nginx:
-            way += 'gateway = { ca = "../localhost/certs/ca.pem" }\n'
-        path.write_text(text.replace(f'connect = "localhost:{port}"\n', way), encoding="utf-8")
+            route += 'gateway = { ca = "../localhost/certs/ca.pem" }\n'
+        path.write_text(text.replace(f'connect = "localhost:{port}"\n', route), encoding="utf-8")

@@ -1,8 +1,8 @@
-"""The reference of `bench step`: a split network trained by hand over torch.distributed gloo.
+"""The reference of `scripts/bench step`: a hand-written loop over torch.distributed with gloo.
 
-Run as `python -m bench.gloo_loop PARTY.toml JOB.toml PORT`: the same rows and modules as
-`celu run` gets, and the shortest loop that trains them. Prints the seconds of each step as JSON.
-No encryption, no checks, no record: what a party could not use, but a fair floor.
+Run as `python -m bench.gloo_loop PARTY.toml JOB.toml PORT`: the shortest loop that trains the same
+rows and modules as `celu run`. Prints the seconds of each step as JSON. It has no encryption, no
+checks and no records: not usable between companies, but a fair lower bound.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from celu.party import Guest, Host
 
 
 def main() -> None:
-    """Train one party by hand."""
+    """Train one party."""
     party_file, job_file, port = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     settings, job = read_party(party_file), read_job(job_file)
     torch.set_num_threads(settings.threads or 1)

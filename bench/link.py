@@ -1,9 +1,9 @@
-"""`celu bench link`: how full the line is while training, and whether virtual time tells the truth.
+"""`scripts/bench link`: link utilization while training, and how accurate virtual time is.
 
-A line is full where the bytes it carried in some time are what it could have carried. Messages of 4
-MiB each way and next to nothing to compute make the line the bottleneck: one round at a time it
-idles in one direction or the other, and with rounds in flight it should not. Every run is two
-processes over mutual TLS with emulated lines; virtual time is the same job in one process.
+Utilization is the bytes that the link carried over the bytes that it could have carried. Messages
+of 4 MiB each way and almost no computing make the link the bottleneck: with one round at a time one
+of its directions idles, with rounds in flight neither should. Every run is two processes over
+mutual TLS with an emulated link; virtual time is the same job in one process.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from bench.gateway import gateway_rows, nginx_use
-from bench.line_use import PARTIES, line_use, write_job
+from bench.link_utilization import PARTIES, link_utilization, write_job
 from bench.real_path import RealPath, compare
-from bench.report import BenchResult, Say
+from bench.report import BenchResult, Log
 from bench.step import BATCH, WIDTH, write_pair
 from celu.config.job import read_job
 from celu.config.link import find_link
@@ -34,23 +34,24 @@ CASES = (("fp32", 1), ("fp32", 2), ("fp32", 4), ("fp32", 8), ("int8", 1), ("int8
 
 
 def bench_link(
-    say: Say, profile: str = "wan-300", between: RealPath | None = None, rounds: int = 60
+    log: Log, profile: str = "wan-300", between: RealPath | None = None, rounds: int = 60
 ) -> BenchResult:
-    """Vanilla training over the line, serial and with rounds in flight."""
+    """Vanilla training over the link, serial and with rounds in flight."""
     torch.set_num_threads(1)
     result = BenchResult("link", [1])
-    line = find_link(profile)
+    link = find_link(profile)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write_pair(folder, thin=True, rounds=rounds)
         for codec, depth in CASES:
-            job = folder / "link.toml"  # not job.toml, which settings come with
+            job = folder / "link.toml"  # write_settings overwrites job.toml
             write_job(job, rounds=rounds, codec=codec, depth=depth)
             events = _run(folder, job, profile)
             real = _seconds(events)
             virtual = _virtual(folder, job, profile)
             sent, received = (
-                line_use(events, way, line.mbps, depth) for way in ("sent", "received")
+                link_utilization(events, direction, link.mbps, depth)
+                for direction in ("sent", "received")
             )
             result.rows.append(
                 {
@@ -63,9 +64,9 @@ def bench_link(
                     "virtual over real": virtual / real,
                 }
             )
-            say(f"{codec}, {depth} in flight: {sent:.3f} and {received:.3f} of the line")
-        real_path = compare(folder, between, profile, rounds, say) if between is not None else []
-        through = gateway_rows(folder, profile, say)
+            log(f"{codec}, {depth} in flight: link utilization {sent:.3f} and {received:.3f}")
+        real_path = compare(folder, between, profile, rounds, log) if between is not None else []
+        through = gateway_rows(folder, profile, log)
     full = [row for row in result.rows if row["codec"] == "fp32"]
     result.figures |= {
         "duplex_use": max(min(r["line in use, host to guest"], r["guest to host"]) for r in full),
@@ -86,27 +87,28 @@ def bench_link(
     }
     result.rows += real_path + through
     result.notes.append(
-        f"{profile}: {line.mbps:g} Mbps and {line.delay_ms:g} ms each way, emulated; "
-        f"batch {BATCH}, Z {WIDTH}, one linear layer a party, {rounds} rounds; the "
-        "first quarter and the last rounds in flight are left out of the line's use. duplex_use is "
-        "the emptier direction of the fullest case in fp32."
+        f"{profile}: {link.mbps:g} Mbps and {link.delay_ms:g} ms each way, emulated; "
+        f"batch {BATCH}, Z {WIDTH}, one linear layer per party, {rounds} rounds. Utilization "
+        "excludes the first quarter of the rounds and the last ones in flight. duplex_use is the "
+        "less used direction of the best case in fp32."
     )
     result.notes.append(
-        "Rows with a way have that line between the host and the guest's nginx, as a proxy that "
-        "delays both directions; nginx_use is the emptier direction of the fullest way through it."
+        "Rows with a way have that link between the host and the guest's nginx, emulated by a "
+        "proxy that delays both directions; nginx_use is the less used direction of the best case "
+        "through nginx."
         if result.figures["nginx_use"] is not None
         else "nginx is not installed here: nginx_use was not measured."
     )
     if between is not None:
         result.notes.append(
-            "The real path is one between two network namespaces; its rows stand beside the same "
-            "traffic over the emulated line."
+            "The real path connects two network namespaces; its rows are compared with the same "
+            "traffic over the emulated link."
         )
     return result
 
 
 def _run(folder: Path, job: Path, profile: str) -> list[EventDict]:
-    """The host's events of a real run."""
+    """Run both parties and return the host's events."""
     from bench.step import THIN
 
     write_settings(folder, THIN, port=free_port(), local=True)
@@ -123,17 +125,17 @@ def _seconds(events: list[EventDict]) -> float:
 
 
 def _virtual(folder: Path, job_file: Path, profile: str) -> float:
-    """Seconds to the last round of the same job in virtual time, by the guest's clock."""
+    """Simulate the same job; return the virtual seconds to its last round on the guest's clock."""
     job = read_job(job_file)
     loaded = {n: load_party(read_party(folder / n / "party.toml"), job, folder) for n in PARTIES}
     guest, host = loaded["guest"], loaded["host"]
     assert isinstance(guest, Guest) and isinstance(host, Host)
     seconds = 0.0
 
-    def note(event: Event) -> None:
+    def record(event: Event) -> None:
         nonlocal seconds
         if isinstance(event, RoundDone):
             seconds = event.seconds
 
-    simulate(job, guest, {"host": host}, callbacks=[note], link=profile)
+    simulate(job, guest, {"host": host}, callbacks=[record], link=profile)
     return seconds

@@ -1,6 +1,6 @@
-"""A real nginx in front of a party, for tests and benches: as it comes, with the least added.
+"""A real nginx in front of a party, for tests and benches, with a minimal configuration.
 
-It runs unprivileged, in the foreground, from a folder of its own.
+It runs unprivileged, in the foreground, in its own folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from celu.errors import CeluError
 from celu.testing import free_port
 
 _START_S = 10.0
-# Debian's nginx.conf, with files in the folder, and the two locations of the README.
+# Debian's nginx.conf with its files in the folder, plus the two locations of the README.
 _CONFIG = """\
 worker_processes auto;
 daemon off;
@@ -61,19 +61,19 @@ http {{
 
 
 def find_nginx() -> str | None:
-    """Where nginx is installed, or None."""
+    """The path of the nginx program, or None."""
     return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 
 
 @contextmanager
 def running_nginx(folder: Path, upstream: int, certificate: Path, key: Path) -> Iterator[int]:
-    """A gateway in front of `upstream`, a port of this machine; gives its own port.
+    """Run nginx in front of the local port `upstream` and yield the port that it listens on.
 
-    Raises CeluError, with what nginx said, where it does not start.
+    Raises CeluError with nginx's output if it does not start.
     """
     program, port = find_nginx(), free_port()
     if program is None:
-        raise CeluError("expected nginx to be installed, got none")
+        raise CeluError("nginx is not installed")
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "nginx.conf"
     config.write_text(
@@ -86,21 +86,21 @@ def running_nginx(folder: Path, upstream: int, certificate: Path, key: Path) -> 
     with (folder / "output").open("w", encoding="utf-8") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        _wait_until_it_listens(port, process, folder)
+        _wait_until_listening(port, process, folder)
         yield port
     finally:
         process.terminate()
         process.wait(_START_S)
 
 
-def _wait_until_it_listens(port: int, process: subprocess.Popen[bytes], folder: Path) -> None:
-    give_up = time.monotonic() + _START_S
+def _wait_until_listening(port: int, process: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline = time.monotonic() + _START_S
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return
         except OSError:
-            if process.poll() is not None or time.monotonic() > give_up:
-                said = (folder / "output").read_text(encoding="utf-8")[-2000:]
-                raise CeluError(f"nginx did not start: {said}") from None
+            if process.poll() is not None or time.monotonic() > deadline:
+                output = (folder / "output").read_text(encoding="utf-8")[-2000:]
+                raise CeluError(f"nginx did not start: {output}") from None
             time.sleep(0.05)

@@ -1,13 +1,13 @@
 """A guest and its hosts in memory, with the paper's models and optimizers: for simulations.
 
-Two regimes, each with rates on which vanilla is tuned: the paper's optimizer (AdaGrad from an
-accumulator of 0.1), and the strongest one known (from 0).
+Two regimes: the paper's optimizer (AdaGrad with an initial accumulator of 0.1), and the strongest
+that we know (initial accumulator 0). Vanilla's learning rate is tuned in each.
 
-The paper's shape is a batch of 4096 and Z of 256: 4 MiB a message, 112 ms at 300 Mbps, beside which
-a GPU computes for a few milliseconds. On a CPU a smaller shape stands for it, with everything in
-proportion. The line is slower by as much as a message is smaller, so that it takes those 112 ms;
-its delay stays. And parties compute as much faster than they do here as brings vanilla's computing
-to what it was with the paper's shape on a GPU (`GPU_ROUND_S`).
+The paper's shape is a batch of 4096 and a Z of 256: 4 MiB a message, 112 ms at 300 Mbps, while a
+GPU computes for a few milliseconds. On a CPU a smaller shape stands in for it, scaled in
+proportion. The link is slower by the factor by which a message is smaller, so that a message still
+takes 112 ms; its delay stays. And the simulated parties compute faster than this machine, so that a
+round of vanilla takes as long as with the paper's shape on a GPU (`GPU_ROUND_S`).
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from celu.events import RoundDone
 from celu.models.tops import InnerProductTop, WideDeepTop
 from celu.models.tower import Tower
 
-LINE = "wan-300"
+LINK_PROFILE = "wan-300"
 PAPER_BYTES = 4096 * 256 * 4
-# What both parties compute in a round of vanilla with the paper's shape, on one H200.
+# Computing time of both parties in a round of vanilla with the paper's shape, on one H200.
 GPU_ROUND_S = 0.0055
 TEST_ROWS = 20_000
-MAX_CODES = 20_000  # of a made-up field
+MAX_CODES = 20_000  # of a field of the synthetic clicks
 VANILLA = celu.Method(R=1)
 _CALIBRATION_ROUNDS = 30
 
 Model = Literal["wdl", "dssm"]
-Tables = tuple[celu.Dataset, celu.Dataset]  # to train on, to test on
-Pair = dict[str, Tables]  # "guest", and one or more hosts
+Datasets = tuple[celu.Dataset, celu.Dataset]  # train, test
+Pair = dict[str, Datasets]  # "guest", and one or more hosts
 Timer = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is trained, and for how long."""
+    """The sizes of the model and the data, and the number of rounds."""
 
     batch: int
     width: int
@@ -58,16 +58,16 @@ class Shape:
     test_rows: int = TEST_ROWS
 
     @property
-    def line(self) -> LinkSettings:
-        """The line on which a message takes as long as the paper's on the real one."""
-        real = PROFILES[LINE]
+    def link(self) -> LinkSettings:
+        """The link on which a message takes as long as the paper's message on LINK_PROFILE."""
+        real = PROFILES[LINK_PROFILE]
         mbps = real.mbps * self.batch * self.width * 4 / PAPER_BYTES
         return real.model_copy(update={"mbps": mbps})
 
 
 @dataclass(frozen=True)
 class Regime:
-    """An optimizer's starting point, and the model that goes with it."""
+    """AdaGrad's initial accumulator, and the top model and initialization used with it."""
 
     name: str
     accumulator: float
@@ -75,7 +75,7 @@ class Regime:
     init_std: float
 
     def optimizer(self, lr: float) -> celu.Optimizer:
-        """AdaGrad from that point, at a rate."""
+        """AdaGrad with this regime's accumulator and a learning rate."""
         return celu.Optimizer(name="adagrad", lr=lr, initial_accumulator=self.accumulator)
 
 
@@ -86,34 +86,33 @@ REGIMES = {
 
 
 def open_pair(folder: Path, device: str) -> Pair:
-    """The rows of the stores `folder`/guest/store and `folder`/host/store, on a device."""
+    """The datasets of the stores `folder`/guest/store and `folder`/host/store, on a device."""
     pair = {}
     for name in ("guest", "host"):
         store = celu.open_store(folder / name / "store")
         rows = celu.open_datasets(store, store.inputs(), label=name == "guest")
-        train, test = (table.to(torch.device(device)) for table in (rows.train, rows.test))
-        pair[name] = train, test
+        pair[name] = rows.train.to(torch.device(device)), rows.test.to(torch.device(device))
     return pair
 
 
-def with_hosts(pair: Pair, num: int) -> Pair:
-    """The same rows with the host's columns dealt out to so many hosts, in order."""
+def split_hosts(pair: Pair, num: int) -> Pair:
+    """The same rows with the host's columns split between `num` hosts, in order."""
     if num == 1:
         return pair
     train, test = pair["host"]
-    dealt = {f"host{i + 1}": (_part(train, i, num), _part(test, i, num)) for i in range(num)}
-    return {"guest": pair["guest"], **dealt}
+    hosts = {f"host{i + 1}": (_columns(train, i, num), _columns(test, i, num)) for i in range(num)}
+    return {"guest": pair["guest"], **hosts}
 
 
-def _part(table: celu.Dataset, index: int, num: int) -> celu.Dataset:
+def _columns(dataset: celu.Dataset, index: int, num: int) -> celu.Dataset:
     """One of `num` shares of every input's columns."""
 
     def cut(columns: int) -> slice:
         return slice(index * columns // num, (index + 1) * columns // num)
 
-    inputs = {name: tensor[:, cut(tensor.shape[1])] for name, tensor in table.inputs.items()}
-    sizes = {name: sizes[cut(len(sizes))] for name, sizes in table.sizes.items()}
-    return celu.Dataset(inputs, table.labels, sizes, table.tags)
+    inputs = {name: tensor[:, cut(tensor.shape[1])] for name, tensor in dataset.inputs.items()}
+    sizes = {name: sizes[cut(len(sizes))] for name, sizes in dataset.sizes.items()}
+    return celu.Dataset(inputs, dataset.labels, sizes, dataset.tags)
 
 
 def pair_job(
@@ -127,14 +126,14 @@ def pair_job(
     target: float | None = None,
     codec: str | None = None,
 ) -> celu.Job:
-    """The contract of a pair; a codec that is None is left to the method, or is float32."""
+    """The job of a pair. With codec None the method chooses it, or it is float32."""
     hosts = [name for name in pair if name != "guest"]
     written: dict[str, Any] = {} if codec is None else {"codec": codec}
     return celu.Job(
         seed=seed,
         rounds=rounds or shape.rounds,
         batch_size=shape.batch,
-        hosts={name: celu.HostTerms(z_width=shape.width) for name in hosts},
+        hosts=dict.fromkeys(hosts, celu.HostTerms(z_width=shape.width)),
         method=method,
         optimizer=optimizer,
         evaluation=celu.Evaluation(every=shape.every, rows=shape.test_rows, target=target),
@@ -145,15 +144,15 @@ def pair_job(
 def build_parties(
     pair: Pair, shape: Shape, regime: Regime, seed: int
 ) -> tuple[celu.Guest, dict[str, celu.Host]]:
-    """Everybody's modules, a function of the seed, with their rows."""
+    """All parties with their datasets and new modules, which depend only on the seed."""
     torch.manual_seed(seed)
 
-    def tower(tables: Tables) -> nn.Module:
-        columns = {name: t.shape[1] for name, t in tables[0].inputs.items()}
+    def tower(datasets: Datasets) -> nn.Module:
+        columns = {name: t.shape[1] for name, t in datasets[0].inputs.items()}
         return Tower(
             shape.width,
             columns,
-            tables[0].sizes,
+            datasets[0].sizes,
             embedding_dim=shape.embedding,
             hidden=shape.hidden,
             init_std=regime.init_std,
@@ -183,29 +182,29 @@ def build_parties(
 def simulate_pair(
     pair: Pair, shape: Shape, regime: Regime, job: celu.Job, **options: Any
 ) -> celu.Result:
-    """Train new modules under a contract; the options are those of `celu.simulate`."""
+    """Train new modules; the options are those of `celu.simulate`."""
     guest, hosts = build_parties(pair, shape, regime, job.seed)
     return celu.simulate(job, guest, hosts, **options)
 
 
-def timer_of(shape: Shape) -> Timer:
-    """By which computing is timed."""
-    # On a CPU not by the clock on the wall: others may be at work on this machine.
+def timer_for(shape: Shape) -> Timer:
+    """The timer for computing: CPU time of the thread on a CPU, which other processes share."""
     return time.thread_time if shape.device == "cpu" else time.perf_counter
 
 
-def compute_s(pair: Pair, shape: Shape) -> float:
-    """What both parties compute in a round of vanilla: on a line that takes no time."""
+def measure_compute_s(pair: Pair, shape: Shape) -> float:
+    """Computing time of both parties in a round of vanilla: over a link that takes no time."""
     optimizer = celu.Optimizer(lr=0.01)
     job = pair_job(pair, shape, 1, optimizer, rounds=_CALIBRATION_ROUNDS)
-    at_once = LinkSettings(mbps=1e9)
+    instant = LinkSettings(mbps=1e9)
     seconds: list[float] = []
 
-    def note(event: celu.Event) -> None:
+    def record(event: celu.Event) -> None:
         if isinstance(event, RoundDone):
             seconds.append(event.seconds)
 
     regime = REGIMES["paper"]
-    simulate_pair(pair, shape, regime, job, callbacks=[note], link=at_once, timer=timer_of(shape))
+    options: dict[str, Any] = {"link": instant, "timer": timer_for(shape)}
+    simulate_pair(pair, shape, regime, job, callbacks=[record], **options)
     half = len(seconds) // 2
     return (seconds[-1] - seconds[half]) / (len(seconds) - 1 - half)

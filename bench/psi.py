@@ -1,10 +1,10 @@
-"""`celu bench psi`: what `celu align` costs, against the multiplications that it cannot do without.
+"""`scripts/bench psi`: the cost of `celu align`, compared with the multiplications that it needs.
 
-Two parties are processes of their own with one worker each, over mutual TLS. Every id is
-multiplied twice, once by each party, so n ids here and m there take 2 (n + m) multiplications in
-all. The bound is that many bare ones of the same library, measured while both cores are busy, as in
-the runs. Cost is processor time of both parties, all their processes, with the cost of an alignment
-of very few ids (starting Python, reading stores, TLS) taken off.
+The parties are two processes with one worker each, over mutual TLS. Every id is multiplied twice,
+once by each party, so n ids here and m there take 2 (n + m) multiplications in total. The bound is
+the time of that many bare multiplications of the same library, measured while both cores are busy,
+as in the runs. Cost is the CPU time of all processes of both parties, minus that of an alignment of
+very few ids (starting Python, reading stores, TLS).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from statistics import mean
 
 import numpy as np
 
-from bench.report import BenchResult, Say
+from bench.report import BenchResult, Log
 from celu.config.schema import Split
 from celu.config.templates import SettingsTemplate, write_settings
 from celu.data.store import PARTS, StoreWriter, coded_schema, with_ids
@@ -28,8 +28,8 @@ from celu.testing import align_parties, free_port, make_keys
 
 PAIRS = ((10_000, 10_000), (100_000, 100_000), (300_000, 300_000), (30_000, 300_000))
 _FEW = 200
-_STARTER = SettingsTemplate(guest="guest", host="host", bottom='"wdl"', top='"wdl"')
-# Prints the processor seconds of one multiplication: of a point in hand, and of one off the wire.
+_TEMPLATE = SettingsTemplate(guest="guest", host="host", bottom='"wdl"', top='"wdl"')
+# Prints the CPU seconds of one multiplication: of a decompressed point, and of one off the wire.
 _MULTIPLY = """
 import json, os, time
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -46,8 +46,8 @@ print(json.dumps([(middle - started) / count, (time.process_time() - middle) / c
 """
 
 
-def bench_psi(say: Say, pairs: tuple[tuple[int, int], ...] = PAIRS) -> BenchResult:
-    """Align pairs of growing and of unequal sizes, either side the larger one."""
+def bench_psi(log: Log, pairs: tuple[tuple[int, int], ...] = PAIRS) -> BenchResult:
+    """Align pairs of growing and of unequal sizes, with either side the larger one."""
     result = BenchResult("psi", [])
     sizes = [*pairs, *((there, here) for here, there in pairs if here != there)]
     with tempfile.TemporaryDirectory() as scratch:
@@ -68,7 +68,7 @@ def bench_psi(say: Say, pairs: tuple[tuple[int, int], ...] = PAIRS) -> BenchResu
                 "wall seconds": round(wall, 1),
             }
             result.rows.append(row)
-            say(f"{here:,} x {there:,}: {cpu:.1f} s of processor time, {wall:.1f} s")
+            log(f"{here:,} x {there:,}: {cpu:.1f} s of CPU time, {wall:.1f} s")
     per_id = [row["us of processor time an id"] for row in result.rows]
     largest = max(range(len(pairs)), key=lambda i: sum(pairs[i]))
     small = min(range(len(pairs)), key=lambda i: sum(pairs[i]))
@@ -81,17 +81,17 @@ def bench_psi(say: Say, pairs: tuple[tuple[int, int], ...] = PAIRS) -> BenchResu
         "multiplications_a_second_a_core": 1 / mean(wire),
     }
     result.notes.append(
-        f"fraction_of_bound: of {sum(pairs[largest]):,} ids, two multiplications each, in the time "
-        "that bare multiplications of points off the wire (32 bytes, as `cryptography` must take "
-        "them: decompress, check, multiply) need. In hand: against the multiplication alone, of "
-        "points that were decompressed before. Growth: processor time an id, largest over "
-        f"smallest. {1000 * start_up:.0f} ms of start-up of both parties together taken off."
+        f"fraction_of_bound: the time of bare multiplications, two for each of "
+        f"{sum(pairs[largest]):,} ids, over the CPU time of the alignment. The points come off the "
+        "wire (32 bytes, which `cryptography` has to decompress, check and multiply). In hand: the "
+        "same with points that are already decompressed. Growth: CPU time per id, largest over "
+        f"smallest. {1000 * start_up:.0f} ms of start-up of both parties together are subtracted."
     )
     return result
 
 
 def _multiplications() -> list[float]:
-    """Seconds of a bare multiplication, (in hand, off the wire), while both cores are busy."""
+    """Seconds of a bare multiplication (decompressed, off the wire) while both cores are busy."""
     command = [sys.executable, "-c", _MULTIPLY]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
     measured = [json.loads(process.communicate(timeout=120)[0]) for process in running]
@@ -99,23 +99,23 @@ def _multiplications() -> list[float]:
 
 
 def _align(folder: Path, here: int, there: int) -> tuple[float, float]:
-    """Processor and wall seconds of an alignment of which half of the smaller set is common."""
+    """CPU and wall seconds of an alignment in which half of the smaller set is common."""
     common = min(here, there) // 2
     for name, count in (("guest", here), ("host", there)):
         own = [f"{name}-{i}" for i in range(count - common)]
         _write_ids(folder / name / "store", [f"both-{i}" for i in range(common)] + own)
-    write_settings(folder, _STARTER, port=free_port(), local=True, aligned=False)
+    write_settings(folder, _TEMPLATE, port=free_port(), local=True, aligned=False)
     make_keys(folder, ["guest", "host"])
-    before, started = _children(), time.perf_counter()
+    before, started = _children_cpu_s(), time.perf_counter()
     align_parties(folder, ["guest", "host"], folder / "job.toml", timeout_s=1800)
     wall = time.perf_counter() - started
     for name in ("guest", "host"):
         facts = json.loads((folder / name / "alignment" / "alignment.json").read_text())
         assert sum(facts["rows"].values()) == common
-    return _children() - before, wall
+    return _children_cpu_s() - before, wall
 
 
-def _children() -> float:
+def _children_cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,7 +1,7 @@
-"""`celu bench quality`: the whole way from raw click data to a model, and how good it is.
+"""`scripts/bench quality`: held-out AUC of the whole pipeline, from raw click data to a model.
 
 For each data set and each of several random splits: prepare both parties' stores, align them by
-private set intersection between two processes, train, and look at the held-out rows once, at the
+private set intersection between two processes, train, and evaluate the held-out rows once, at the
 end. The data is the user's own copy of the public Criteo and Avazu sets, or samples of them.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bench.report import BenchResult, Say
+from bench.report import BenchResult, Log
 from bench.samples import FILES, KNOWN, prepare_sample, sample_file
 from celu.config.job import Job, read_job
 from celu.config.party import read_party
@@ -46,16 +46,16 @@ _DSSM = SettingsTemplate(
 
 @dataclass(frozen=True)
 class Model:
-    """A model and the settings it is trained with: one epoch, AdaGrad with its accumulator at 0."""
+    """A model and its training settings: one epoch, AdaGrad with initial accumulator 0."""
 
     name: str
-    starter: SettingsTemplate
+    template: SettingsTemplate
     batch_size: int
     guest_R: int
     lr: float = 0.03
 
 
-# The paper's model for the set first: its AUC is the figure.
+# The paper's model for the data set comes first: its AUC is the figure.
 MODELS = {
     "criteo": (Model("WDL", _WDL, 512, 3), Model("DSSM", _DSSM, 512, 1)),
     "avazu": (Model("DSSM", _DSSM, 256, 1), Model("WDL", _WDL, 256, 1)),
@@ -65,8 +65,8 @@ MODELS = {
 _BOTH = MODELS["criteo"]
 
 
-def bench_quality(say: Say, data: Path, splits: list[int]) -> BenchResult:
-    """Measure on the files of `data`; raises DataError where one is absent."""
+def bench_quality(log: Log, data: Path, splits: list[int]) -> BenchResult:
+    """Measure on the files of `data`; raises DataError if one is missing."""
     for name in FILES:
         sample_file(data, name)
     torch.set_num_threads(1)
@@ -80,24 +80,24 @@ def bench_quality(say: Say, data: Path, splits: list[int]) -> BenchResult:
                 for model in MODELS[name]:
                     scores[model.name].append(_train(folder, model))
             shown = {model: round(values[-1], 4) for model, values in scores.items()}
-            say(f"{name}, split {split}, {rows:,} training rows: {shown}")
+            log(f"{name}, split {split}, {rows:,} training rows: {shown}")
         for model in MODELS[name]:
             result.rows.append(_row(name, model, scores[model.name]))
         paper, other = (model.name for model in MODELS[name])
         result.figures[f"{name}_auc"] = mean(scores[paper])
         result.figures[f"{name}_{other.lower()}_auc"] = mean(scores[other])
     result.notes.append(
-        f"Means over {len(splits)} random splits, 90% to train on, one epoch, AUC of all held-out "
+        f"Means over {len(splits)} random splits, 90% for training, one epoch, AUC of all held-out "
         "rows at its end; prepared, aligned (PSI between two processes) and trained for each. "
-        f"Categories: a learnt vocabulary of values in at least {KNOWN.min_count} training rows. "
-        "Criteo's numbers: log(x + 1)."
+        "Categories: a fitted vocabulary of the values in at least "
+        f"{KNOWN.min_count} training rows. Criteo's numbers: log(x + 1)."
     )
-    result.notes += [f"{m.name}: bottom {m.starter.bottom}, top {m.starter.top}" for m in _BOTH]
+    result.notes += [f"{m.name}: bottom {m.template.bottom}, top {m.template.top}" for m in _BOTH]
     return result
 
 
 def _prepare_and_align(folder: Path, name: str, data: Path, split: int) -> int:
-    """Stores, settings, keys and alignments of both parties; the number of training rows."""
+    """Write stores, settings, keys and alignments; return the number of training rows."""
     prepare_sample(folder, name, data, Split(seed=split))
     write_settings(folder, _WDL, port=free_port(), local=True, aligned=False)
     make_keys(folder, list(PARTIES))
@@ -106,7 +106,7 @@ def _prepare_and_align(folder: Path, name: str, data: Path, split: int) -> int:
 
 
 def _train(folder: Path, model: Model) -> float:
-    write_settings(folder, model.starter, local=True, aligned=False)
+    write_settings(folder, model.template, local=True, aligned=False)
     job = _job(read_job(folder / "job.toml"), model)
     parties = {
         name: load_party(read_party(folder / name / "party.toml"), job, folder) for name in PARTIES
@@ -143,7 +143,7 @@ def _row(name: str, model: Model, scores: list[float]) -> dict[str, Any]:
         "held-out AUC": mean(scores),
         "deviation": stdev(scores) if len(scores) > 1 else None,
         "batch": model.batch_size,
-        "Z": model.starter.z_width,
+        "Z": model.template.z_width,
         "guest R": model.guest_R,
         "lr": model.lr,
         "by split": [round(score, 4) for score in scores],

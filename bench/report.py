@@ -1,4 +1,4 @@
-"""A bench's result: a table for people, `result.json` for following figures over time."""
+"""The result of a bench: a table to read, and `result.json` to follow figures over time."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from rich.table import Table
 
 from celu.run_folder import hardware, versions
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass
 class BenchResult:
-    """Rows of a table, and figures by fixed names."""
+    """Rows of a table, and figures by names that never change."""
 
     bench: str
     seeds: list[int]
     rows: list[dict[str, Any]] = field(default_factory=list)
     figures: dict[str, float | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    profile: str | None = None  # where a bench comes in several sizes
+    profile: str | None = None  # of a bench with several sizes
 
     def show(self, console: Console) -> None:
         """Print the rows, the figures and the notes."""
         table = Table(title=f"bench {self.bench}")
         columns = self._columns()
         for column in columns:
-            table.add_column(column, overflow="fold")  # a figure's name must be readable
+            table.add_column(column, overflow="fold")  # never truncate the name of a figure
         for row in self.rows:
             table.add_row(*(_cell(row.get(column)) for column in columns))
         console.print(table)
@@ -44,11 +44,11 @@ class BenchResult:
             console.print(note, soft_wrap=True)
 
     def write(
-        self, folder: Path, name: str = "result", made_with: Mapping[str, Any] | None = None
+        self, folder: Path, name: str = "result", environment: Mapping[str, Any] | None = None
     ) -> Path:
-        """Write `result.json`, or another name, into a folder, made if need be.
+        """Write NAME.json into a folder and return its path.
 
-        `made_with` has versions and hardware, where it was measured by others than this process.
+        `environment` has the versions and hardware of the measurements; default: this machine's.
         """
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.json"
@@ -56,7 +56,7 @@ class BenchResult:
             "bench": self.bench,
             "command": " ".join(["scripts/bench", *sys.argv[1:]]),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            **(made_with or {"versions": versions(), "hardware": hardware()}),
+            **(environment or {"versions": versions(), "hardware": hardware()}),
             "seeds": self.seeds,
             **({} if self.profile is None else {"profile": self.profile}),
             "rows": self.rows,
@@ -67,7 +67,7 @@ class BenchResult:
         return path
 
     def write_markdown(self, folder: Path, name: str, images: Sequence[Path] = ()) -> Path:
-        """Write the same for people, with the images (SVG) that lie beside it."""
+        """Write the same as Markdown, with links to the SVG images in the folder."""
         columns = self._columns()
         cells = [columns, ["---"] * len(columns)]
         cells += [[_cell(row.get(column, "")) for column in columns] for row in self.rows]

@@ -1,8 +1,8 @@
-"""`celu bench rounds`: rounds to the same AUC on the flights data.
+"""`scripts/bench rounds`: rounds to the same AUC on the flights data.
 
 Vanilla's learning rate is tuned on a grid first, with the paper's optimizer, and used unchanged
-for all methods, as the paper does. Monitors it stands the strongest vanilla found on a grid that
-includes the accumulator: what local updates have to beat to be worth it.
+for all methods, as in the paper. They are also compared with the strongest vanilla of a grid that
+includes the initial accumulator: the baseline that local updates have to beat to be worth it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 
 import celu
 from bench.flights_pair import FlightsPair, flights_job
-from bench.report import BenchResult, Say
+from bench.report import BenchResult, Log
 
 TARGET = 0.74
 EVERY = 10
 MAX_ROUNDS = 1000
 PAPER_RATES = (0.1, 0.3, 1.0, 3.0)
-# Between two rates of the grid, where vanilla is at its fastest and close to diverging: shown
-# beside the rest, so that nobody is fooled by the grid.
+# Between two rates of the grid, where vanilla is fastest and close to diverging: measured too, so
+# that the comparison does not depend on the choice of the grid.
 EDGE_RATE = 2.0
 STRONG_RATES = (0.01, 0.03, 0.1)
 
@@ -37,8 +37,8 @@ _NAMES = (
 )
 
 
-def bench_rounds(say: Say, seeds: list[int]) -> BenchResult:
-    """Tune, then compare; a run that does not get there counts as none."""
+def bench_rounds(log: Log, seeds: list[int]) -> BenchResult:
+    """Tune, then compare. The mean is None if a run does not reach the target."""
     torch.set_num_threads(1)
     pair = FlightsPair.load()
     result = BenchResult("rounds", seeds)
@@ -51,40 +51,40 @@ def bench_rounds(say: Say, seeds: list[int]) -> BenchResult:
         name = next(n for m, n in _NAMES if m == method)
         row = {"method": name, "accumulator": accumulator, "lr": lr}
         result.rows.append({**row, f"rounds to {TARGET}": average, "by seed": runs})
-        say(f"{name}, lr {lr}, accumulator {accumulator}: {runs}")
+        log(f"{name}, lr {lr}, accumulator {accumulator}: {runs}")
         return average
 
     vanilla = {lr: rounds(VANILLA, lr, 0.1) for lr in PAPER_RATES}
-    lr, vanilla_rounds = best(vanilla)
+    lr, vanilla_rounds = best_rate(vanilla)
     local = {rate: rounds(CELU, rate, 0.1) for rate in PAPER_RATES if rate <= lr}
     rounds(FEDBCD, lr, 0.1)
     rounds(GUEST_ONLY, lr, 0.1)
     edge = rounds(VANILLA, EDGE_RATE, 0.1)
     rounds(CELU, EDGE_RATE, 0.1)
-    strong_lr, strong = best({rate: rounds(VANILLA, rate, 0.0) for rate in STRONG_RATES})
+    strong_lr, strong = best_rate({rate: rounds(VANILLA, rate, 0.0) for rate in STRONG_RATES})
     rounds(CELU, strong_lr, 0.0)
     rounds(GUEST_ONLY, strong_lr, 0.0)
     result.figures |= {
         "celu_over_vanilla_rounds": _ratio(local[lr], vanilla_rounds),
         "celu_over_strongest_vanilla_rounds": _ratio(local[lr], strong),
-        "celu_tuned_over_vanilla_at_edge_rounds": _ratio(best(local)[1], edge),
+        "celu_tuned_over_vanilla_at_edge_rounds": _ratio(best_rate(local)[1], edge),
     }
     result.notes.append(
-        f"Rounds (mean over seeds) to AUC {TARGET} on all held-out flights, looked at every "
+        f"Rounds (mean over seeds) to AUC {TARGET} on all held-out flights, evaluated every "
         f"{EVERY} rounds; batch 1024, Z 64, WDL. Learning rate tuned for vanilla: {lr} with the "
         f"paper's accumulator of 0.1, {strong_lr} with 0. The first figure is the paper's "
-        "comparison: one rate, tuned for vanilla, for both. The second sets that CELU against the "
-        "strongest vanilla. The third sets CELU at its own best rate against vanilla at the rate "
-        f"of {EDGE_RATE}, between two of the grid, where vanilla is at its fastest and CELU with "
-        "R=5 at both parties no longer stable."
+        "comparison: one rate, tuned for vanilla, for both. The second compares the same CELU with "
+        "the strongest vanilla. The third compares CELU at its own best rate with vanilla at the "
+        f"rate {EDGE_RATE}, between two of the grid, where vanilla is fastest and CELU with R=5 at "
+        "both parties is no longer stable."
     )
     return result
 
 
-def best(measured: Mapping[float, float | None]) -> tuple[float, float | None]:
+def best_rate(measured: Mapping[float, float | None]) -> tuple[float, float | None]:
     """The tuned rate and its rounds: the smallest rate within 10% of the fewest rounds.
 
-    Seeds differ by about as much, and on a plateau the smaller step is the safer one.
+    Seeds differ by about 10%, and on a plateau the smaller rate is the safer one.
     """
     fewest = min((r for r in measured.values() if r is not None), default=None)
     for rate, rounds in sorted(measured.items()):

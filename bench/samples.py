@@ -1,4 +1,4 @@
-"""The user's own copies of the public click data, or samples of them, prepared."""
+"""Stores from the user's copies of the public click data, or from samples of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from celu.prepare.pipeline import Target, prepare
 from celu.prepare.presets import PRESETS
 
 FILES = {"criteo": "criteo_random.tsv.gz", "avazu": "avazu_all.csv.gz"}
-# Values that one training row alone holds would be memorised: they share the code for unseen ones.
+# Values of a single training row would be memorized: they share the code for unseen values.
 KNOWN = Category(vocabulary=1_000_000, min_count=2)
 
 
 def sample_file(data: Path, name: str) -> Path:
-    """The file of a set; raises DataError where it is absent."""
+    """The file of a data set; raises DataError if it is missing."""
     file = data / FILES[name]
     if not file.is_file():
-        raise DataError(f"{file}: expected the click data, which celu does not ship")
+        raise DataError(f"{file} does not exist: celu does not ship this click data")
     return file
 
 

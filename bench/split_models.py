@@ -1,4 +1,4 @@
-"""The models of `bench step`, for both sides of each comparison."""
+"""The models of `scripts/bench step`, for both sides of each comparison."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class ThinBottom(nn.Module):
-    """One linear layer over the numbers: next to nothing to compute, so that messages dominate."""
+    """One linear layer over the numbers: almost no computing, so that messages dominate."""
 
     def __init__(self, z_width: int, columns: dict[str, int]) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""`celu bench step`: what a step of the engine costs, against loops written by hand.
+"""`scripts/bench step`: the cost of a step of the engine, compared with hand-written loops.
 
-Each figure is a ratio of two things measured in turns in one run. A step's time is the median over
-the steps of a turn, and the ratio that of the fastest turns: the machine is shared, and what
-disturbs a turn only ever adds to it.
+Each figure is the ratio of two sides that are measured alternately. The time of a step is the
+median over the steps of a turn, and the ratio is that of the fastest turns: on a shared machine
+other processes can only make a turn slower.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import celu
-from bench.report import BenchResult, Say
+from bench.report import BenchResult, Log
 from celu.config.schema import Split
 from celu.config.templates import CRITEO, SettingsTemplate, write_settings
 from celu.data.clicks import click_chunk, field_sizes
@@ -33,7 +33,7 @@ from celu.party import Guest, Host
 from celu.testing import free_port, make_keys, run_parties
 
 BATCH, WIDTH, EMBEDDING = 4096, 256, 128
-BATCHES = 8  # different batches; ids repeat between them as in real data
+BATCHES = 8  # number of different batches; ids repeat between them as in real data
 WARM_UP = 3
 SMALL, LARGE = 100_000, 4_000_000
 
@@ -53,14 +53,14 @@ metric = "loss"
 """
 
 
-def bench_step(say: Say, turns: int = 3, rounds: int = 12) -> BenchResult:
+def bench_step(log: Log, turns: int = 3, rounds: int = 12) -> BenchResult:
     """Measure all four figures."""
     result = BenchResult("step", seeds=[1])
-    torch.set_num_threads(1)  # as each party of two has one of two cores
-    say("one process, the paper's model: engine against a loop by hand")
+    torch.set_num_threads(1)  # two parties share two cores
+    log("one process, the paper's model: engine and hand-written loop")
     engine, loop = _fastest(turns, _engine_steps, _loop_steps, rounds)
-    _add(result, "simulate_over_loop", "engine in one process", "loop by hand", engine, loop)
-    say("embedding tables of 4 M and 100 k rows")
+    _add(result, "simulate_over_loop", "engine in one process", "hand-written loop", engine, loop)
+    log("embedding tables of 4 M and 100 k rows")
     large, small = _fastest(
         turns, lambda n: _table_steps(LARGE, n), lambda n: _table_steps(SMALL, n), rounds
     )
@@ -71,26 +71,26 @@ def bench_step(say: Say, turns: int = 3, rounds: int = 12) -> BenchResult:
             ("grpc_over_gloo_paper", False, 2 * rounds),
         ):
             model = "a thin" if thin else "the paper's"
-            say(f"two processes, {model} model: gRPC with TLS against gloo")
+            log(f"two processes, {model} model: gRPC with TLS, and gloo")
             folder = Path(scratch) / figure
             write_pair(folder, thin, steps)
             grpc, gloo = _fastest(
-                2 * turns if thin else turns,  # short ones, which a shared machine disturbs most
+                2 * turns if thin else turns,  # short turns vary most on a shared machine
                 lambda n, f=folder: _grpc_steps(f, n),
                 lambda n, f=folder: _gloo_steps(f, n),
                 steps,
             )
-            _add(result, figure, "celu run, TLS", "gloo by hand", grpc, gloo)
+            _add(result, figure, "celu run, TLS", "hand-written loop over gloo", grpc, gloo)
     result.notes.append(
         f"batch {BATCH}, Z {WIDTH}; the paper's model: 26 fields of ids, embedding {EMBEDDING}, "
-        "hidden 256; thin: one linear layer of 13 numbers; one thread a process; "
+        "hidden 256; thin: one linear layer of 13 numbers; one thread per process; "
         "AdaGrad; R=1"
     )
     return result
 
 
 def _fastest(turns: int, ours: Any, reference: Any, steps: int) -> tuple[float, float]:
-    """The median step, in ms, of each side's fastest turn; the sides take turns."""
+    """The median step in ms of each side's fastest turn; the sides alternate."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(turns):
         for side, measure in zip(times, (ours, reference), strict=True):
@@ -130,7 +130,7 @@ def paper_parties() -> tuple[Guest, Host]:
     bottom = Tower(WIDTH, {"numbers": 13}, {}, hidden=(256, 256))
     guest = Guest(
         top=WideDeepTop((WIDTH, WIDTH)),
-        loss=celu.LOSSES["binary"],
+        loss="binary",
         train=guest_rows,
         test=guest_rows,
         bottom=bottom,
@@ -178,12 +178,12 @@ def _loop_steps(rounds: int) -> list[float]:
 
 
 def _table_steps(table_rows: int, rounds: int) -> list[float]:
-    """A host with one field, all of whose ids lie below 100 k, and a table of any size."""
+    """Time a host whose ids are all below 100 k, with an embedding table of any size."""
     random = torch.Generator().manual_seed(1)
     ids = torch.randint(0, SMALL, (BATCHES * BATCH, 26), generator=random)
     labels = torch.randint(0, 2, (len(ids),), generator=random).float()
     numbers = torch.randn(len(ids), 13, generator=random)
-    # 26 columns share one table: the first field's offset is 0, the rest are made to start there.
+    # 26 columns share one table: all fields get the offset 0 of the first one.
     sizes = {"ids": (table_rows, *([1] * 25))}
     bottom = Tower(WIDTH, {"ids": 26}, sizes, EMBEDDING)
     bottom.get_buffer("embeddings.ids.offsets").zero_()
@@ -193,14 +193,12 @@ def _table_steps(table_rows: int, rounds: int) -> list[float]:
     )
     top = WideDeepTop((WIDTH, WIDTH))
     guest_bottom = Tower(WIDTH, {"numbers": 13}, {})
-    guest = Guest(
-        top=top, loss=celu.LOSSES["binary"], train=guest_rows, test=guest_rows, bottom=guest_bottom
-    )
+    guest = Guest(top=top, loss="binary", train=guest_rows, test=guest_rows, bottom=guest_bottom)
     return _timed_simulation(guest, Host(bottom=bottom, train=host_rows, test=host_rows), rounds)
 
 
 def write_pair(folder: Path, thin: bool, rounds: int) -> None:
-    """Rows, settings and keys for a guest and a host that are processes of their own."""
+    """Write rows, settings and keys for a guest and a host that run as two processes."""
     import pyarrow as pa
 
     clicks = click_chunk("criteo", seed=1, chunk=0, rows=BATCHES * BATCH)

@@ -2,7 +2,8 @@
 
     python examples/flights.py
 
-Needs the extra `flights` (pip install ".[flights]"). `celu demo` does it between two processes.
+Needs the extra `flights` (pip install ".[flights]"). `celu demo` trains the two parties as two
+processes over TLS.
 """
 
 import tempfile
@@ -11,44 +12,43 @@ from pathlib import Path
 import torch
 
 import celu
-from celu.data.flights import write_flights
-from celu.models.tops import WideDeepTop
-from celu.models.tower import Tower
 
 Z_WIDTH = 32
 
 
-def open_party(store: Path, *, label: bool) -> tuple[Tower, celu.StoreDatasets]:
-    opened = celu.open_store(store)
-    rows = celu.open_datasets(opened, opened.inputs(), label=label)
-    columns = {name: column.shape[1] for name, column in rows.train.inputs.items()}
-    bottom = Tower(Z_WIDTH, columns, rows.train.sizes, embedding_dim=8, hidden=(32,))
-    return bottom, rows
+def make_bottom(data: celu.Dataset) -> celu.Tower:
+    num_columns = {name: tensor.shape[1] for name, tensor in data.inputs.items()}
+    return celu.Tower(Z_WIDTH, num_columns, data.sizes, embedding_dim=8, hidden=(32,))
+
+
+def train(folder: Path, host_names: list[str]) -> float:
+    torch.manual_seed(1)
+    hosts = {}
+    for name in host_names:
+        data = celu.open_store(folder / name / "store").datasets()
+        hosts[name] = celu.Host(bottom=make_bottom(data.train), train=data.train, test=data.test)
+    data = celu.open_store(folder / "airline" / "store").datasets()
+    guest = celu.Guest(
+        bottom=make_bottom(data.train),
+        top=celu.WideDeepTop([Z_WIDTH] * (1 + len(hosts)), hidden=(32,)),
+        loss="binary",
+        train=data.train,
+        test=data.test,
+    )
+    job = celu.Job(
+        rounds=100,
+        guest="airline",
+        hosts=dict.fromkeys(host_names, Z_WIDTH),
+        evaluation=celu.Evaluation(every=100, rows=10_000),
+    )
+    return celu.simulate(job, guest, hosts).metrics["auc"]
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        write_flights(Path(folder))
-        for names in ([], ["weather"]):
-            torch.manual_seed(1)
-            hosts = {}
-            for name in names:
-                bottom, rows = open_party(Path(folder, name, "store"), label=False)
-                hosts[name] = celu.Host(bottom=bottom, train=rows.train, test=rows.test)
-            bottom, rows = open_party(Path(folder, "airline", "store"), label=True)
-            top = WideDeepTop([Z_WIDTH] * (1 + len(hosts)), hidden=(32,))
-            guest = celu.Guest(
-                top=top, loss=celu.LOSSES["binary"], train=rows.train, test=rows.test, bottom=bottom
-            )
-            job = celu.Job(
-                rounds=100,
-                guest="airline",
-                hosts={name: celu.HostTerms(z_width=Z_WIDTH) for name in names},
-                evaluation=celu.Evaluation(every=100, rows=10_000),
-            )
-            result = celu.simulate(job, guest, hosts)
-            who = " and ".join(["airline", *names])
-            print(f"{who}: AUC {result.evaluations[-1]['auc']:.4f}")
+        celu.write_flights(Path(folder))
+        print(f"airline alone: AUC {train(Path(folder), []):.4f}")
+        print(f"airline and weather: AUC {train(Path(folder), ['weather']):.4f}")
 
 
 if __name__ == "__main__":

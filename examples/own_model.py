@@ -2,7 +2,7 @@
 
     python examples/own_model.py
 
-Across two machines the same classes are named in party.toml: bottom = "own_model:Clinic".
+Across two machines, party.toml names the same classes: bottom = "own_model:Clinic".
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import celu
 
 
-class Clinic(nn.Module):  # the host's bottom: what it knows becomes Z, [B, z_width]
+class Clinic(nn.Module):  # the host's bottom: its features become Z, [B, z_width]
     def __init__(self, z_width: int) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, z_width))
@@ -20,7 +20,7 @@ class Clinic(nn.Module):  # the host's bottom: what it knows becomes Z, [B, z_wi
         return self.net(readings)
 
 
-class Insurer(nn.Module):  # the guest's top: no bottom, for this guest has labels only
+class Insurer(nn.Module):  # the guest's top; this guest has labels only, so no bottom
     def __init__(self, z_widths: list[int]) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(sum(z_widths), 32), nn.ReLU(), nn.Linear(32, 3))
@@ -31,25 +31,21 @@ class Insurer(nn.Module):  # the guest's top: no bottom, for this guest has labe
 
 def main() -> None:
     random = torch.Generator().manual_seed(0)
-    readings = torch.randn(4096, 6, generator=random)
-    score = readings[:, 0] * readings[:, 1] + readings[:, 2]
-    risk = torch.bucketize(score, torch.tensor([-0.5, 0.5]))
+    x = torch.randn(4096, 6, generator=random)
+    risk = torch.bucketize(x[:, 0] * x[:, 1] + x[:, 2], torch.tensor([-0.5, 0.5]))
+    readings, labels = celu.Dataset({"readings": x}), celu.Dataset({}, risk)
     job = celu.Job(
         rounds=200,
         batch_size=256,
         guest="insurer",
-        hosts={"clinic": celu.HostTerms(z_width=16)},
+        hosts={"clinic": 16},
         method=celu.Method(W=5, R=3, xi=60),
         evaluation=celu.Evaluation(every=50, metric="accuracy"),
     )
-    labels = celu.Dataset({}, risk)
-    rows = celu.Dataset({"readings": readings})
     torch.manual_seed(job.seed)
-    result = celu.simulate(
-        job,
-        celu.Guest(top=Insurer([16]), loss=celu.LOSSES["multiclass"], train=labels, test=labels),
-        {"clinic": celu.Host(bottom=Clinic(16), train=rows, test=rows)},
-    )
+    guest = celu.Guest(top=Insurer([16]), loss="multiclass", train=labels, test=labels)
+    host = celu.Host(bottom=Clinic(16), train=readings, test=readings)
+    result = celu.simulate(job, guest, {"clinic": host})
     for evaluation in result.evaluations:
         print(f"round {evaluation['round']}: accuracy {evaluation['accuracy']:.3f}")
 

@@ -1,6 +1,8 @@
-"""A researcher's own sampling policy against round-robin, on synthetic clicks.
+"""Your own sampling policy for local steps, compared with round-robin.
 
-python examples/own_sampler.py
+    python examples/own_sampler.py
+
+A policy is any class with a method `choose`. In job.toml: sampling = "own_sampler:NewestFirst".
 """
 
 from collections.abc import Sequence
@@ -8,56 +10,45 @@ from collections.abc import Sequence
 import torch
 
 import celu
-from celu.data.clicks import click_chunk, field_sizes
-from celu.models.tops import WideDeepTop
-from celu.models.tower import Tower
-from celu.workset.table import Entry
 
 
-class NewestTwice:
-    """Draw the newest cached batch, unless the step before drew it."""
+class NewestFirst:
+    """Choose the newest cached batch, unless the previous local step used it."""
 
-    def choose(self, entries: Sequence[Entry], step: int, W: int) -> Entry | None:
+    def choose(self, entries: Sequence[celu.Entry], step: int, W: int) -> celu.Entry | None:
         return next((e for e in reversed(entries) if step - e.used_at > 1), None)
 
 
-def parties() -> tuple[celu.Guest, celu.Host]:
-    clicks = click_chunk("criteo", seed=1, chunk=0, rows=40_000, max_codes=100)
-    numbers = torch.stack([torch.from_numpy(c) for c in clicks.guest.values()], dim=1)
-    ids = torch.stack([torch.from_numpy(c).long() for c in clicks.host.values()], dim=1)
-    labels = torch.from_numpy(clicks.label)
-    sizes = {"ids": tuple(field_sizes("criteo", max_codes=100)["host"].values())}
-    train, test = slice(0, 32_000), slice(32_000, None)
-    torch.manual_seed(1)
-    guest = celu.Guest(
-        top=WideDeepTop([32, 32]),
-        loss=celu.LOSSES["binary"],
-        train=celu.Dataset({"numbers": numbers[train]}, labels[train]),
-        test=celu.Dataset({"numbers": numbers[test]}, labels[test]),
-        bottom=Tower(32, {"numbers": 13}, {}, hidden=(32,)),
-    )
-    host = celu.Host(
-        bottom=Tower(32, {"ids": 26}, sizes, embedding_dim=8, hidden=(32,)),
-        train=celu.Dataset({"ids": ids[train]}, None, sizes),
-        test=celu.Dataset({"ids": ids[test]}, None, sizes),
-    )
-    return guest, host
-
-
 def main() -> None:
-    for sampling in ("round-robin", f"{__name__}:NewestTwice"):
+    random = torch.Generator().manual_seed(0)
+    x_guest = torch.randn(12_000, 8, generator=random)
+    x_host = torch.randn(12_000, 8, generator=random)
+    y = ((x_guest * x_host).sum(dim=1) + 2 * x_host[:, 0] > 0).float()
+    train, test = slice(0, 10_000), slice(10_000, None)
+    for sampling in ("round-robin", f"{__name__}:NewestFirst"):
+        torch.manual_seed(1)
+        guest = celu.Guest(
+            bottom=celu.Tower(32, {"x": 8}, {}, hidden=(32,)),
+            top=celu.WideDeepTop([32, 32], hidden=(32,)),
+            loss="binary",
+            train=celu.Dataset({"x": x_guest[train]}, y[train]),
+            test=celu.Dataset({"x": x_guest[test]}, y[test]),
+        )
+        host = celu.Host(
+            bottom=celu.Tower(32, {"x": 8}, {}, hidden=(32,)),
+            train=celu.Dataset({"x": x_host[train]}),
+            test=celu.Dataset({"x": x_host[test]}),
+        )
         job = celu.Job(
-            rounds=100,
-            batch_size=512,
-            hosts={"host": celu.HostTerms(z_width=32)},
+            rounds=200,
+            batch_size=256,
+            hosts={"host": 32},
             method=celu.Method(W=5, R=5, xi=60, sampling=sampling),
-            optimizer=celu.Optimizer(lr=0.2, initial_accumulator=0.1),
             evaluation=celu.Evaluation(every=50),
         )
-        guest, host = parties()
         result = celu.simulate(job, guest, {"host": host})
         steps = f"{result.local_steps} local steps, {result.bubbles} bubbles"
-        print(f"{sampling}: AUC {result.evaluations[-1]['auc']:.4f} ({steps})")
+        print(f"{sampling}: AUC {result.metrics['auc']:.4f} ({steps})")
 
 
 if __name__ == "__main__":

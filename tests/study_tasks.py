@@ -1,10 +1,11 @@
-"""Pieces of work that a test can tell apart; in a file that worker processes can import."""
+"""Run specs for tests that count their executions; in a file that worker processes can import."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from bench.pair import Pair
 from bench.paper.profiles import Task
@@ -14,13 +15,14 @@ from celu.errors import DataError
 
 @dataclass(frozen=True)
 class Count:
-    """Leaves a mark in a file each time that it is done."""
+    """Appends its seed to a file each time that it is executed."""
 
+    kind: ClassVar[str] = "Count"
     marks: str
     task: str = "criteo"
     cost: float = 1.0
 
-    def perform(self, task: Task, pair: Pair, seed: int) -> Values:
+    def execute(self, task: Task, pair: Pair, seed: int) -> Values:
         assert task.name == "criteo" and "guest" in pair
         with Path(self.marks).open("a", encoding="utf-8") as file:
             file.write(f"{seed}\n")
@@ -29,10 +31,12 @@ class Count:
 
 @dataclass(frozen=True)
 class Fail(Count):
-    """Fails with seed 1. Seed 2 waits until it has, and so is under way then; all after it take
-    their time, so that they are not all done before the failure is heard of."""
+    """Fails with seed 1. Seed 2 waits for that, so it is in progress then; the later seeds take
+    half a second each, so that some have not started when the failure is seen."""
 
-    def perform(self, task: Task, pair: Pair, seed: int) -> Values:
+    kind: ClassVar[str] = "Fail"
+
+    def execute(self, task: Task, pair: Pair, seed: int) -> Values:
         failed = Path(self.marks).with_suffix(".failed")
         if seed == 1:
             failed.touch()
@@ -41,4 +45,4 @@ class Fail(Count):
         while not failed.exists() and time.monotonic() < until:
             time.sleep(0.01)
         time.sleep(0.5 if seed > 2 else 0.0)
-        return super().perform(task, pair, seed)
+        return super().execute(task, pair, seed)

@@ -1,1 +1,1 @@
-"""`celu bench paper`: the tables and figures of the paper's section 5, and what lies beyond."""
+"""`scripts/bench paper`: the tables and figures of the paper's section 5, and more variants."""

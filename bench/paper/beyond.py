@@ -1,6 +1,7 @@
-"""Part `beyond`: what the paper did not try: depth, codecs, who makes local steps, auto, hosts.
+"""Part `beyond`: variants that the paper does not try.
 
-Rounds and virtual seconds to the same AUC, against both baselines.
+Rounds in flight, codecs, local steps at one party only, `auto`, and more hosts: rounds and virtual
+seconds to the same AUC, compared with both baselines.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from bench.paper.drawing import (
     Dot,
     DotRow,
     Drawing,
-    LinkEmulator,
+    Series,
     draw_caption,
     draw_dots,
-    draw_key,
-    draw_lines,
-    draw_marks,
+    draw_legend,
+    draw_marker_legend,
+    draw_series,
     frame_curves,
     new_figure,
 )
@@ -38,13 +39,13 @@ if TYPE_CHECKING:
 
 TASK = "criteo"
 _MARKS = {"paper": (BLUE, "o", -0.17), "strong": (VERMILLION, "s", 0.17)}
-_COLOURS = ORDERED[-3:]  # of the variants of an axis; those beyond are dashed
+_COLOURS = ORDERED[-3:]  # of the first variants of an axis; the others repeat them, dashed
 _HOST_ONLY = celu.Method(W=5, R={"guest": 1, "host": 5}, xi=60)
 _BOTH_TOGETHER = celu.Method(W=5, R=5, xi=60, depth=4)
 HOSTS = (2, 3, 5)
 
 Variant = tuple[celu.Method, dict[str, Any]]
-# By axis and name; each is vanilla but for what its name says.
+# By axis and name; each differs from vanilla only as its name says.
 VARIANTS: dict[str, dict[str, Variant]] = {
     "rounds in flight": {
         f"depth {depth}": (celu.Method(R=1, depth=depth), {}) for depth in (2, 4, 8)
@@ -62,40 +63,41 @@ VARIANTS: dict[str, dict[str, Variant]] = {
     },
     "hosts": {f"{num} hosts, vanilla": (VANILLA, {"hosts": num}) for num in HOSTS},
 }
-# With several hosts, local steps by those whose steps pay in a regime with one.
+# With several hosts: local steps by the parties whose local steps pay in this regime with one host.
 _STEPS_WITH_HOSTS = {"paper": ("both", CELU), "strong": ("the guest", GUEST_ONLY)}
 
 Found = dict[tuple[str, str], list[Run]]  # by axis and name
 
 
 def variants_in(regime: str) -> dict[str, dict[str, Variant]]:
-    """What is tried in a regime."""
+    """The variants of a regime, by axis and name."""
     who, method = _STEPS_WITH_HOSTS[regime]
-    stepping = {f"{num} hosts, local steps by {who}": (method, {"hosts": num}) for num in HOSTS}
-    return {**VARIANTS, "hosts": {**VARIANTS["hosts"], **stepping}}
+    with_steps = {f"{num} hosts, local steps by {who}": (method, {"hosts": num}) for num in HOSTS}
+    return {**VARIANTS, "hosts": {**VARIANTS["hosts"], **with_steps}}
 
 
 def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
-    """Every variant in both regimes, until it reaches vanilla's target."""
+    """Every variant in both regimes, trained until it reaches vanilla's target."""
     result = BenchResult("paper beyond", list(study.seeds), profile=study.profile.name)
     baselines = tune_all(study, TASK, ("paper", "strong"))
-    asked = {
-        (regime, axis, name): baseline.of(method, **more)
+    specs = {
+        (regime, axis, name): baseline.with_method(method, **more)
         for regime, baseline in baselines.items()
         for axis, variants in variants_in(regime).items()
         for name, (method, more) in variants.items()
     }
-    done = study.train(asked.values())
+    done = study.train(specs.values())
     found: dict[str, Found] = {regime: {} for regime in baselines}
-    for (regime, axis, name), train in asked.items():
+    for (regime, axis, name), train in specs.items():
         found[regime][axis, name] = done[train]
     for regime, baseline in baselines.items():
         _report(result, baseline, found[regime])
-        result.notes.append(baseline.words)
+        result.notes.append(baseline.description)
     result.notes += [
-        f"Rounds and virtual seconds to vanilla's target: {baselines['paper'].task.words}. Each "
-        "variant is vanilla but for what its name says; local steps are W=5, R=5, xi=60. With "
-        "several hosts, the host's fields are dealt out to them, each with a Z of the same width.",
+        "Rounds and virtual seconds to vanilla's target: "
+        f"{baselines['paper'].task.description}. Each variant differs from vanilla only as its "
+        "name says; local steps are W=5, R=5, xi=60. With several hosts, the host's fields are "
+        "split between them, each with a Z of the same width.",
         *_findings(baselines, found),
     ]
     return result, [
@@ -109,19 +111,19 @@ def _report(result: BenchResult, baseline: Baseline, found: Found) -> None:
     rounds, seconds = rounds_to(baseline.runs, target), seconds_to(baseline.runs, target)
     rows = {("vanilla", "one round at a time, fp32"): baseline.runs, **found}
     for (axis, name), runs in rows.items():
-        of_rounds, of_seconds = rounds_to(runs, target), seconds_to(runs, target)
+        own_rounds, own_seconds = rounds_to(runs, target), seconds_to(runs, target)
         result.rows.append(
             {
                 "optimizer": f"{regime}, lr {baseline.vanilla.lr:g}",
                 "axis": axis,
                 "variant": name,
-                "rounds": of_rounds.mean,
-                "deviation": of_rounds.deviation,
-                "rounds over vanilla": ratio(of_rounds.mean, rounds.mean),
-                "by seed": [None if r is None else round(r) for r in of_rounds.by_seed],
+                "rounds": own_rounds.mean,
+                "deviation": own_rounds.deviation,
+                "rounds over vanilla": ratio(own_rounds.mean, rounds.mean),
+                "by seed": [None if r is None else round(r) for r in own_rounds.by_seed],
                 "best AUC by seed": [round(run.best_by(math.inf), 4) for run in runs],
-                "seconds": of_seconds.mean,
-                "speed-up": ratio(seconds.mean, of_seconds.mean),
+                "seconds": own_seconds.mean,
+                "speed-up": ratio(seconds.mean, own_seconds.mean),
             }
         )
     figures = {
@@ -138,21 +140,24 @@ def _report(result: BenchResult, baseline: Baseline, found: Found) -> None:
 
 
 def _findings(baselines: dict[str, Baseline], found: dict[str, Found]) -> list[str]:
-    """Who does best with local steps, by the numbers, and what auto made of it; by regime."""
-    lines = []
+    """For each regime: at which party local steps help most, and what auto chose."""
+    sentences = []
     for regime, baseline in baselines.items():
         rounds = {"nobody": rounds_to(baseline.runs, baseline.target).mean} | {
             name: rounds_to(found[regime]["local steps by", name], baseline.target).mean
             for name in VARIANTS["local steps by"]
         }
-        there = {name: count for name, count in rounds.items() if count is not None}
-        order = ", ".join(f"{n} {c:.0f}" for n, c in sorted(there.items(), key=lambda p: p[1]))
+        reached = {name: count for name, count in rounds.items() if count is not None}
+        order = ", ".join(f"{n} {c:.0f}" for n, c in sorted(reached.items(), key=lambda p: p[1]))
         never = [name for name, count in rounds.items() if count is None]
-        told = f"; never by {', '.join(never)}" if never else ""
-        lines.append(f"Local steps in the {regime} regime, fewest rounds first: {order}{told}.")
+        text = f"; target never reached: {', '.join(never)}" if never else ""
+        sentences.append(
+            f"Rounds in the {regime} regime by the party with local steps, fewest first: "
+            f"{order}{text}."
+        )
         chosen = "; ".join(found[regime]["all of it", "auto"][0].choices)
-        lines.append(f"What auto chose in the {regime} regime, with the first seed: {chosen}.")
-    return lines
+        sentences.append(f"auto's choices in the {regime} regime, with the first seed: {chosen}.")
+    return sentences
 
 
 def _draw(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
@@ -167,15 +172,15 @@ def _draw(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
                 for regime, baseline in baselines.items():
                     if (axis, name) not in found[regime]:
                         continue
-                    colour, marker, below = _MARKS[regime]
+                    colour, marker, offset = _MARKS[regime]
                     vanilla = measure_(baseline.runs, baseline.target).mean
                     spread = measure_(found[regime][axis, name], baseline.target)
                     value, deviation = (ratio(s, vanilla) for s in (spread.mean, spread.deviation))
                     if inverse:
                         value, deviation = ratio(vanilla, spread.mean), None
-                    told = spread.told("")
+                    text = spread.describe("")
                     dots.append(
-                        Dot(value, deviation, colour, marker=marker, told=told, below=below)
+                        Dot(value, deviation, colour, marker=marker, text=text, offset=offset)
                     )
                 rows.append(DotRow(name, dots))
         draw_dots(axes, rows)
@@ -185,43 +190,42 @@ def _draw(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
     right.set_xscale("log", base=2)
     right.xaxis.set_major_formatter("{x:g}x")
     right.set_xlabel("speed-up in virtual seconds to the same AUC (more is better)")
-    right.set_title("On a line of 300 Mbps, 40 ms there and back")
-    draw_marks(
+    right.set_title("On a link of 300 Mbps, 40 ms round trip")
+    draw_marker_legend(
         left, [("● paper's optimizer", BLUE), ("■ strongest vanilla's optimizer", VERMILLION)]
     )
     return figure
 
 
 def _curves(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
-    """A line for each seed: a mean would hide that one leaves a plateau long before another."""
+    """Draw every seed: a mean would hide that one leaves a plateau long before another."""
     figure, grid = new_figure(len(baselines), len(VARIANTS), 14.0, 8.2, sharey="row")
     for row, (regime, baseline) in zip(grid, baselines.items(), strict=True):
-        every = [line for runs in found[regime].values() for line in _seeds(runs, BLACK)]
+        every = [one for runs in found[regime].values() for one in _seeds(runs, BLACK)]
         row[0].set_ylabel(f"held-out AUC, {regime} regime")
         for axes, (axis, variants) in zip(row, variants_in(regime).items(), strict=True):
             shown = [("vanilla", baseline.runs, BLACK, ":")]
             for index, name in enumerate(variants):
-                again, place = divmod(index, len(_COLOURS))
-                colour, style = _COLOURS[place], "--" if again else "-"
+                repeats, number = divmod(index, len(_COLOURS))
+                colour, style = _COLOURS[number], "--" if repeats else "-"
                 shown.append((name, found[regime][axis, name], colour, style))
-            key = []
+            legend = []
             for name, runs, colour, style in shown:
-                lines = _seeds(runs, colour, style)
-                draw_lines(axes, lines)
-                told = rounds_to(runs, baseline.target).told("rounds")
-                key.append(LinkEmulator(f"{name}: {told}", colour, [], []))
-            draw_key(axes, key, columns=1)
+                draw_series(axes, _seeds(runs, colour, style))
+                text = rounds_to(runs, baseline.target).describe("rounds")
+                legend.append(Series(f"{name}: {text}", colour, [], []))
+            draw_legend(axes, legend, columns=1)
             frame_curves(axes, every, baseline.target)
             axes.set_title(axis.capitalize())
             axes.set_xlabel("communication rounds")
     draw_caption(
         figure,
-        "A line for each seed; dotted: vanilla; dashed, of several hosts: with local steps. "
-        "Across: the target, at which all but vanilla end.",
+        "One curve per seed. Dotted: vanilla. Dashed, under Hosts: with local steps. "
+        "Horizontal: the target, at which all runs but vanilla's stop.",
     )
     return figure
 
 
-def _seeds(runs: Sequence[Run], colour: str, style: str = "-") -> list[LinkEmulator]:
+def _seeds(runs: Sequence[Run], colour: str, style: str = "-") -> list[Series]:
     curves = [list(zip(*run.curve, strict=True)) or [(), (), ()] for run in runs]
-    return [LinkEmulator("", colour, rounds, aucs, style=style) for rounds, _, aucs in curves]
+    return [Series("", colour, rounds, aucs, style=style) for rounds, _, aucs in curves]

@@ -1,4 +1,7 @@
-"""Figures as a paper would print them: matplotlib with one style, drawn the same every time."""
+"""Figures in the style of a paper: matplotlib with one style; the same input gives the same bytes.
+
+Matplotlib is optional: without it `can_draw` is False and nothing is saved.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which readers of all kinds of sight tell apart.
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, GREY = "#0072B2", "#D55E00", "#767676"
-ORDERED = (GREEN, SKY, BLUE, VERMILLION)  # for the values of one setting, from the last on
+ORDERED = (GREEN, SKY, BLUE, VERMILLION)  # for N values of one setting: the last N
 
 _STYLE: Any = {
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # it comes with matplotlib: the same on any machine
+    "font.sans-serif": ["DejaVu Sans"],  # ships with matplotlib: the same on any machine
     "font.size": 8.5,
     "axes.titlesize": 9,
     "axes.titleweight": "bold",
@@ -48,8 +51,8 @@ _SCREEN_DPI = 100
 
 
 @dataclass(frozen=True)
-class LinkEmulator:
-    """Something over x: its middle, and the range around it where there is one."""
+class Series:
+    """The data of a line in a chart: y over x, with a band from `low` to `high` if given."""
 
     label: str
     colour: str
@@ -59,47 +62,47 @@ class LinkEmulator:
     high: Sequence[float] = ()
     style: str = "-"
     marker: str = ""
-    open: bool = False  # hollow marks: not measured here, or a variant of what was
+    open: bool = False  # hollow markers: not measured here, or a variant
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A value in a row of a figure, or where there is none, what to say instead."""
+    """A value in a row of a dot plot, or the text to show if there is no value."""
 
     value: float | None
     spread: float | None = None
     colour: str = BLUE
     open: bool = False
     marker: str = "o"
-    told: str = ""
-    below: float = 0.0  # the row's middle, in rows: for values of one row that may be alike
+    text: str = ""
+    offset: float = 0.0  # below the middle of the row, in rows: so that equal values do not overlap
 
 
 @dataclass(frozen=True)
 class DotRow:
-    """A row of a figure and its values; one without any is a heading."""
+    """A row of a dot plot; a row without dots is a heading."""
 
     label: str
     dots: Sequence[Dot] = ()
 
 
 class Artefact(Protocol):
-    """What a part writes beside its result."""
+    """A file, or several, that a part writes in addition to its result."""
 
     def save(self, folder: Path, part: str) -> list[Path]:
-        """Write it, under names that begin with the part's; none where it cannot be drawn."""
+        """Write it under names that begin with the part's; an empty list if it cannot be drawn."""
         ...
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, drawn when it is saved, and the name of its files after that of the part."""
+    """A figure that is drawn when it is saved, to PART-NAME.svg and PART-NAME.png."""
 
     name: str
     draw: Callable[[], Figure]
 
     def save(self, folder: Path, part: str) -> list[Path]:
-        """An SVG and a PNG of twice a screen's density; nothing in them depends on the day."""
+        """Write an SVG, and a PNG at twice the screen resolution, both without a date."""
         if not can_draw():
             return []
         import matplotlib as mpl
@@ -114,14 +117,14 @@ class Drawing:
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is there."""
+    """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def new_figure(
     rows: int, columns: int, width: float, height: float, **options: Any
 ) -> tuple[Figure, list[list[Axes]]]:
-    """An empty figure of so many panels, in inches."""
+    """An empty figure with a grid of panels; width and height in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -129,44 +132,44 @@ def new_figure(
 
 
 def draw_caption(figure: Figure, text: str) -> None:
-    """How a figure is to be read, above it."""
+    """Write how to read the figure, above it."""
     figure.suptitle(text, fontsize=8.5, x=0.01, ha="left")
 
 
-def draw_lines(axes: Axes, lines: Sequence[LinkEmulator]) -> None:
-    """Lines with the range around them."""
-    for line in lines:
-        if line.low:
-            axes.fill_between(line.xs, line.low, line.high, color=line.colour, alpha=0.15, lw=0)
+def draw_series(axes: Axes, series: Sequence[Series]) -> None:
+    """Draw lines with their bands."""
+    for one in series:
+        if one.low:
+            axes.fill_between(one.xs, one.low, one.high, color=one.colour, alpha=0.15, lw=0)
         axes.plot(
-            line.xs,
-            line.ys,
-            line.style,
-            color=line.colour,
-            marker=line.marker or None,
+            one.xs,
+            one.ys,
+            one.style,
+            color=one.colour,
+            marker=one.marker or None,
             markersize=4.5,
-            markerfacecolor="white" if line.open else line.colour,
+            markerfacecolor="white" if one.open else one.colour,
         )
 
 
-def draw_key(axes: Axes, lines: Sequence[LinkEmulator], columns: int = 2) -> None:
-    """Names in the colours of what they name, below the panel, where nothing is hidden by them."""
-    for index, line in enumerate(lines):
+def draw_legend(axes: Axes, series: Sequence[Series], columns: int = 2) -> None:
+    """Write the labels in their colours, below the panel so that they hide no data."""
+    for index, one in enumerate(series):
         across, down = index % columns, index // columns
         axes.annotate(
-            line.label,
+            one.label,
             (across / columns, 0),
             xycoords="axes fraction",
             xytext=(0, -36 - 11.5 * down),
             textcoords="offset points",
-            color=line.colour,
+            color=one.colour,
             va="top",
             fontsize=8,
         )
 
 
-def draw_marks(axes: Axes, marks: Sequence[tuple[str, str]]) -> None:
-    """What the marks of a panel stand for, in their colours, above its right end."""
+def draw_marker_legend(axes: Axes, marks: Sequence[tuple[str, str]]) -> None:
+    """Explain the markers, in their colours, above the right end of the panel."""
     right = 0.0
     for text, colour in reversed(marks):
         axes.annotate(
@@ -182,22 +185,22 @@ def draw_marks(axes: Axes, marks: Sequence[tuple[str, str]]) -> None:
 
 
 def draw_dots(axes: Axes, rows: Sequence[DotRow]) -> None:
-    """Values by row, from the top."""
-    for place, row in enumerate(rows):
+    """Draw a dot plot, the first row on top."""
+    for index, row in enumerate(rows):
         for dot in row.dots:
-            y = place + dot.below
+            y = index + dot.offset
             if dot.value is None:
                 axes.text(
                     0.99,
                     y,
-                    dot.told,
+                    dot.text,
                     color=dot.colour,
                     fontsize=7,
                     transform=axes.get_yaxis_transform(),
                     ha="right",
                     va="center",
                     bbox={"fc": "white", "ec": "none", "pad": 1},
-                    zorder=1.9,  # over the grid, under what was reached
+                    zorder=1.9,  # above the grid, below the dots
                 )
                 continue
             axes.errorbar(
@@ -212,20 +215,20 @@ def draw_dots(axes: Axes, rows: Sequence[DotRow]) -> None:
                 elinewidth=1.2,
             )
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
-    # A panel that shares its rows with another has no labels of its own.
+    # A panel that shares its rows with another has no tick labels.
     for tick, row in zip(axes.get_yticklabels(), rows, strict=False):
         tick.set_fontweight("normal" if row.dots else "bold")
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
 
 
-def curve_line(
+def curve_series(
     runs: Sequence[Run], label: str, colour: str, *, over: str = "rounds", style: str = "-"
-) -> LinkEmulator:
-    """The AUC of several seeds, mean and range, as far as all of them went."""
+) -> Series:
+    """Mean and range of the AUC over seeds, up to the last evaluation that all of them have."""
     points = list(zip(*(run.curve for run in runs), strict=False))
     at = 0 if over == "rounds" else 1
-    return LinkEmulator(
+    return Series(
         label,
         colour,
         [mean(point[at] for point in seeds) for seeds in points],
@@ -236,11 +239,11 @@ def curve_line(
     )
 
 
-def frame_curves(axes: Axes, lines: Sequence[LinkEmulator], target: float) -> None:
-    """Limits that leave out the steep first evaluations, and the target as a line."""
+def frame_curves(axes: Axes, series: Sequence[Series], target: float) -> None:
+    """Set limits that leave out the steep first evaluations, and draw the target."""
     axes.axhline(target, color=GREY, lw=0.8, ls=(0, (4, 3)))
-    tops = [max(line.ys) for line in lines if line.ys] or [target]
-    starts = [line.ys[0] for line in lines if line.ys] or [0.5]
+    tops = [max(one.ys) for one in series if one.ys] or [target]
+    starts = [one.ys[0] for one in series if one.ys] or [0.5]
     floor = max(min(starts), target - 4 * (max(tops) - target + 0.01), 0.45)
     axes.set_ylim(min(floor, target - 0.01), max(tops) + 0.12 * (max(tops) - floor))
     axes.set_xlim(left=0)

@@ -1,4 +1,4 @@
-"""How large a study is: data, sizes, lengths and rates, by the machine that it is made for."""
+"""The sizes of a study: data, shapes, rounds and learning rates for each kind of machine."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from typing import Literal
 
 from bench.pair import Shape
 
+# These values, like the fields of Task and Shape, are part of the keys in runs.jsonl: renaming one
+# would execute every run again. "made-up" is what celu calls synthetic everywhere else.
 Source = Literal["made-up", "sample", "flights"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """A data set, and what is trained on it for how long."""
+    """A data set, and the model, sizes and rounds to train on it."""
 
     name: str
     source: Source
     shape: Shape
 
     @property
-    def words(self) -> str:
-        """What a reader of a figure must know of it."""
+    def description(self) -> str:
+        """The data and the sizes, for the notes under a result."""
         shape = self.shape
         rows = {
-            "made-up": f"made-up clicks of {self.name.title()}'s shape, {shape.rows:,} rows",
+            "made-up": f"synthetic clicks of {self.name.title()}'s shape, {shape.rows:,} rows",
             "sample": f"a sample of {self.name.title()}",
             "flights": "flights of 2013",
         }[self.source]
@@ -36,18 +38,18 @@ class Task:
 
 @dataclass(frozen=True)
 class Profile:
-    """Everything that differs from machine to machine."""
+    """The size of a study for one kind of machine."""
 
     name: str
     tasks: dict[str, Task]
     seeds: tuple[int, ...]
-    rates: dict[str, tuple[float, ...]]  # by regime: the grid on which vanilla is tuned
-    checkpoints: tuple[int, ...]  # after how many rounds gradients are looked at
-    replicas: int  # how many draws of a workset there
+    rates: dict[str, tuple[float, ...]]  # by regime: the learning rates vanilla is tuned over
+    checkpoints: tuple[int, ...]  # rounds after which gradients are compared
+    replicas: int  # worksets drawn at each of them
 
     @property
     def needs_samples(self) -> bool:
-        """Whether it takes data that celu does not ship."""
+        """Whether it needs data that celu does not ship."""
         return any(task.source == "sample" for task in self.tasks.values())
 
 

@@ -1,9 +1,9 @@
-"""The runs of a study: each done once, over as many processes as there are, and kept as it ends.
+"""The runs of a study: each is executed once, by a pool of processes, and cached in `runs.jsonl`.
 
-A run is a piece of work and a seed; what comes of it is plain values. It is appended to
-`runs.jsonl` the moment it ends, and found there by all that it depends on: the version, the task
-with its sizes, the work and the seed. So a study that is killed loses what was under way alone, and
-parts that need the same run share it.
+A run is a spec and a seed; its result is plain JSON. It is appended to the file as soon as it ends,
+under a key made of everything that it depends on: the version, the task with its sizes, the spec
+and the seed. A study that is killed loses only the runs in progress, and parts that need the same
+run share it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
 
@@ -25,77 +26,83 @@ import celu
 from bench.pair import Pair, open_pair
 from bench.paper.profiles import Profile, Task
 from bench.paper.stores import Stores
-from bench.report import Say
+from bench.report import Log
 from celu.errors import CeluError, ConfigError
 from celu.run_folder import hardware, versions
 
-_MOST_S = 3600.0  # that one run may take
+_MAX_RUN_S = 3600.0
 
 Values = dict[str, Any]
 T = TypeVar("T")
 
 
-class Work(Protocol):
-    """A run but for its seed: a frozen dataclass of plain values and settings."""
+class RunSpec(Protocol):
+    """A run without its seed: a frozen dataclass of plain values and settings.
+
+    `kind` and the names of the fields are part of the key in `runs.jsonl`: renaming one would
+    execute every such run again.
+    """
+
+    kind: ClassVar[str]
 
     @property
     def task(self) -> str:
-        """The name of what is trained."""
+        """The name of the task in the profile."""
         ...
 
     @property
     def cost(self) -> float:
-        """How long it takes, against other work: the longest are begun first."""
+        """Relative duration: the longest runs start first."""
         ...
 
-    def perform(self, task: Task, pair: Pair, seed: int) -> Values:
-        """Do it; what comes of it, as JSON has it."""
+    def execute(self, task: Task, pair: Pair, seed: int) -> Values:
+        """Run it and return the result as JSON values."""
         ...
 
 
-Asked = tuple[Work, int]  # with a seed
+Request = tuple[RunSpec, int]  # with a seed
 
 
-class Lacking(Exception):
-    """Runs that were asked for are not done yet."""
+class MissingRuns(Exception):
+    """Some of the requested runs are not in the cache."""
 
-    def __init__(self, asked: list[Asked]) -> None:
-        super().__init__(f"{len(asked)} runs are not done yet")
-        self.asked = asked
+    def __init__(self, requests: list[Request]) -> None:
+        super().__init__(f"{len(requests)} runs are not in the cache")
+        self.requests = requests
 
 
-def together(asking: Iterable[Callable[[], T]]) -> list[T]:
-    """What each gives. Where several lack runs, Lacking tells those of all of them."""
-    given, lacking = [], []
-    for ask in asking:
+def gather(calls: Iterable[Callable[[], T]]) -> list[T]:
+    """The result of each call. If several raise MissingRuns, raise one with all their requests."""
+    results, missing = [], []
+    for call in calls:
         try:
-            given.append(ask())
-        except Lacking as error:
-            lacking += error.asked
-    if lacking:
-        raise Lacking(lacking)
-    return given
+            results.append(call())
+        except MissingRuns as error:
+            missing += error.requests
+    if missing:
+        raise MissingRuns(missing)
+    return results
 
 
-class Runs:
-    """Does what is asked for, or finds it done. Close it, or use `with`.
+class RunCache:
+    """Returns the results of runs and executes those that it does not have. Use it with `with`.
 
-    Raises ConfigError where `runs.jsonl` holds something else.
+    Raises ConfigError if `runs.jsonl` exists and is something else.
     """
 
     def __init__(
-        self, folder: Path, profile: Profile, stores: Stores, workers: int, say: Say
+        self, folder: Path, profile: Profile, stores: Stores, workers: int, log: Log
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / "runs.jsonl"
         self._profile = profile
         self._stores = stores
         self._workers = workers
-        self._say = say
-        self._kept = _read(self._file)  # by key: lines of the file
+        self._log = log
+        self._records = _read(self._file)  # by key: one a line of the file
         self._used: set[str] = set()
-        self._only_known = False
-        # Kept from one question to the next, as they hold the data.
+        self._cached_only = False
+        # Reused by later calls: the worker processes hold the data in memory.
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Self:
@@ -105,70 +112,71 @@ class Runs:
         self.close()
 
     def close(self) -> None:
-        """End the worker processes, once they have done what they are at."""
+        """Stop the worker processes after their current run."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
 
     @contextmanager
-    def only_known(self) -> Iterator[None]:
-        """In here nothing is run: asking for what is not done yet raises Lacking."""
+    def cached_only(self) -> Iterator[None]:
+        """Within this context `run` executes nothing; it raises MissingRuns instead."""
         self._used.clear()
-        self._only_known = True
+        self._cached_only = True
         try:
             yield
         finally:
-            self._only_known = False
+            self._cached_only = False
 
-    def run(self, asked: Iterable[Asked]) -> dict[Asked, Values]:
-        """What came of each, in the order asked; raises what a run raises."""
-        wanted = list(dict.fromkeys(asked))
+    def run(self, requests: Iterable[Request]) -> dict[Request, Values]:
+        """The result of each request, in order. Raises the error of a run that fails."""
+        wanted = list(dict.fromkeys(requests))
         keys = {one: self._key(*one) for one in wanted}
-        missing = [one for one in wanted if keys[one] not in self._kept]
-        if missing and self._only_known:
-            raise Lacking(missing)
+        missing = [one for one in wanted if keys[one] not in self._records]
+        if missing and self._cached_only:
+            raise MissingRuns(missing)
         if 0 < len(missing) < len(wanted):
             found = len(wanted) - len(missing)
-            self._say(f"{found} of {len(wanted)} runs are in {self._file} and are not done again")
+            self._log(f"{found} of {len(wanted)} runs are in {self._file}; the others start now")
         missing.sort(key=lambda one: -one[0].cost)
-        for done, (one, values, took_s) in enumerate(self._performed(missing), start=1):
-            self._keep(one, keys[one], values, took_s)
-            self._say(f"{done} of {len(missing)}: {one[0]}, seed {one[1]} (took {took_s:.1f} s)")
+        for done, (one, values, took_s) in enumerate(self._execute_all(missing), start=1):
+            self._append(one, keys[one], values, took_s)
+            self._log(f"{done} of {len(missing)}: {one[0]}, seed {one[1]} (took {took_s:.1f} s)")
         self._used |= set(keys.values())
-        return {one: self._kept[keys[one]]["values"] for one in wanted}
+        return {one: self._records[keys[one]]["values"] for one in wanted}
 
-    def made_with(self) -> Values:
-        """On which machines, with which software, what was last asked for in `only_known` was run.
+    def environment(self) -> Values:
+        """The versions and hardware with which the runs used in the last `cached_only` were made.
 
-        It may be drawn elsewhere.
+        Those of other machines than this one, if `runs.jsonl` was copied from there.
         """
         made: dict[str, list[Values]] = {what: [] for what in ("versions", "hardware")}
         for key in sorted(self._used):
             for what, found in made.items():
-                if self._kept[key][what] not in found:
-                    found.append(self._kept[key][what])
+                if self._records[key][what] not in found:
+                    found.append(self._records[key][what])
         return {what: found[0] if len(found) == 1 else found for what, found in made.items()}
 
-    def _performed(self, asked: list[Asked]) -> Iterator[tuple[Asked, Values, float]]:
+    def _execute_all(self, requests: list[Request]) -> Iterator[tuple[Request, Values, float]]:
         tasks = self._profile.tasks
-        places = {name: self._stores.of(tasks[name]) for name in {work.task for work, _ in asked}}
-        calls = [(work, tasks[work.task], places[work.task], seed) for work, seed in asked]
+        names = {spec.task for spec, _ in requests}
+        folders = {name: self._stores.folder_for(tasks[name]) for name in names}
+        calls = [(spec, tasks[spec.task], folders[spec.task], seed) for spec, seed in requests]
         if self._workers == 1:
-            for one, call in zip(asked, calls, strict=True):
-                yield one, *_perform(*call)
+            for one, call in zip(requests, calls, strict=True):
+                yield one, *_execute(*call)
             return
-        for place in places.values():  # laid out once, not by every worker
-            open_pair(place, "cpu")
+        for folder in folders.values():  # so that the columns are laid out once, not by each worker
+            open_pair(folder, "cpu")
         if self._pool is None:
-            spawn = multiprocessing.get_context("spawn")  # torch's threads do not outlive a fork
+            spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
             self._pool = ProcessPoolExecutor(self._workers, spawn)
         pool = self._pool
         futures = {
-            pool.submit(_perform, *call): one for one, call in zip(asked, calls, strict=True)
+            pool.submit(_execute, *call): one for one, call in zip(requests, calls, strict=True)
         }
         failed: BaseException | None = None
         try:
-            for future in as_completed(futures, timeout=_MOST_S * len(asked)):
+            for future in as_completed(futures, timeout=_MAX_RUN_S * len(requests)):
                 if future.cancelled():
                     continue
                 error = future.exception()
@@ -176,24 +184,24 @@ class Runs:
                     yield futures[future], *future.result()
                 elif failed is None:
                     failed = error
-                    for other in futures:  # what is under way is still kept, nothing is begun
+                    for other in futures:  # runs in progress still end and are cached
                         other.cancel()
         except TimeoutError as error:
             failed = error
         if isinstance(failed, BrokenProcessPool | TimeoutError):
-            why = "took too long" if isinstance(failed, TimeoutError) else "ended"
+            why = "took too long" if isinstance(failed, TimeoutError) else "died"
             raise CeluError(
-                f"a worker process {why}; is there memory for {self._workers}? Start again to go "
-                f"on from {self._file}, with fewer --workers"
+                f"a worker process {why}; is there enough memory for {self._workers}? Start the "
+                f"same command with fewer --workers: it resumes from {self._file}"
             ) from failed
         if failed is not None:
             raise failed
 
-    def _key(self, work: Work, seed: int) -> str:
-        facts = [celu.__version__, self._profile.tasks[work.task], type(work).__name__, work, seed]
-        return json.dumps(facts, default=_plain, sort_keys=True)
+    def _key(self, spec: RunSpec, seed: int) -> str:
+        facts = [celu.__version__, self._profile.tasks[spec.task], spec.kind, spec, seed]
+        return json.dumps(facts, default=_to_json, sort_keys=True)
 
-    def _keep(self, one: Asked, key: str, values: Values, took_s: float) -> None:
+    def _append(self, one: Request, key: str, values: Values, took_s: float) -> None:
         record = {
             "key": key,
             "profile": self._profile.name,
@@ -204,43 +212,41 @@ class Runs:
             "hardware": hardware(),
             "values": values,
         }
-        self._kept[key] = record
+        self._records[key] = record
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
 
 def _read(file: Path) -> dict[str, Values]:
-    """What is kept, by its key; a line that was torn is left out."""
+    """The records of the file by key. An incomplete last line is removed from the file."""
     if not file.exists():
         return {}
     text = file.read_text(encoding="utf-8")
-    if text and not text.endswith("\n"):  # so that the next line begins a line
+    if text and not text.endswith("\n"):
         text = text[: text.rfind("\n") + 1]
         file.write_text(text, encoding="utf-8")
     try:
         return {record["key"]: record for record in map(json.loads, text.splitlines())}
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"{file}: expected the runs of a study, one a line, got something else; choose another "
-            "--out, or remove it"
+            f"{file} is not a file of runs of this study; choose another --out, or remove the file"
         ) from error
 
 
-def _plain(value: Any) -> Any:
-    """Settings and dataclasses, for JSON."""
+def _to_json(value: Any) -> Any:
     if isinstance(value, celu.Method):
         return value.model_dump(exclude_unset=True)
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 @lru_cache(maxsize=4)
-def _opened(folder: Path, device: str) -> Pair:
+def _open_cached(folder: Path, device: str) -> Pair:
     return open_pair(folder, device)
 
 
-def _perform(work: Work, task: Task, folder: Path, seed: int) -> tuple[Values, float]:
-    """In this process; with how long it took."""
+def _execute(spec: RunSpec, task: Task, folder: Path, seed: int) -> tuple[Values, float]:
+    """Run in this process; return the result and the seconds that it took."""
     torch.set_num_threads(1)
-    pair = _opened(folder, task.shape.device)
+    pair = _open_cached(folder, task.shape.device)
     started = time.perf_counter()
-    return work.perform(task, pair, seed), time.perf_counter() - started
+    return spec.execute(task, pair, seed), time.perf_counter() - started

@@ -1,6 +1,6 @@
-"""The data sets of a study on disk, made once: worker processes open them from there.
+"""The data sets of a study on disk, written once and opened by every worker process.
 
-FOLDER/NAME/guest/store and FOLDER/NAME/host/store; a folder appears under its name when it is
+FOLDER/NAME/guest/store and FOLDER/NAME/host/store. A data set is renamed into place when it is
 complete.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.pair import MAX_CODES
 from bench.paper.profiles import Task
-from bench.report import Say
+from bench.report import Log
 from bench.samples import prepare_sample
 from celu.config.schema import Split
 from celu.data.clicks import Shape, write_clicks
@@ -22,25 +22,25 @@ from celu.errors import ConfigError
 
 @dataclass(frozen=True)
 class Stores:
-    """Where data sets are, and the folder of the user's own samples, if one was given."""
+    """The folder of the data sets, and the folder of the user's samples, if there is one."""
 
     folder: Path
     data: Path | None
-    say: Say
+    log: Log
 
-    def of(self, task: Task) -> Path:
-        """The folder of a task's data, made if need be; raises DataError."""
+    def folder_for(self, task: Task) -> Path:
+        """The folder of a task's data, written first if it does not exist; raises DataError."""
         rows = f"-{task.shape.rows}" if task.source == "made-up" else ""
         folder = self.folder / f"{task.name}-{task.source}{rows}"
         if not folder.exists():
-            self.say(f"making {folder.name} (once; it is kept in {self.folder})")
+            self.log(f"writing {folder.name} (once; later runs read it from {self.folder})")
             partial = folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
-            self._make(task, partial)
+            self._write(task, partial)
             partial.rename(folder)
         return folder
 
-    def _make(self, task: Task, folder: Path) -> None:
+    def _write(self, task: Task, folder: Path) -> None:
         if task.source == "flights":
             write_flights(folder)
             (folder / "airline").rename(folder / "guest")
@@ -49,7 +49,7 @@ class Stores:
             if self.data is None:
                 raise ConfigError(
                     f"--data: expected the folder with a sample of {task.name}, which celu does "
-                    "not ship, got none; name it, or choose --profile smoke"
+                    "not ship; or choose --profile smoke"
                 )
             prepare_sample(folder, task.name, self.data, Split())
         else:

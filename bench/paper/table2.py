@@ -1,7 +1,7 @@
 """Part `table2`: the paper's table 2 and figure 5 (a-c), rounds to the same AUC.
 
-R, W and xi are varied one at a time, each under two settings. Everything is also set against the
-strongest vanilla known, which the paper does not do.
+R, W and xi are varied one at a time, each in two settings. The methods are also compared with the
+strongest vanilla that we know, which the paper does not do.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import celu
 from bench.curves import Run
 from bench.pair import VANILLA
+from bench.paper.claims import compare_with_paper
 from bench.paper.drawing import (
     BLACK,
     BLUE,
@@ -22,19 +23,18 @@ from bench.paper.drawing import (
     Dot,
     DotRow,
     Drawing,
-    LinkEmulator,
-    curve_line,
+    Series,
+    curve_series,
     draw_caption,
     draw_dots,
-    draw_key,
-    draw_lines,
-    draw_marks,
+    draw_legend,
+    draw_marker_legend,
+    draw_series,
     frame_curves,
     new_figure,
 )
 from bench.paper.study import Baseline, Spread, Study, ratio, rounds_to, tune_all
 from bench.paper.training import CELU, CONSECUTIVE, GUEST_ONLY, Train
-from bench.paper.words import against_paper
 from bench.report import BenchResult
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _VANILLA_ROUNDS = 31540.0
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of the paper's table: a method, and the rounds that it took there."""
+    """A cell of the paper's table: a method, and the paper's rounds and deviation."""
 
     axis: str
     setting: str
@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def paper_ratio(self) -> float:
-        """Rounds over vanilla's, in the paper."""
+        """The paper's rounds over its rounds of vanilla."""
         return self.rounds / _VANILLA_ROUNDS
 
 
@@ -115,9 +115,9 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
     paper, strong = tune_all(study, TASK, ("paper", "strong")).values()
     done = study.train(
         [
-            *(paper.of(cell.method) for cell in CELLS if cell.method != VANILLA),
-            paper.of(GUEST_ONLY),
-            *(strong.of(method) for method in _STRONG.values() if method != VANILLA),
+            *(paper.with_method(cell.method) for cell in CELLS if cell.method != VANILLA),
+            paper.with_method(GUEST_ONLY),
+            *(strong.with_method(method) for method in _STRONG.values() if method != VANILLA),
         ]
     )
     by_method = {VANILLA: paper.runs} | {
@@ -134,11 +134,15 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
     ]
 
 
-_Runs = dict[celu.Method, list[Run]]
+RunsByMethod = dict[celu.Method, list[Run]]
 
 
 def _fill_in(
-    result: BenchResult, paper: Baseline, runs: _Runs, strong: Baseline, strong_runs: _Runs
+    result: BenchResult,
+    paper: Baseline,
+    runs: RunsByMethod,
+    strong: Baseline,
+    strong_runs: RunsByMethod,
 ) -> None:
     spreads = {method: rounds_to(of_seeds, paper.target) for method, of_seeds in runs.items()}
     for cell in CELLS:
@@ -171,17 +175,17 @@ def _fill_in(
     to_same = rounds_to(strong.runs, paper.target).mean
     result.figures["celu_over_strongest_vanilla"] = ratio(spreads[CELU].mean, to_same)
     result.notes += [
-        f"Rounds to the same AUC, mean and sample deviation over seeds: {paper.task.words}.",
-        paper.words,
-        strong.words,
+        f"Rounds to the same AUC, mean and sample deviation over seeds: {paper.task.description}.",
+        paper.description,
+        strong.description,
         "Ratios are over vanilla of the same regime, to its target. celu_over_strongest_vanilla: "
         "CELU in the paper's regime over the strongest vanilla, to the target of the paper's.",
-        *(against_paper(n, result.figures[n], value) for n, value in paper_figures().items()),
+        *(compare_with_paper(n, result.figures[n], value) for n, value in paper_figures().items()),
     ]
 
 
 def figures_of(rounds: dict[celu.Method, float | None]) -> dict[str, float | None]:
-    """The figures of a regime, from the mean rounds of its methods."""
+    """The figures of a regime, computed from the mean rounds of its methods."""
     return {
         "celu_rounds": ratio(rounds[CELU], rounds[VANILLA]),
         "w5_over_w1": ratio(rounds[CELU], rounds[CONSECUTIVE]),
@@ -191,7 +195,7 @@ def figures_of(rounds: dict[celu.Method, float | None]) -> dict[str, float | Non
 
 
 def paper_figures() -> dict[str, float]:
-    """The same in the paper, of the axis that each is about."""
+    """The same figures from the paper's table, each from the axis that it is about."""
     rounds = {(cell.setting, cell.value): cell.rounds for cell in CELLS}
     return {
         "celu_rounds": rounds["W=5, xi=60", "R=5"] / _VANILLA_ROUNDS,
@@ -215,7 +219,7 @@ def _measured(spread: Spread, vanilla: Spread) -> dict[str, Any]:
 
 
 def _panels() -> list[list[list[Cell]]]:
-    """The cells by axis and setting, the setting that is the paper's choice first."""
+    """The cells by setting and axis; the paper's preferred setting comes first."""
     axes = list(dict.fromkeys(cell.axis for cell in CELLS))
     first, second = [], []
     for axis in axes:
@@ -226,34 +230,36 @@ def _panels() -> list[list[list[Cell]]]:
     return [first, second]
 
 
-def _curves(baseline: Baseline, runs: _Runs) -> Figure:
+def _curves(baseline: Baseline, runs: RunsByMethod) -> Figure:
     figure, grid = new_figure(2, 3, 10.5, 6.8, sharey=True)
 
-    def line(method: celu.Method, name: str, colour: str, style: str = "-") -> LinkEmulator:
-        told = rounds_to(runs[method], baseline.target).told("rounds")
-        return curve_line(runs[method], f"{_greek(name)}: {told}", colour, style=style)
+    def curve(method: celu.Method, name: str, colour: str, style: str = "-") -> Series:
+        text = rounds_to(runs[method], baseline.target).describe("rounds")
+        return curve_series(runs[method], f"{_greek(name)}: {text}", colour, style=style)
 
-    every = [curve_line(of_seeds, "", "") for of_seeds in runs.values()]
+    every = [curve_series(of_seeds, "", "") for of_seeds in runs.values()]
     for row, panels in zip(grid, _panels(), strict=True):
         row[0].set_ylabel("held-out AUC")
         for axes, cells in zip(row, panels, strict=True):
             varied = [cell for cell in cells if cell.method != VANILLA]
             colours = ORDERED[-len(varied) :]
-            lines = [line(VANILLA, "vanilla (R=1)", BLACK, ":")]
-            lines += [line(c.method, c.value, x) for c, x in zip(varied, colours, strict=True)]
-            draw_lines(axes, lines)
-            draw_key(axes, lines)
+            series = [curve(VANILLA, "vanilla (R=1)", BLACK, ":")]
+            series += [curve(c.method, c.value, x) for c, x in zip(varied, colours, strict=True)]
+            draw_series(axes, series)
+            draw_legend(axes, series)
             frame_curves(axes, every, baseline.target)
             axes.set_title(_greek(f"{cells[0].axis.capitalize()} ({cells[0].setting})"))
             axes.set_xlabel("communication rounds")
     draw_caption(
         figure,
-        f"Dashed: AUC {baseline.target:.4f}, at which runs end. Bands: the range over seeds.",
+        f"Dashed: AUC {baseline.target:.4f}, at which runs stop. Bands: the range over seeds.",
     )
     return figure
 
 
-def _ratios(paper: Baseline, runs: _Runs, strong: Baseline, strong_runs: _Runs) -> Figure:
+def _ratios(
+    paper: Baseline, runs: RunsByMethod, strong: Baseline, strong_runs: RunsByMethod
+) -> Figure:
     figure, ((axes,),) = new_figure(1, 1, 7.5, 7.6)
     rows: list[DotRow] = []
     for axis, setting in dict.fromkeys((cell.axis, cell.setting) for cell in CELLS):
@@ -276,18 +282,20 @@ def _ratios(paper: Baseline, runs: _Runs, strong: Baseline, strong_runs: _Runs) 
         ("○ the paper", VERMILLION),
         ("■ strong regime", GREEN),
     )
-    draw_marks(axes, [here, theirs_, strongest])
+    draw_marker_legend(axes, [here, theirs_, strongest])
     return figure
 
 
 def _greek(text: str) -> str:
-    """For a figure: the paper's letter, and degrees."""
+    """Write xi as the paper's letter, in degrees."""
     return re.sub(r"xi=(\d+)", r"ξ=\1°", text)
 
 
-def _dot(baseline: Baseline, runs: _Runs, method: celu.Method, colour: str, marker: str) -> Dot:
+def _dot(
+    baseline: Baseline, runs: RunsByMethod, method: celu.Method, colour: str, marker: str
+) -> Dot:
     vanilla = rounds_to(runs[VANILLA], baseline.target).mean
     spread = rounds_to(runs[method], baseline.target)
     deviation = ratio(spread.deviation, vanilla)
-    told = spread.told("rounds")
-    return Dot(ratio(spread.mean, vanilla), deviation, colour, marker=marker, told=told)
+    text = spread.describe("rounds")
+    return Dot(ratio(spread.mean, vanilla), deviation, colour, marker=marker, text=text)

@@ -1,9 +1,9 @@
-"""One training run over a WAN in virtual time, as a piece of work."""
+"""One training run over a WAN in virtual time, as a `RunSpec`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import celu
 from bench.curves import Run
@@ -14,11 +14,11 @@ from bench.pair import (
     Pair,
     Regime,
     Shape,
-    compute_s,
+    measure_compute_s,
     pair_job,
     simulate_pair,
-    timer_of,
-    with_hosts,
+    split_hosts,
+    timer_for,
 )
 from bench.paper.profiles import Task
 from bench.paper.runs import Values
@@ -34,8 +34,9 @@ TOGETHER = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60, depth=4)
 
 @dataclass(frozen=True)
 class Train:
-    """Train under a method until the task's rounds are done, or a target is reached."""
+    """Train with a method until the task's rounds are done or the target is reached."""
 
+    kind: ClassVar[str] = "Train"
     task: str
     regime: str
     lr: float
@@ -43,40 +44,41 @@ class Train:
     codec: str | None = None
     hosts: int = 1
     target: float | None = None
-    similarities: bool = False  # whether the quantiles of cosines are kept
+    similarities: bool = False  # whether to record the quantiles of the cosine similarities
 
     def __str__(self) -> str:
-        """For a reader of the screen."""
+        """A line for the log."""
         given = self.method.model_dump(exclude_unset=True).items()
-        written = ", ".join(f"{name} {_short(value)}" for name, value in given)
+        method = ", ".join(f"{name} {_short(value)}" for name, value in given)
         more = f", {self.codec}" if self.codec else ""
         more += f", {self.hosts} hosts" if self.hosts > 1 else ""
-        return f"{self.task}, {self.regime}, lr {self.lr:g}, {written}{more}"
+        return f"{self.task}, {self.regime}, lr {self.lr:g}, {method}{more}"
 
     @property
     def cost(self) -> float:
-        """See `Work`: updates a round."""
+        """See `RunSpec`: updates in a round."""
         R = self.method.model_dump()["R"]
         return float(R["guest"] + R["host"]) + (4 if self.method.auto else 0) + self.hosts - 1
 
-    def perform(self, task: Task, pair: Pair, seed: int) -> Values:
-        """See `Work`. NaN or Inf ends a run early; how far it got is told."""
+    def execute(self, task: Task, pair: Pair, seed: int) -> Values:
+        """See `RunSpec`. A run that ends early with NaN or Inf returns its curve up to there."""
         run = self.prepare(task, pair, seed)
-        seen = _Seen(self.similarities)
-        ended = run.go({name: seen.by(name) for name in (run.job.guest, *run.job.hosts)})
+        recorder = _Recorder(self.similarities)
+        parties = (run.job.guest, *run.job.hosts)
+        ended = run.train({name: recorder.callback_for(name) for name in parties})
         return {
-            "curve": seen.curve,
-            "choices": seen.choices,
-            "quantiles": seen.quantiles,
+            "curve": recorder.curve,
+            "choices": recorder.choices,
+            "quantiles": recorder.quantiles,
             "ended": ended,
         }
 
-    def prepare(self, task: Task, pair: Pair, seed: int) -> Prepared:
-        """All that the run is, but that nothing has been trained."""
+    def prepare(self, task: Task, pair: Pair, seed: int) -> PreparedRun:
+        """Measure this machine and build the job; train nothing."""
         shape, regime = task.shape, REGIMES[self.regime]
-        # Measured anew for every run, as others may share the accelerator by now.
-        speed = compute_s(pair, shape) / GPU_ROUND_S
-        pair = with_hosts(pair, self.hosts)
+        # Measured for every run: the load on a shared accelerator changes.
+        speed = measure_compute_s(pair, shape) / GPU_ROUND_S
+        pair = split_hosts(pair, self.hosts)
         job = pair_job(
             pair,
             shape,
@@ -86,12 +88,12 @@ class Train:
             target=self.target,
             codec=self.codec,
         )
-        return Prepared(pair, shape, regime, job, speed)
+        return PreparedRun(pair, shape, regime, job, speed)
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A run that can begin."""
+class PreparedRun:
+    """A run that is ready to train."""
 
     pair: Pair
     shape: Shape
@@ -99,14 +101,14 @@ class Prepared:
     job: celu.Job
     speed: float
 
-    def go(self, listeners: dict[str, Callback]) -> str:
-        """Train, with a listener a party; the error's words where NaN or Inf ends it, else none."""
+    def train(self, callbacks: dict[str, Callback]) -> str:
+        """Train with one callback per party. Return the message of a NaN or Inf error, or ""."""
         options: dict[str, Any] = {
-            "callbacks": [listeners[self.job.guest]],
-            "host_callbacks": {name: [listeners[name]] for name in self.job.hosts},
-            "link": self.shape.line,
+            "callbacks": [callbacks[self.job.guest]],
+            "host_callbacks": {name: [callbacks[name]] for name in self.job.hosts},
+            "link": self.shape.link,
             "speed": self.speed,
-            "timer": timer_of(self.shape),
+            "timer": timer_for(self.shape),
         }
         try:
             simulate_pair(self.pair, self.shape, self.regime, self.job, **options)
@@ -115,8 +117,8 @@ class Prepared:
         return ""
 
 
-class _Seen:
-    """What a run tells of itself, as far as it is kept."""
+class _Recorder:
+    """The events of a run that the study needs."""
 
     def __init__(self, similarities: bool) -> None:
         self._similarities = similarities
@@ -124,30 +126,33 @@ class _Seen:
         self.choices: list[str] = []
         self.quantiles: dict[str, list[list[float]]] = {}  # by party: round, quantiles
 
-    def by(self, party: str) -> Callback:
-        """What listens to a party."""
+    def callback_for(self, party: str) -> Callback:
+        """A callback for the events of this party."""
 
-        def note(event: Event) -> None:
+        def record(event: Event) -> None:
             if isinstance(event, Evaluated):
                 seconds = event.seconds - event.evaluating_s
                 self.curve.append((event.round, round(seconds, 4), event.metrics["auc"]))
             elif isinstance(event, TuningChosen):
                 self.choices.append(f"from round {event.round}: {event.reason}")
-            elif isinstance(event, RoundDone) and self._similarities:
-                if event.similarity_quantiles is not None:
-                    row = [event.round, *event.similarity_quantiles]
-                    self.quantiles.setdefault(party, []).append(row)
+            elif (
+                isinstance(event, RoundDone)
+                and self._similarities
+                and event.similarity_quantiles is not None
+            ):
+                row = [event.round, *event.similarity_quantiles]
+                self.quantiles.setdefault(party, []).append(row)
 
-        return note
+        return record
 
 
 def _short(value: Any) -> str:
-    """A setting in few letters; one that is the same for both roles once."""
+    """A setting as short text: one value if both roles have the same."""
     by_role = list(value.values()) if isinstance(value, dict) else [value]
     return "/".join(f"{v:g}" if isinstance(v, float) else str(v) for v in dict.fromkeys(by_role))
 
 
-def run_of(values: Values) -> Run:
-    """The curve of a training run, and its choices where something was chosen anew."""
+def to_run(values: Values) -> Run:
+    """The curve of a training run, and the choices that changed a setting."""
     choices = [c for c in values["choices"] if not c.endswith((": unchanged", ": as before"))]
     return Run([(done, seconds, auc) for done, seconds, auc in values["curve"]], choices)

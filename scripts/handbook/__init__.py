@@ -1,1 +1,1 @@
-"""Builds the documentation: Markdown of this repository to HTML that opens from disk."""
+"""Builds the documentation: the repository's Markdown as HTML pages that open from disk."""

@@ -1,4 +1,4 @@
-"""`python -m handbook`: build the site, list external links, fail on dead ones."""
+"""`python -m handbook`: build the site, list external links, fail on dead links."""
 
 import sys
 from pathlib import Path
@@ -9,11 +9,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def main() -> int:
-    """Build into site/ of the repository; 1 where a link leads nowhere."""
+    """Build into site/ of the repository; return 1 if a link is dead."""
     out = ROOT / "site"
     report = build(ROOT, out)
     for link in sorted(report.external):
-        print(f"external, not looked at: {link}")
+        print(f"external, not checked: {link}")
     for dead in report.dead:
         print(f"dead: {dead}", file=sys.stderr)
     print(f"{report.num_pages} pages, {report.num_links} links, {len(report.dead)} dead")

@@ -1,6 +1,6 @@
-"""One page: Markdown with its headings numbered for links, and HTML of it.
+"""One page: parses Markdown, gives its headings anchors, and renders HTML.
 
-Anchors are made as repository hosts make them, so that a link works there and here alike.
+Anchors are the ones that repository hosts generate, so a link works there and in the site.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import PurePosixPath
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-Link = tuple[str, int]  # where to, and the line it stands in
+Link = tuple[str, int]  # target, and line of the page
 
 
 class Page:
-    """A Markdown page, by its path in the repository."""
+    """A Markdown page; `path` is relative to the repository."""
 
     def __init__(self, path: PurePosixPath, text: str) -> None:
         self.path = path
@@ -25,31 +25,31 @@ class Page:
         self._tokens = self._markdown.parse(text)
         self.anchors: set[str] = set()
         self.title = path.name
-        self._name_headings()
+        self._add_anchors()
 
-    def _name_headings(self) -> None:
+    def _add_anchors(self) -> None:
         seen: Counter[str] = Counter()
         for token, inline in zip(self._tokens, self._tokens[1:], strict=False):
             if token.type != "heading_open":
                 continue
-            words = "".join(part.content for part in inline.children or [])
-            slug = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
+            heading = "".join(part.content for part in inline.children or [])
+            slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
             anchor = f"{slug}-{seen[slug]}" if seen[slug] else slug
             seen[slug] += 1
             token.attrSet("id", anchor)
             self.anchors.add(anchor)
             if token.tag == "h1":
-                self.title = words
+                self.title = heading
 
     def links(self) -> Iterator[Link]:
-        """Every link and image, with its line."""
+        """The targets of all links and images, with their lines."""
         for token, attribute, line in self._references():
             yield str(token.attrs[attribute]), line
 
-    def html(self, place: Callable[[str], str]) -> str:
-        """The page's body, each link as `place` says."""
+    def html(self, resolve: Callable[[str], str]) -> str:
+        """The page's body, with each link replaced by `resolve(link)`."""
         for token, attribute, _ in self._references():
-            token.attrSet(attribute, place(str(token.attrs[attribute])))
+            token.attrSet(attribute, resolve(str(token.attrs[attribute])))
         body: str = self._markdown.renderer.render(self._tokens, self._markdown.options, {})
         return body.replace("<table>", '<div class="wide"><table>').replace(
             "</table>", "</table></div>"

@@ -1,6 +1,6 @@
-"""The reference, from the code itself: Python names, commands, and keys of the settings files.
+"""The reference, generated from the code: Python names, commands, and keys of the settings files.
 
-A page asks for a part of it by a comment, `<!-- generated: commands -->`.
+A page includes a part of it with a comment, `<!-- generated: commands -->`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from celu.config.job import Job
 from celu.config.party import PartySettings
 from celu.config.schema import Declared
 
-_ASKED = re.compile(r"<!-- generated: (\w+) -->")
+_INCLUDE = re.compile(r"<!-- generated: (\w+) -->")
 
 
-def fill_in(text: str) -> str:
-    """A page with the parts that it asks for in their places."""
-    return _ASKED.sub(lambda asked: "\n".join(PARTS[asked[1]]()), text)
+def include_generated(text: str) -> str:
+    """Replace each comment of a page by the part of the reference that it names."""
+    return _INCLUDE.sub(lambda found: "\n".join(PARTS[found[1]]()), text)
 
 
 def python_names() -> Iterator[str]:
@@ -40,7 +40,7 @@ def python_names() -> Iterator[str]:
             yield f"By name: {', '.join(f'`{key}`' for key in value)}.\n"
             continue
         is_settings = isinstance(value, type) and issubclass(value, BaseModel)
-        if callable(value) and not is_settings and not _is_an_error(value):
+        if callable(value) and not is_settings and not _is_error(value):
             yield f"```python\n{name}{_signature(value)}\n```\n"
         yield (inspect.getdoc(value) or "") + "\n"
         if value is Job:
@@ -51,7 +51,7 @@ def python_names() -> Iterator[str]:
             yield from _methods(value)
 
 
-def _is_an_error(value: Any) -> bool:
+def _is_error(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, Exception)
 
 
@@ -67,12 +67,12 @@ def _methods(cls: type) -> Iterator[str]:
 
 def _signature(function: Callable[..., Any]) -> str:
     text = str(inspect.signature(function)).replace("self, ", "").replace("(self)", "()")
-    text = re.sub(r"<[^>]*>( at \w+>)?", "...", text)  # a default that has no literal
+    text = re.sub(r"<[^>]*>( at \w+>)?", "...", text)  # a default without a literal
     return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text.replace("'", "")).replace(" -> None", "")
 
 
 def commands() -> Iterator[str]:
-    """Every command with its arguments and options, as `--help` gives them."""
+    """Every command with its arguments and options, with the texts of `--help`."""
     yield from _command("celu", get_command(app))
 
 
@@ -86,14 +86,14 @@ def _command(path: str, command: Any) -> Iterator[str]:
     yield f"\n### {path}\n\n{_plain(command.help)}\n"
     shown = [p for p in command.params if not getattr(p, "hidden", False) and p.name != "help"]
     if shown:
-        yield "| option | what | default |\n|---|---|---|"
+        yield "| option | meaning | default |\n|---|---|---|"
     for param in shown:
         named = param.param_type_name == "option"
         name = ", ".join(param.opts) if named else str(param.name).upper()
         default = (
             "" if param.default in (None, [], ()) or callable(param.default) else param.default
         )
-        default = "must be given" if param.required else f"`{default}`" if default != "" else ""
+        default = "required" if param.required else f"`{default}`" if default != "" else ""
         yield f"| `{name}` | {_plain(getattr(param, 'help', ''))} | {default} |"
 
 
@@ -118,15 +118,15 @@ def _table(model: type[BaseModel]) -> Iterator[str]:
     yield ""
 
 
-def _keys(model: type[BaseModel], prefix: str, required: str = "must be given") -> Iterator[str]:
+def _keys(model: type[BaseModel], prefix: str, required: str = "required") -> Iterator[str]:
     for name, info in model.model_fields.items():
         inner, by_name = _settings_in(info.annotation)
         default = info.default
         if inner is not None and inner.__name__ not in ("IntByRole", "DegreesByRole", "Codecs"):
             within = f"{prefix}{name}.{'NAME.' if by_name else ''}"
             table = within.removesuffix(".")
-            must = required if info.is_required() else f"must be given in `{table}`"
-            yield from _keys(inner, within, must)
+            inner_required = required if info.is_required() else f"required in `{table}`"
+            yield from _keys(inner, within, inner_required)
             continue
         if info.is_required():
             shown = required
@@ -138,12 +138,12 @@ def _keys(model: type[BaseModel], prefix: str, required: str = "must be given") 
 
 
 def _settings_in(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
-    """The settings that a key holds, if it holds some; and whether several, each by a name."""
+    """The settings model inside a key's type, if any; and whether it is a table of them by name."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, False
-    inside = [_settings_in(part) for part in typing.get_args(annotation)]
-    found = next((model for model, _ in inside if model is not None), None)
-    return found, typing.get_origin(annotation) is dict or any(named for _, named in inside)
+    parts = [_settings_in(part) for part in typing.get_args(annotation)]
+    found = next((model for model, _ in parts if model is not None), None)
+    return found, typing.get_origin(annotation) is dict or any(by_name for _, by_name in parts)
 
 
 def _value(default: Any) -> str:
@@ -151,28 +151,32 @@ def _value(default: Any) -> str:
         values = list(default.model_dump().values())
         if len(set(values)) == 1:
             return _value(values[0])
-        inside = ", ".join(f"{key} = {_value(v)}" for key, v in default.model_dump().items())
-        return f"{{ {inside} }}"
+        pairs = ", ".join(f"{key} = {_value(v)}" for key, v in default.model_dump().items())
+        return f"{{ {pairs} }}"
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _type(annotation: Any) -> str:
-    """A type in words."""
-    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    """A readable name of a type."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
-        return ", ".join(f"`{value}`" for value in inside)
+        return ", ".join(f"`{value}`" for value in args)
     if origin is typing.Annotated:
-        return _type(inside[0])
+        return _type(args[0])
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type(part) for part in inside if part is not types.NoneType)
+        return " or ".join(_type(part) for part in args if part is not types.NoneType)
     if origin is list:
-        return f"list of {_type(inside[0])}"
+        return f"list of {_type(args[0])}"
     if origin is dict:
-        return f"table of {_type(inside[1])}"
-    words = {int: "whole number", float: "number", str: "text", bool: "true or false"}
-    names = {"Path": "path", "IntByRole": "whole number, or one a role"}
-    names |= {"DegreesByRole": "degrees, or those of each role", "Codecs": "a codec, or one a kind"}
-    return words.get(annotation) or names.get(annotation.__name__, annotation.__name__)
+        return f"table of {_type(args[1])}"
+    plain = {int: "integer", float: "number", str: "string", bool: "true or false"}
+    names = {
+        "Path": "path",
+        "IntByRole": "integer, or a table with one for each role",
+        "DegreesByRole": "degrees, or a table with those of each role",
+        "Codecs": "codec, or a table with one for each kind of message",
+    }
+    return plain.get(annotation) or names.get(annotation.__name__, annotation.__name__)
 
 
 def _paragraph(text: str | None) -> str:

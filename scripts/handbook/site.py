@@ -1,7 +1,7 @@
 """The site: every page, every file that a page links to, and a report of all links.
 
-Pages are `docs/**/*.md` and those at the root of the repository. A link to another file of it, or
-to a folder, leads to a page that shows it.
+Pages are `docs/**/*.md` and `*.md` at the root of the repository. A link to another file of the
+repository, or to a folder, leads to a page that shows its content.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from urllib.parse import unquote, urlsplit
 
 from celu.version import __version__
 from handbook.page import Page
-from handbook.reference import fill_in
+from handbook.reference import include_generated
 
-# What a reader sees first, in this order; other pages are linked from these.
+# The navigation of every page; other pages are linked from these.
 NAVIGATION = (
     ("docs/index.md", "celu"),
     ("docs/quickstart.md", "Quick start"),
@@ -43,12 +43,12 @@ NAVIGATION = (
 )
 _TEMPLATE = Template(Path(__file__).with_name("template.html").read_text(encoding="utf-8"))
 _IMAGES = (".svg", ".png")
-_SHOWN_BYTES = 200_000  # of a file that a page links to
+_MAX_SHOWN_BYTES = 200_000  # of a file that a page links to
 
 
 @dataclass
 class Report:
-    """What was built, and where its links lead."""
+    """Counts of pages and links, and the external and dead links."""
 
     num_pages: int = 0
     num_links: int = 0
@@ -57,7 +57,7 @@ class Report:
 
 
 def build(root: Path, out: Path) -> Report:
-    """Build the site of the repository at `root` into `out`, which is replaced."""
+    """Build the site of the repository at `root` into the folder `out`, replacing it."""
     pages = {page.path: page for page in _read(root)}
     report = Report(num_pages=len(pages))
     linked: set[PurePosixPath] = set()
@@ -75,10 +75,10 @@ def build(root: Path, out: Path) -> Report:
     shutil.rmtree(out, ignore_errors=True)
     for page in pages.values():
 
-        def place(link: str, page: Page = page) -> str:
+        def resolve(link: str, page: Page = page) -> str:
             return link if urlsplit(link).scheme else _address(page, link)
 
-        _write(out, page.path, page.title, page.html(place))
+        _write(out, page.path, page.title, page.html(resolve))
     for folder in [target for target in linked if (root / target).is_dir()]:
         linked |= {folder / name for name in _files(root / folder)} - pages.keys()
     for target in linked:
@@ -87,20 +87,23 @@ def build(root: Path, out: Path) -> Report:
             file.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / target, file)
         else:
-            _write(out, target, target.name, _shown(root / target, target))
+            _write(out, target, target.name, _render_file(root / target, target))
     return report
 
 
 def _read(root: Path) -> list[Page]:
-    found = sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md")])
+    paths = sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md")])
     return [
-        Page(PurePosixPath(path.relative_to(root)), fill_in(path.read_text(encoding="utf-8")))
-        for path in found
+        Page(
+            PurePosixPath(path.relative_to(root)),
+            include_generated(path.read_text(encoding="utf-8")),
+        )
+        for path in paths
     ]
 
 
 def _target(page: Page, link: str) -> PurePosixPath:
-    """The path in the repository that a link of a page names; the page's own for an anchor."""
+    """The path in the repository that a link points to; the page itself for an anchor."""
     path = unquote(urlsplit(link).path)
     if not path:
         return page.path
@@ -112,19 +115,19 @@ def _problem(root: Path, pages: dict[PurePosixPath, Page], page: Page, link: str
     if target.is_absolute() or ".." in target.parts or not (root / target).exists():
         return "no such file in the repository"
     if anchor and target in pages and anchor not in pages[target].anchors:
-        return f"no heading of {target} has this anchor"
+        return f"{target} has no heading with this anchor"
     return None
 
 
 def _file(path: PurePosixPath) -> PurePosixPath:
-    """Where a page stands in the site: docs/ is its top."""
+    """The path of a page or file in the site, whose root is docs/."""
     if path.parts[0] == "docs":
         path = PurePosixPath(*path.parts[1:])
     else:
         path = PurePosixPath("repository", path)
     if path.suffix in _IMAGES:
         return path
-    if not path.suffix:  # a folder, whose name a page may have too
+    if not path.suffix:  # a folder; a page may have the same name
         return path / "index.html"
     return (
         path.with_suffix(".html") if path.suffix == ".md" else path.with_name(f"{path.name}.html")
@@ -132,37 +135,37 @@ def _file(path: PurePosixPath) -> PurePosixPath:
 
 
 def _address(page: Page, link: str) -> str:
-    """A link as it stands in the site, relative to the page."""
+    """A link relative to the page in the site."""
     fragment = urlsplit(link).fragment
     here = _file(page.path)
     there = os.path.relpath(_file(_target(page, link)), here.parent)
     return f"{there}#{fragment}" if fragment else there
 
 
-def _item(here: PurePosixPath, there: PurePosixPath, words: str, *, current: bool = False) -> str:
-    """A link from one page to another, in a list."""
-    address = os.path.relpath(_file(there), _file(here).parent)
-    mark = ' aria-current="page"' if current else ""
-    return f'<li><a href="{address}"{mark}>{html.escape(words)}</a></li>'
+def _item(page: PurePosixPath, to: PurePosixPath, text: str, *, current: bool = False) -> str:
+    """A list item of a page that links to another one."""
+    address = os.path.relpath(_file(to), _file(page).parent)
+    attribute = ' aria-current="page"' if current else ""
+    return f'<li><a href="{address}"{attribute}>{html.escape(text)}</a></li>'
 
 
 def _files(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
 
 
-def _shown(path: Path, target: PurePosixPath) -> str:
-    """A file or a folder of the repository as the body of a page."""
+def _render_file(path: Path, target: PurePosixPath) -> str:
+    """The content of a file or folder of the repository as the body of a page."""
     heading = f"<h1><code>{html.escape(str(target))}</code></h1>"
     if path.is_dir():
         links = "".join(_item(target, target / name, name) for name in _files(path))
         return f"{heading}<ul>{links}</ul>"
-    text = path.read_bytes()[:_SHOWN_BYTES].decode("utf-8", "replace")
+    text = path.read_bytes()[:_MAX_SHOWN_BYTES].decode("utf-8", "replace")
     return f"{heading}<pre><code>{html.escape(text)}</code></pre>"
 
 
 def _write(out: Path, path: PurePosixPath, title: str, body: str) -> None:
-    pages = [(PurePosixPath(name), words) for name, words in NAVIGATION]
-    items = [_item(path, page, words, current=page == path) for page, words in pages]
+    pages = [(PurePosixPath(name), text) for name, text in NAVIGATION]
+    items = [_item(path, page, text, current=page == path) for page, text in pages]
     file = out / _file(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     text = _TEMPLATE.substitute(
@@ -172,5 +175,5 @@ def _write(out: Path, path: PurePosixPath, title: str, body: str) -> None:
         version=__version__,
         source=html.escape(str(path)),
     )
-    with file.open("x", encoding="utf-8") as new:  # two pages of one name would lose one
+    with file.open("x", encoding="utf-8") as new:  # "x": two pages must not have the same path
         new.write(text)

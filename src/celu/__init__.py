@@ -28,16 +28,21 @@ if TYPE_CHECKING:
         Order,
     )
     from celu.config.link import LinkSettings, find_link
+    from celu.data.clicks import write_clicks
     from celu.data.dataset import Dataset
+    from celu.data.flights import write_flights
     from celu.data.memory_map import StoreDatasets, open_datasets
     from celu.data.store import Store, open_store
     from celu.errors import CeluError
     from celu.events import Event
     from celu.launch.training import run
     from celu.models.losses import LOSSES, Loss
+    from celu.models.tops import InnerProductTop, WideDeepTop
+    from celu.models.tower import Tower
     from celu.party import Guest, Host
     from celu.session import Result
     from celu.simulation import simulate
+    from celu.workset.table import Entry
 
 __all__ = [
     "LOSSES",
@@ -46,11 +51,13 @@ __all__ = [
     "Checkpoints",
     "Codecs",
     "Dataset",
+    "Entry",
     "Evaluation",
     "Event",
     "Guest",
     "Host",
     "HostTerms",
+    "InnerProductTop",
     "Job",
     "LinkSettings",
     "Loss",
@@ -60,15 +67,19 @@ __all__ = [
     "Result",
     "Store",
     "StoreDatasets",
+    "Tower",
+    "WideDeepTop",
     "__version__",
     "find_link",
     "open_datasets",
     "open_store",
     "run",
     "simulate",
+    "write_clicks",
+    "write_flights",
 ]
 
-# Imported when first used: commands and worker processes that do without torch start at once.
+# Imported when first used: commands and worker processes that do not need torch start fast.
 _HOMES = {
     "checkpoint.generations": ("Checkpoints",),
     "config.job": (
@@ -76,16 +87,21 @@ _HOMES = {
         *("Job", "Method", "Optimizer", "Order"),
     ),
     "config.link": ("LinkSettings", "find_link"),
+    "data.clicks": ("write_clicks",),
+    "data.dataset": ("Dataset",),
+    "data.flights": ("write_flights",),
     "data.memory_map": ("StoreDatasets", "open_datasets"),
     "data.store": ("Store", "open_store"),
-    "data.dataset": ("Dataset",),
     "errors": ("CeluError",),
     "events": ("Event",),
     "launch.training": ("run",),
     "models.losses": ("LOSSES", "Loss"),
+    "models.tops": ("InnerProductTop", "WideDeepTop"),
+    "models.tower": ("Tower",),
     "party": ("Guest", "Host"),
     "session": ("Result",),
     "simulation": ("simulate",),
+    "workset.table": ("Entry",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

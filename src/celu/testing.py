@@ -1,4 +1,8 @@
-"""Parties as real processes over mutual TLS on loopback: for the demo, benches and tests."""
+"""Run parties as real processes over mutual TLS on loopback: for demos, benchmarks and tests.
+
+It runs the installed commands (`celu run`, `celu align`, `celu doctor`), one process per party, and
+returns their events and output. It does not write settings files or data.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +19,19 @@ from typing import Any
 from celu.certs import make_authority, make_party
 from celu.errors import CeluError
 
-EventDict = dict[str, Any]
+EventDict = dict[str, Any]  # an event as events.jsonl has it
 
 
 @dataclass(frozen=True)
 class PartyRun:
-    """What one party's process left behind."""
+    """The events and the output of one party's process."""
 
     events: list[EventDict]
     output: str
 
 
 def make_keys(folder: Path, names: list[str]) -> None:
-    """Each party's authority and certificate under FOLDER/NAME/certs, if not there yet."""
+    """Create a certificate authority and a certificate in FOLDER/NAME/certs, unless it exists."""
     for name in names:
         certs = folder / name / "certs"
         if not certs.exists():
@@ -36,7 +40,7 @@ def make_keys(folder: Path, names: list[str]) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens at just now."""
+    """A loopback port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -49,41 +53,41 @@ def run_parties(
     out: str,
     *,
     timeout_s: float,
-    watch: Callable[[str, EventDict], None] | None = None,
-    inside: Mapping[str, list[str]] | None = None,
+    on_event: Callable[[str, EventDict], None] | None = None,
+    command_prefix: Mapping[str, list[str]] | None = None,
 ) -> dict[str, PartyRun]:
-    """Run `celu run` for each FOLDER/NAME/party.toml; run folders are FOLDER/NAME/OUT.
+    """Run `celu run` with each FOLDER/NAME/party.toml; run folders are FOLDER/NAME/OUT.
 
-    `watch` sees the events as they are written. `inside` gives a party's command what it is run by,
-    such as `ip netns exec NAME`. Raises CeluError, with the output of the party that failed first,
-    if any ends in an error or the time is up.
+    `on_event` is called with a party's name and each of its events, as they are written.
+    `command_prefix` is what to run a party's command with, such as `ip netns exec NAME`. Raises
+    CeluError, with the output of the parties that failed, if one fails or the time is up.
     """
-    seen = dict.fromkeys(names, 0)
+    num_seen = dict.fromkeys(names, 0)
 
-    def look() -> None:
+    def poll() -> None:
         for name in names:
             events = read_events(folder / name / out)
-            for event in events[seen[name] :]:
-                assert watch is not None
-                watch(name, event)
-            seen[name] = len(events)
+            for event in events[num_seen[name] :]:
+                assert on_event is not None
+                on_event(name, event)
+            num_seen[name] = len(events)
 
     commands = {
         name: [
-            *(inside or {}).get(name, []),
+            *(command_prefix or {}).get(name, []),
             *_command("run", folder / name, job),
             *("--out", str(folder / name / out)),
         ]
         for name in names
     }
     logs = {name: folder / name / f"{out}.log" for name in names}
-    # Without a watcher nothing is read: a measurement wants the processor.
-    outputs = _run_together(commands, logs, timeout_s, look if watch is not None else None)
+    # Without a callback we do not read the events: a benchmark needs the CPU.
+    outputs = _run_together(commands, logs, timeout_s, poll if on_event is not None else None)
     return {name: PartyRun(read_events(folder / name / out), outputs[name]) for name in names}
 
 
 def align_parties(folder: Path, names: list[str], job: Path, *, timeout_s: float) -> dict[str, str]:
-    """Run `celu align` for each FOLDER/NAME/party.toml; what each printed.
+    """Run `celu align` with each FOLDER/NAME/party.toml; return what each printed.
 
     Raises CeluError as `run_parties` does.
     """
@@ -98,16 +102,16 @@ def diagnose_parties(
     job: Path,
     *,
     timeout_s: float,
-    inside: Mapping[str, list[str]] | None = None,
+    command_prefix: Mapping[str, list[str]] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Run `celu doctor` for each FOLDER/NAME/party.toml; what each wrote with --out.
+    """Run `celu doctor` with each FOLDER/NAME/party.toml; return what each wrote with --out.
 
-    Otherwise as `run_parties`.
+    `command_prefix` and errors are those of `run_parties`.
     """
     outs = {name: folder / name / "doctor.json" for name in names}
     commands = {
         name: [
-            *(inside or {}).get(name, []),
+            *(command_prefix or {}).get(name, []),
             *_command("doctor", folder / name, job),
             *("--out", str(outs[name])),
         ]
@@ -127,10 +131,10 @@ def _run_together(
     commands: dict[str, list[str]],
     logs: dict[str, Path],
     timeout_s: float,
-    look: Callable[[], None] | None = None,
+    poll: Callable[[], None] | None = None,
 ) -> dict[str, str]:
     processes: dict[str, subprocess.Popen[str]] = {}
-    give_up = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s
     try:
         for name, command in commands.items():
             with logs[name].open("w", encoding="utf-8") as log:
@@ -138,10 +142,11 @@ def _run_together(
                     command, stdout=log, stderr=subprocess.STDOUT, text=True
                 )
         while any(process.poll() is None for process in processes.values()):
-            if time.monotonic() > give_up:
-                raise CeluError(f"the parties were not done after {timeout_s:g} s: {logs}")
-            if look is not None:
-                look()
+            if time.monotonic() > deadline:
+                paths = ", ".join(str(log) for log in logs.values())
+                raise CeluError(f"the parties did not finish in {timeout_s:g} s; see {paths}")
+            if poll is not None:
+                poll()
             time.sleep(0.2)
     finally:
         for process in processes.values():
@@ -156,7 +161,7 @@ def _run_together(
 
 
 def read_events(run_dir: Path) -> list[EventDict]:
-    """The complete lines of a run's events file, which may still be growing."""
+    """The events of a run folder so far: the complete lines of its events.jsonl."""
     path = run_dir / "events.jsonl"
     if not path.exists():
         return []

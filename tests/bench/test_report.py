@@ -1,4 +1,4 @@
-"""What a bench leaves behind."""
+"""The result of a bench, on screen and as JSON."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.report import BenchResult
-from bench.rounds import _ratio, best
+from bench.rounds import _ratio, best_rate
 
 
-def test_a_result_holds_what_is_needed_to_follow_and_repeat_it(tmp_path: Path) -> None:
+def test_a_result_has_its_figures_command_versions_and_hardware(tmp_path: Path) -> None:
     result = BenchResult("step", seeds=[1], rows=[{"a": 1.5}], figures={"x_over_y": 1.1})
     written = json.loads(result.write(tmp_path / "new").read_text())
     assert written["bench"] == "step" and written["seeds"] == [1]
@@ -18,22 +18,22 @@ def test_a_result_holds_what_is_needed_to_follow_and_repeat_it(tmp_path: Path) -
     assert written["versions"]["torch"] and written["hardware"]["cpus"]
 
 
-def test_a_result_shows_rows_that_lack_a_column_and_values_that_are_missing() -> None:
+def test_a_result_shows_rows_with_missing_columns_and_values() -> None:
     console = Console(record=True, width=100)
     BenchResult("b", [1], [{"a": 1}, {"b": [1, None]}], {"f": None}).show(console)
     text = console.export_text()
     assert "1, none" in text and "f = none" in text
 
 
-def test_tuning_takes_the_rate_with_the_fewest_rounds_and_skips_those_that_fail() -> None:
-    assert best({0.1: 300.0, 1.0: 200.0, 10.0: None}) == (1.0, 200.0)
-    assert best({0.1: None}) == (0.1, None)
+def test_tuning_chooses_the_rate_with_the_fewest_rounds_and_skips_failures() -> None:
+    assert best_rate({0.1: 300.0, 1.0: 200.0, 10.0: None}) == (1.0, 200.0)
+    assert best_rate({0.1: None}) == (0.1, None)
 
 
-def test_on_a_plateau_the_smaller_rate_is_taken() -> None:
-    assert best({0.1: 300.0, 1.0: 205.0, 3.0: 200.0}) == (1.0, 205.0)
+def test_on_a_plateau_tuning_chooses_the_smaller_rate() -> None:
+    assert best_rate({0.1: 300.0, 1.0: 205.0, 3.0: 200.0}) == (1.0, 205.0)
 
 
-def test_a_ratio_with_a_run_that_never_got_there_is_none() -> None:
+def test_a_ratio_with_a_run_that_missed_the_target_is_none() -> None:
     assert _ratio(100.0, 200.0) == 0.5
     assert _ratio(None, 200.0) is None

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from celu.data.dataset import Batch, Dataset
 from celu.data.tags import make_tags
 from celu.errors import DataError
+from celu.models.tower import Tower
 
 TAGS = make_tags(["a", "b", "c", "d"], 1)
 
@@ -63,8 +69,194 @@ def test_blocks_are_laid_end_to_end_and_ordered() -> None:
     assert np.array_equal(window.tags, TAGS[[3, 0, 2]])
 
 
-def test_columns_of_different_lengths_are_refused() -> None:
-    with pytest.raises(DataError, match="one number of rows"):
+def test_inputs_labels_and_tags_of_different_lengths_are_refused() -> None:
+    with pytest.raises(DataError, match=r"same number of rows.*input 'a': 3, input 'b': 2"):
         Dataset({"a": torch.zeros(3, 1), "b": torch.zeros(2, 1)})
-    with pytest.raises(DataError, match="'tags': 4"):
+    with pytest.raises(DataError, match="labels: 2"):
+        Dataset({"a": np.zeros((3, 1))}, np.zeros(2))
+    with pytest.raises(DataError, match="tags: 4"):
         Dataset({"a": torch.zeros(3, 1)}, tags=TAGS)
+    with pytest.raises(DataError, match="needs inputs or labels"):
+        Dataset({})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (np.float64, torch.float32),
+        (np.float32, torch.float32),
+        (np.bool_, torch.float32),
+        (np.uint8, torch.int64),
+        (np.int32, torch.int64),
+        (np.uint32, torch.int64),
+        (np.dtype(">i4"), torch.int64),
+    ],
+)
+def test_numpy_arrays_and_tensors_become_float32_or_int64(
+    given: Any, expected: torch.dtype
+) -> None:
+    values = np.array([[0, 1], [1, 0], [1, 1]]).astype(given)
+    dataset = Dataset({"x": values[:, ::-1]}, values[:, 0])
+    assert dataset.labels is not None
+    assert dataset.inputs["x"].dtype == dataset.labels.dtype == expected
+    assert dataset.inputs["x"].tolist() == [[1, 0], [0, 1], [1, 1]]
+    assert dataset.labels.tolist() == [0, 1, 1]
+    if given not in (np.uint32, np.dtype(">i4")):
+        same = Dataset({"x": torch.from_numpy(values)})
+        assert same.inputs["x"].dtype == expected
+        assert same.inputs["x"].tolist() == values.tolist()
+
+
+def test_arrays_of_the_right_type_are_not_copied_and_read_only_ones_are() -> None:
+    values = np.zeros((2, 1), np.float32)
+    dataset = Dataset({"x": values})
+    values[:] = 7
+    assert dataset.inputs["x"].tolist() == [[7], [7]]
+    values.flags.writeable = False
+    Dataset({"x": values}).inputs["x"].zero_()
+    assert values.tolist() == [[7], [7]]
+
+
+def test_codes_stay_narrow_in_the_dataset_and_are_int64_in_a_batch() -> None:
+    dataset = Dataset({"ids": np.array([[1], [2]], np.int16)}, sizes={"ids": (3,)})
+    assert dataset.inputs["ids"].dtype == torch.int16
+    assert dataset.take(slice(0, 2)).inputs["ids"].dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("values", "got"),
+    [
+        ([[1.0], [2.0]], "list"),
+        (np.array([["a"], ["b"]]), "<U1"),
+        (np.array([[1.0], [None]], object), "object"),
+        (torch.zeros(2, 1, dtype=torch.complex64), "complex64"),
+        (np.zeros((2, 1), np.float16), "float16"),
+        (np.zeros(()), "single value"),
+    ],
+)
+def test_other_types_are_refused_by_the_name_of_the_input(values: Any, got: str) -> None:
+    with pytest.raises(DataError, match=f"input 'x': expected .*, got .*{got}"):
+        Dataset({"x": values})
+    with pytest.raises(DataError, match=f"labels: expected .*, got .*{got}"):
+        Dataset({"x": np.zeros((2, 1))}, values)
+
+
+def test_inputs_without_names_and_codes_that_are_not_integers_are_refused() -> None:
+    with pytest.raises(DataError, match="inputs: expected arrays by name, got ndarray"):
+        Dataset(np.zeros((2, 1)))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="input 'ids': has sizes, so expected integer codes"):
+        Dataset({"ids": np.zeros((2, 1))}, sizes={"ids": (3,)})
+
+
+TABLE = {
+    "who": ["p", "q", "r"],
+    "age": [40, 20, 30],
+    "city": ["rome", "bern", "rome"],
+    "income": [1.5, 2.5, 3.5],
+    "member": [True, False, True],
+    "bought": [0, 1, 1],
+}
+
+
+def as_pandas(columns: dict[str, Any]) -> Any:
+    return pytest.importorskip("pandas").DataFrame(columns)
+
+
+both_libraries = pytest.mark.parametrize("make", [pa.table, as_pandas], ids=["pyarrow", "pandas"])
+
+
+@both_libraries
+def test_a_table_becomes_numbers_and_ids_in_column_order(make: Callable[..., Any]) -> None:
+    dataset = Dataset.from_table(make(TABLE), label="bought", id="who")
+    assert list(dataset.inputs) == ["ids", "numbers"]
+    assert dataset.inputs["numbers"].tolist() == [[40, 1.5, 1], [20, 2.5, 0], [30, 3.5, 1]]
+    assert dataset.inputs["numbers"].dtype == torch.float32
+    assert dataset.inputs["ids"].tolist() == [[1], [0], [1]]
+    assert dataset.inputs["ids"].dtype == torch.int64
+    assert dataset.sizes == {"ids": (2,)}
+    assert dataset.labels is not None
+    assert (dataset.labels.tolist(), dataset.labels.dtype) == ([0, 1, 1], torch.int64)
+    assert dataset.tags is not None
+    assert np.array_equal(dataset.tags, make_tags(["p", "q", "r"], 1))
+
+
+@both_libraries
+def test_inputs_select_columns_and_make_ids_of_integers(make: Callable[..., Any]) -> None:
+    inputs = {"numbers": ["income"], "ids": ["city", "age"]}
+    dataset = Dataset.from_table(make(TABLE), inputs=inputs)
+    assert dataset.inputs["numbers"].tolist() == [[1.5], [2.5], [3.5]]
+    assert dataset.inputs["ids"].tolist() == [[1, 40], [0, 20], [1, 30]]
+    assert dataset.sizes == {"ids": (2, 41)}
+    assert dataset.labels is None and dataset.tags is None
+    alone = Dataset.from_table(make(TABLE), label="income", inputs={})
+    assert alone.inputs == {}
+    assert alone.labels is not None and alone.labels.dtype == torch.float32
+
+
+def test_parts_of_a_categorical_column_are_coded_alike() -> None:
+    arrow = pa.table({"c": pa.array(["b", "a", "c"]).dictionary_encode()})
+    chunks = pa.concat_tables([arrow, pa.table({"c": pa.array(["d"]).dictionary_encode()})])
+    assert Dataset.from_table(chunks).inputs["ids"].tolist() == [[1], [0], [2], [3]]
+    frame = as_pandas({"c": ["b", "a", "c"]}).astype("category")
+    for table in (arrow.slice(2, 1), frame.iloc[2:]):
+        dataset = Dataset.from_table(table)
+        assert (dataset.inputs["ids"].tolist(), dataset.sizes) == ([[2]], {"ids": (3,)})
+
+
+def test_ids_of_a_table_are_the_same_rows_as_those_of_a_store_whatever_their_type() -> None:
+    texts = pa.table({"who": ["10", "11"], "x": [1.0, 2.0]})
+    numbers = pa.table({"who": [10, 11], "x": [3.0, 4.0]})
+    by_text, by_number = (Dataset.from_table(table, id="who") for table in (texts, numbers))
+    assert by_text.commitment == by_number.commitment
+    assert Dataset.from_table(texts, id="who", seed=2).commitment != by_text.commitment
+
+
+SECRET = "87654"  # stands in every bad table; no message may show it
+
+
+@both_libraries
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ({"x": [1.0, None]}, {}, r"column 'x': expected a value in every row, got 1 nulls; fill"),
+        ({"x": [SECRET, None]}, {}, r"column 'x': .*got 1 nulls"),
+        ({"x": [1.0, 2.0]}, {"label": "y"}, "column 'y': the table has no such column, only x"),
+        ({"x": [1.0, 2.0]}, {"id": "y"}, "column 'y': the table has no such column, only x"),
+        ({"x": [1.0]}, {"inputs": {"numbers": ["z"]}}, "column 'z': the table has no such column"),
+        ({"x": [1.0]}, {"inputs": {"others": ["x"]}}, "inputs: expected the names 'ids' and 'num"),
+        ({"x": [SECRET, SECRET]}, {"id": "x"}, "column 'x': expected each id once, got 1 repeats"),
+        ({"x": [1.5, 2.5]}, {"id": "x"}, "column 'x': expected text or integers for an id, got d"),
+        ({"x": [SECRET]}, {"inputs": {"numbers": ["x"]}}, "column 'x': expected numbers or bool"),
+        ({"x": [SECRET]}, {"label": "x"}, "column 'x': expected numbers or booleans, got"),
+        ({"x": [87654.5]}, {"inputs": {"ids": ["x"]}}, "column 'x': expected text, categories or"),
+        ({"x": [-87654]}, {"inputs": {"ids": ["x"]}}, r"column 'x': expected codes from 0 to"),
+        ({"x": [1.0, float("inf")]}, {}, "column 'x': expected finite numbers .* in 1 rows"),
+        ({"x": [1.0, 1e300]}, {}, "column 'x': expected finite numbers within float32"),
+        ({"x": [date(2020, 1, 1)]}, {}, "column 'x': expected numbers or booleans, got date"),
+        ({"x": np.zeros(0)}, {}, "table: expected rows, got none"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said_by_column_and_never_by_value(
+    make: Callable[..., Any], columns: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as raised:
+        Dataset.from_table(make(columns), **options)
+    assert SECRET not in str(raised.value)
+
+
+def test_what_is_not_a_table_is_refused() -> None:
+    with pytest.raises(DataError, match="expected a pandas DataFrame or a pyarrow Table, got dict"):
+        Dataset.from_table({"x": [1]})
+    with pytest.raises(DataError, match="expected a DataFrame, got a Series"):
+        Dataset.from_table(as_pandas({"x": [1]})["x"])
+    with pytest.raises(DataError, match="column 'x': expected one type in all rows"):
+        Dataset.from_table(as_pandas({"x": [1, SECRET]}))
+    with pytest.raises(DataError, match="each column name once"):
+        Dataset.from_table(pa.table([pa.array([1]), pa.array([2])], names=["x", "x"]))
+
+
+def test_a_built_in_tower_takes_the_inputs_of_a_table() -> None:
+    dataset = Dataset.from_table(pa.table(TABLE), label="bought", id="who")
+    columns = {name: values.shape[1] for name, values in dataset.inputs.items()}
+    tower = Tower(4, columns, dataset.sizes, embedding_dim=2, hidden=(3,))
+    assert tower(**dataset.take(slice(0, 3)).inputs).shape == (3, 4)

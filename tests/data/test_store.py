@@ -67,6 +67,33 @@ def test_a_host_reads_no_label_and_a_guest_may_read_nothing_else(store: Store) -
     assert (alone.num_rows, alone.inputs) == (ROWS, {})
 
 
+def test_a_store_opens_its_own_datasets_with_all_features_and_its_label(store: Store) -> None:
+    opened = open_store(str(store.path)).datasets()
+    expected = rows_of(store)
+    assert opened.train.commitment == expected.train.commitment
+    assert opened.test.labels is not None
+    for name, values in expected.train.inputs.items():
+        assert opened.train.inputs[name].equal(values)
+    assert (opened.schema, opened.warnings) == (expected.schema, expected.warnings)
+    some = store.datasets({"b": ["y"]}, label=False).train
+    assert (list(some.inputs), some.labels) == (["b"], None)
+
+
+def test_the_datasets_of_a_store_without_labels_have_none(tmp_path: Path) -> None:
+    features = {name: values for name, values in columns().items() if name != "label"}
+    store = write_store(tmp_path / "store", features, SIZES)
+    assert store.datasets().train.labels is None
+
+
+def test_datasets_take_an_alignment_by_its_path(store: Store, tmp_path: Path) -> None:
+    wanted = {"train": np.array([5, 199, 0]), "test": np.array([3])}
+    path = tmp_path / "alignment"
+    alignment = write_alignment(path, store, wanted, peers={}, common={})
+    by_path = store.datasets(alignment=str(path)).train
+    assert by_path.commitment == store.datasets(alignment=alignment).train.commitment
+    assert by_path.num_rows == 3
+
+
 def test_columns_are_laid_out_once_and_again_when_anything_changes(store: Store) -> None:
     folder = store.path / "columns"
     first = rows_of(store)

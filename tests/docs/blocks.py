@@ -1,12 +1,12 @@
-"""The fenced blocks of a page, and what a reader is to do with each.
+"""The fenced blocks of a page, and what a reader does with each.
 
     ```sh                run it in a shell
     ```sh not-run        a reader runs it, the tests do not; the paragraph above says why
-    ```text              right after `sh`: what it prints, as `outputs.matches` reads it
-    ```toml file=NAME    write it to this file (whatever the language)
-    ```text sends        each line "FILE -> NAME": give the other company FILE, there called NAME
+    ```text              right after `sh`: its output, compared by `outputs.matches`
+    ```toml file=NAME    write it to this file (any language)
+    ```text sends        each line "FILE -> NAME": send FILE to the other company, as NAME
 
-Any other block is for reading only, and may not look like commands.
+Any other block is for reading only and must not contain commands.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _COMMAND = re.compile(r"^\s*(\$ |celu |python |pip |git |scripts/|\.venv/)")
 
 @dataclass(frozen=True)
 class Block:
-    """One fence: its info string, its text, where it stands, and under which step."""
+    """One fenced block: its info string, text and position, and the step that it belongs to."""
 
     info: tuple[str, ...]
     text: str
     page: str
     line: int
-    step: int  # the number that its `## 3. Title` begins with; 0 before the first
-    above: str  # the last words before it
-    follows_a_run: bool
+    step: int  # the number in the `## 3. Title` above it; 0 before the first
+    above: str  # the paragraph before it
+    follows_run: bool
 
     @property
     def where(self) -> str:
@@ -42,12 +42,12 @@ class Block:
         return self.info == ("sh",)
 
     @property
-    def is_left_out(self) -> bool:
+    def is_not_run(self) -> bool:
         return self.info == ("sh", "not-run")
 
     @property
     def is_output(self) -> bool:
-        return self.info == ("text",) and self.follows_a_run
+        return self.info == ("text",) and self.follows_run
 
     @property
     def file(self) -> str | None:
@@ -56,31 +56,31 @@ class Block:
 
     @property
     def sends(self) -> list[tuple[str, str]]:
-        """Which files to give to the other company, and what they are called there."""
+        """The files to send to the other company, and their names there."""
         if self.info != ("text", "sends"):
             return []
         pairs = [line.split(" -> ") for line in self.text.splitlines()]
         return [(ours.strip(), theirs.strip()) for ours, theirs in pairs]
 
-    def complaints(self) -> list[str]:
-        """What a reader or these tests could not make sense of."""
-        known = self.is_run or self.is_left_out or self.file or self.sends or len(self.info) == 1
+    def problems(self) -> list[str]:
+        """An unknown info string, or commands in a block that is not run."""
+        known = self.is_run or self.is_not_run or self.file or self.sends or len(self.info) == 1
         if not known:
-            return [f"{self.where}: an info string that means nothing: {' '.join(self.info)!r}"]
-        looks_run = any(map(_COMMAND.match, self.text.splitlines()))
-        if looks_run and not (self.is_run or self.is_left_out or self.is_output):
-            return [f"{self.where}: commands in a block that nobody runs; mark it sh"]
+            return [f"{self.where}: unknown info string {' '.join(self.info)!r}"]
+        has_commands = any(map(_COMMAND.match, self.text.splitlines()))
+        if has_commands and not (self.is_run or self.is_not_run or self.is_output):
+            return [f"{self.where}: commands in a block that is not run; mark it sh"]
         return []
 
 
 def read(path: Path) -> list[Block]:
-    """A page's fences, in order."""
+    """The fenced blocks of a page, in order."""
     blocks: list[Block] = []
     step, above, last_kind = 0, "", ""
     tokens = MarkdownIt("commonmark").enable("table").parse(path.read_text(encoding="utf-8"))
     for i, token in enumerate(tokens):
         if token.type == "inline":
-            above, last_kind = " ".join(token.content.split()), "words"
+            above, last_kind = " ".join(token.content.split()), "text"
             heading = re.match(r"(\d+)\. ", above)
             if tokens[i - 1].type == "heading_open" and tokens[i - 1].tag == "h2":
                 step = int(heading[1]) if heading else step
@@ -88,7 +88,7 @@ def read(path: Path) -> list[Block]:
             assert token.map is not None
             info = tuple(token.info.split())
             name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
-            place = (name, token.map[0] + 1, step)
-            blocks.append(Block(info, token.content, *place, above, last_kind == "run"))
+            line = token.map[0] + 1
+            blocks.append(Block(info, token.content, name, line, step, above, last_kind == "run"))
             last_kind = "run" if info == ("sh",) else "block"
     return blocks

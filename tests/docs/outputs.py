@@ -1,8 +1,7 @@
-"""Whether a command printed what its page shows.
+"""Compares the output of a command with the one that its page shows.
 
-Each line shown must be one that was printed, in this order, with `...` for whatever stands there.
-A line of `...` alone stands for any lines; without it nothing may come in between. Blanks at the
-ends of lines, and how many there are in a row, do not count.
+The lines must be equal and in the same order; `...` within a line matches any text, and a line of
+`...` alone matches any number of lines. The amount of whitespace is ignored.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether the output is as the page shows it."""
+    """Whether the output matches the one on the page."""
     pattern = ""
     for line in map(str.split, shown.strip().splitlines()):
         if line == ["..."]:

@@ -1,4 +1,4 @@
-"""A reader at a shell: one folder, the installed `celu`, and a deadline for every block."""
+"""Runs the blocks of a page in a shell: in one folder, with a deadline for every block."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _HOST = re.compile(r"\b[a-z]+\.example\.com\b")
 
 @dataclass
 class Reader:
-    """Does what the blocks of a page say, in a folder; `ports` replaces those of the page.
+    """Follows the blocks of a page in a folder.
 
-    Host names of example.com are this machine. Nothing else of a page is changed.
+    `ports` replaces the ports of the page; host names of example.com become localhost. Nothing else
+    is changed.
     """
 
     folder: Path
@@ -33,21 +34,21 @@ class Reader:
         (self.folder / "examples").symlink_to(ROOT / "examples")  # as in a checkout
 
     def follow(self, blocks: Sequence[Block]) -> None:
-        """Do them in order; AssertionError where one fails or prints something else."""
+        """Follow them in order; raises AssertionError if one fails or its output differs."""
         printed = ""
         for block in blocks:
             if block.is_run:
                 printed = self.run(block)
             elif block.is_output:
-                said = f"{block.where}: shown\n{block.text}\nprinted\n{printed}"
-                assert matches(block.text, printed), said
+                message = f"{block.where}: the page shows\n{block.text}\nprinted\n{printed}"
+                assert matches(block.text, printed), message
             elif block.file is not None:
-                (self.folder / block.file).write_text(self.here(block.text), encoding="utf-8")
+                (self.folder / block.file).write_text(self.localize(block.text), encoding="utf-8")
 
     def run(self, block: Block) -> str:
-        """What the block prints, errors included."""
+        """Run a block and return its output, stderr included."""
         process = subprocess.Popen(
-            ["bash", "-euo", "pipefail", "-c", self.here(block.text)],
+            ["bash", "-euo", "pipefail", "-c", self.localize(block.text)],
             cwd=self.folder,
             env=environment(),
             stdin=subprocess.DEVNULL,
@@ -61,12 +62,13 @@ class Reader:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             printed, _ = process.communicate()
-            raise AssertionError(f"{block.where}: not done in {BLOCK_S:g} s\n{printed}") from None
-        assert process.returncode == 0, f"{block.where}: code {process.returncode}\n{printed}"
+            message = f"{block.where}: did not finish in {BLOCK_S:g} s\n{printed}"
+            raise AssertionError(message) from None
+        assert process.returncode == 0, f"{block.where}: exit code {process.returncode}\n{printed}"
         return printed
 
-    def here(self, text: str) -> str:
-        """A page's text with hosts and ports of this machine."""
+    def localize(self, text: str) -> str:
+        """Replace host names and ports of a page by those of this machine."""
         text = _HOST.sub("localhost", text)
         for port, free in self.ports.items():
             text = re.sub(rf"\b{port}\b", free, text)
@@ -74,7 +76,7 @@ class Reader:
 
 
 def environment() -> dict[str, str]:
-    """A reader's: this installation first, plain output, and one thread a process."""
+    """Environment variables: this installation first, plain output, one thread per process."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     plain = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
     return {**os.environ, **plain, "PATH": path}

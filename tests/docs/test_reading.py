@@ -1,4 +1,4 @@
-"""The rules by which pages are read and run."""
+"""How the tests read and run pages."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ def page(folder: Path, text: str) -> Path:
     return path
 
 
-def test_blocks_are_told_apart(tmp_path: Path) -> None:
-    run, output, file, left_out, sends = read(page(tmp_path, PAGE))
+def test_the_kinds_of_blocks_are_recognized(tmp_path: Path) -> None:
+    run, output, file, not_run, sends = read(page(tmp_path, PAGE))
     assert run.is_run and run.step == 0 and run.line == 6
     assert output.is_output
     assert file.file == "a.toml" and file.step == 2
-    assert left_out.is_left_out and left_out.above.startswith("The tests do not")
+    assert not_run.is_not_run and not_run.above.startswith("The tests do not")
     assert sends.sends == [("a", "b")]
-    assert not any(block.complaints() for block in (run, output, file, left_out, sends))
+    assert not any(block.problems() for block in (run, output, file, not_run, sends))
 
 
 @pytest.mark.parametrize(
     "text",
     ["```\ncelu run\n```", "```text\n$ ls\n```", "```sh maybe\nls\n```", "```python\ncelu x\n```"],
 )
-def test_commands_that_nobody_runs_are_found(text: str, tmp_path: Path) -> None:
+def test_commands_in_a_block_that_is_not_run_are_reported(text: str, tmp_path: Path) -> None:
     (block,) = read(page(tmp_path, text))
-    assert len(block.complaints()) == 1
+    assert len(block.problems()) == 1
 
 
 @pytest.mark.parametrize(
-    ("shown", "printed", "as_shown"),
+    ("shown", "printed", "equal"),
     [
         ("one\ntwo", "one\ntwo\n", True),
         ("one", "one\ntwo\n", False),
@@ -79,11 +79,11 @@ def test_commands_that_nobody_runs_are_found(text: str, tmp_path: Path) -> None:
         ("a.c", "abc", False),
     ],
 )
-def test_output_is_compared_line_by_line(shown: str, printed: str, as_shown: bool) -> None:
-    assert matches(shown, printed) is as_shown
+def test_output_is_compared_line_by_line(shown: str, printed: str, equal: bool) -> None:
+    assert matches(shown, printed) is equal
 
 
-def test_a_block_that_fails_or_prints_something_else_is_found(tmp_path: Path) -> None:
+def test_a_block_that_fails_or_prints_something_else_is_reported(tmp_path: Path) -> None:
     reader = Reader(tmp_path / "reader")
     reader.follow(read(page(tmp_path, PAGE))[:3])
     assert (reader.folder / "a.toml").read_text() == "x = 1\n"
@@ -92,8 +92,9 @@ def test_a_block_that_fails_or_prints_something_else_is_found(tmp_path: Path) ->
             reader.follow(read(page(tmp_path, broken))[:3])
 
 
-def test_hosts_and_ports_alone_are_replaced(tmp_path: Path) -> None:
+def test_only_hosts_and_ports_are_replaced(tmp_path: Path) -> None:
     reader = Reader(tmp_path / "reader", {"7443": "20001"})
     assert (
-        reader.here("a.example.com:7443 17443 example.org") == "localhost:20001 17443 example.org"
+        reader.localize("a.example.com:7443 17443 example.org")
+        == "localhost:20001 17443 example.org"
     )

@@ -1,7 +1,7 @@
-"""Every figure in the docs is one that a bench wrote, rounded and no more.
+"""Every figure in the docs is the rounded value of a result file that a bench wrote.
 
-In a table with the columns `figure` and `file` each line names one of the file's figures. A table
-under a comment `rows of FILE` shows some rows and columns of it, by their own names.
+In a table with the columns `figure` and `file`, each row names a figure of that file. A table under
+a comment `rows of FILE` shows some of the file's rows and columns, with the same column names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def result(name: str) -> dict[str, Any]:
 
 
 def tables(path: Path) -> Iterator[tuple[str, list[Line]]]:
-    """Each table of a page, with the last line of words before it."""
+    """Each table of a page, with the last line of text before it."""
     text = path.read_text(encoding="utf-8")
     for found in re.finditer(r"([^\n]*)\n\n((?:\|[^\n]*\|\n)+)", text):
         cells = [
@@ -37,7 +37,7 @@ def tables(path: Path) -> Iterator[tuple[str, list[Line]]]:
 
 
 def is_rounded(shown: str, value: object) -> bool:
-    """Whether the text shows this value, to as many digits as it has."""
+    """Whether the text is this value, rounded to the text's number of digits."""
     if value is None or isinstance(value, str):
         return shown == (value or "none")
     try:
@@ -65,15 +65,15 @@ ROWS = [
 
 
 @pytest.mark.parametrize("line", FIGURES, ids=lambda line: f"{line['file']}-{line['figure']}")
-def test_a_figure_is_what_its_command_wrote(line: Line) -> None:
-    wrote = result(line["file"])
-    assert is_rounded(line["value"], wrote["figures"][line["figure"]])
-    said, did = line["command"].split(), wrote["command"].split()
-    did = did[: did.index("--out")] if "--out" in did else did
-    assert said == did[: len(said)], wrote["command"]
+def test_a_figure_is_the_one_that_its_command_wrote(line: Line) -> None:
+    written = result(line["file"])
+    assert is_rounded(line["value"], written["figures"][line["figure"]])
+    shown, actual = line["command"].split(), written["command"].split()
+    actual = actual[: actual.index("--out")] if "--out" in actual else actual
+    assert shown == actual[: len(shown)], written["command"]
 
 
-def test_every_result_is_told_of() -> None:
+def test_every_result_file_is_in_the_docs() -> None:
     files = {path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.json")}
     assert {line["file"] for line in FIGURES} == files
 
@@ -81,7 +81,7 @@ def test_every_result_is_told_of() -> None:
 @pytest.mark.parametrize(
     ("file", "lines"), ROWS, ids=lambda part: part if isinstance(part, str) else ""
 )
-def test_a_table_shows_rows_of_what_was_measured(file: str, lines: list[Line]) -> None:
+def test_a_table_shows_rows_of_the_result(file: str, lines: list[Line]) -> None:
     rows = result(file)["rows"]
     for line in lines:
         shown = [

@@ -1,4 +1,4 @@
-"""The site is whole: no dead link, every page reachable, the reference from the code."""
+"""The site has no dead link, every page is in the navigation, and the reference is complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Links(HTMLParser):
-    """What a page links to, and what can be linked to in it."""
+    """The targets that a page links to, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Links(HTMLParser):
                 self.anchors.add(value)
 
 
-def test_every_link_of_the_site_leads_somewhere_on_disk(site: Path) -> None:
+def test_every_link_of_the_site_leads_to_a_file_and_anchor(site: Path) -> None:
     pages = {path: Links(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
     for path, links in pages.items():
         for link in links.to:
@@ -56,7 +56,7 @@ def test_every_link_of_the_site_leads_somewhere_on_disk(site: Path) -> None:
             assert not parts.fragment or parts.fragment in pages[target].anchors, link
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
     for path in site.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"<(script|link|iframe)\b|@import|url\(|src=.https?:", text), path
@@ -76,7 +76,7 @@ def test_every_page_of_docs_is_in_the_navigation() -> None:
         ("#nor-this", "no heading"),
     ],
 )
-def test_a_dead_link_is_found(link: str, problem: str, tmp_path: Path) -> None:
+def test_a_dead_link_is_reported(link: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "data.md", tmp_path / "docs")
     (tmp_path / "docs" / "page.md").write_text(f"# Page\n\nSee [this]({link}).\n")
@@ -94,7 +94,7 @@ def test_the_reference_has_every_command_and_public_name(site: Path) -> None:
         assert f"<code>{key}</code>" in text, key
 
 
-def test_operations_tells_what_to_do_about_every_error() -> None:
+def test_the_operations_page_covers_every_error_and_exit_code() -> None:
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     for name, kind in vars(errors).items():
         if isinstance(kind, type):

@@ -1,4 +1,4 @@
-"""Both companies follow their pages at the same time, step by step, over TLS on this machine."""
+"""Both companies follow their pages at the same time, step by step, over TLS on loopback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_both_pages_have_the_same_steps() -> None:
 
 
 @pytest.mark.parametrize(("name", "instead_of"), [("guest", "listen"), ("host", "connect")])
-def test_the_lines_for_a_gateway_fit_into_the_settings(
+def test_the_gateway_settings_of_a_page_are_valid(
     name: str, instead_of: str, tmp_path: Path
 ) -> None:
     settings, gateway = of_step(PAGES[name], 4)
@@ -38,15 +38,15 @@ def test_the_lines_for_a_gateway_fit_into_the_settings(
     assert read.gateway or all(peer.gateway for peer in read.peers.values())
 
 
-def test_a_bank_and_a_shop_train_as_their_pages_say(tmp_path: Path) -> None:
+def test_both_companies_can_follow_their_pages(tmp_path: Path) -> None:
     ports = {"7443": str(free_port())}
     readers = {name: Reader(tmp_path / name, ports) for name in PAGES}
     with ThreadPoolExecutor(len(PAGES)) as both:
         for step in range(1, 11):
             todo = {name: of_step(blocks, step) for name, blocks in PAGES.items()}
-            at_work = [both.submit(readers[name].follow, todo[name]) for name in PAGES]
-            for one in at_work:
-                one.result(BLOCK_S * 6)
+            futures = [both.submit(readers[name].follow, todo[name]) for name in PAGES]
+            for future in futures:
+                future.result(BLOCK_S * 6)
             for name, other in (("guest", "host"), ("host", "guest")):
                 for block in todo[name]:
                     for ours, theirs in block.sends:

@@ -20,6 +20,8 @@ SCHEMA_FILE = "schema.json"
 # Names that a store gives to columns of its own; no feature may have them.
 ID, TAG, LABEL = "id", "tag", "label"
 RESERVED = (ID, TAG, LABEL)
+# The inputs of a bottom model: codes of categories, and numbers.
+IDS, NUMBERS = "ids", "numbers"
 # Fields of a store's schema that do not say what its columns mean.
 _NOT_MEANING = {"format", "source", "split", "labelled", "rows"}
 ROW_NUMBER = "#row"  # as the id: rows stand in the same order everywhere, and have no other
@@ -142,6 +144,11 @@ class StoreSchema(_Columns):
     categories: dict[ColumnName, LearntCategory] = {}
     labelled: bool = True  # False for new rows whose label nobody knows yet
     rows: CountByPart = {"train": 0, "test": 0}
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the rows of this store have labels."""
+        return self.label_type is not None and self.labelled
 
     def digest(self) -> str:
         """Names what the columns mean, whatever the rows: a model is trained for one digest."""

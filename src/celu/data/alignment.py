@@ -74,12 +74,13 @@ def write_alignment(
     return Alignment(path, facts, rows)
 
 
-def read_alignment(path: Path, store: Store) -> Alignment:
+def read_alignment(path: Path | str, store: Store) -> Alignment:
     """Read an alignment of this store.
 
     Raises DataError for files that are missing or damaged, AlignmentError for an alignment that
     was made from another state of the store.
     """
+    path = Path(path)
     file = path / _FACTS_FILE
     try:
         facts = AlignmentFacts.model_validate_json(file.read_bytes())

@@ -6,15 +6,18 @@ The tensors may lie in memory, on an accelerator, or be mapped from files larger
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from celu.data.arrays import Array, to_tensor
+from celu.data.table import read_table
 from celu.data.tags import Tags, commitment, digest_rows
 from celu.errors import DataError
 
@@ -57,26 +60,79 @@ class Batch:
         return digest_rows(self.tags)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Dataset:
-    """Rows as tensors. `sizes` gives, for an input of ids, the number of codes of each column.
+    """Rows as tensors: float32 or int64, converted from torch tensors or NumPy arrays.
 
-    Without `tags` a row is known by its number: the order is checked, not who the rows are.
+    `sizes` gives, for an input of ids, the number of codes of each column. Without `tags` a row is
+    known by its number: the parties check the order of the rows, not which rows they are.
     """
 
     inputs: dict[str, Tensor]
-    labels: Tensor | None = None
-    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    tags: Tags | None = None
+    labels: Tensor | None
+    sizes: dict[str, tuple[int, ...]]
+    tags: Tags | None
 
-    def __post_init__(self) -> None:
-        counts = {name: len(t) for name, t in self.inputs.items()}
+    def __init__(
+        self,
+        inputs: Mapping[str, Array],
+        labels: Array | None = None,
+        sizes: Mapping[str, tuple[int, ...]] | None = None,
+        tags: Tags | None = None,
+    ) -> None:
+        if not isinstance(inputs, Mapping):
+            raise DataError(f"inputs: expected arrays by name, got {type(inputs).__name__}")
+        sizes = dict(sizes or {})
+        tensors = {
+            name: to_tensor(f"input {name!r}", values, are_codes=name in sizes)
+            for name, values in inputs.items()
+        }
+        for name, value in {
+            "inputs": tensors,
+            "labels": None if labels is None else to_tensor("labels", labels),
+            "sizes": sizes,
+            "tags": tags,
+        }.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        *,
+        label: str | None = None,
+        id: str | None = None,
+        inputs: Mapping[str, Sequence[str]] | None = None,
+        seed: int = 1,
+    ) -> Dataset:
+        """A dataset from a pandas DataFrame or a pyarrow Table, with the inputs that a store has.
+
+        Text and categorical columns become "ids" [N, columns], coded by their sorted distinct
+        values. Numbers, integers included, and booleans become "numbers" [N, columns]. `inputs`
+        selects columns instead: `{"numbers": ["a", "b"], "ids": ["c"]}`; integers under "ids" are
+        used as codes. To give training and test rows the same codes, make a column categorical
+        before you split the table.
+
+        `id` names the column of row ids: the parties then check that row i is the same row
+        everywhere. `seed` must be equal at all parties, and to `split.seed` of a party's store.
+
+        Raises DataError that names the column: missing, with nulls, repeated ids, another type.
+        """
+        content = read_table(table, label=label, row_id=id, inputs=inputs, seed=seed)
+        return cls(*content)
+
+    def _check(self) -> None:
+        counts = {f"input {name!r}": len(tensor) for name, tensor in self.inputs.items()}
         if self.labels is not None:
             counts["labels"] = len(self.labels)
+        if not counts:
+            raise DataError("a dataset needs inputs or labels, got neither")
         if self.tags is not None:
             counts["tags"] = len(self.tags)
-        if len(set(counts.values())) != 1:
-            raise DataError(f"a table needs one number of rows for all its columns, got {counts}")
+        if len(set(counts.values())) > 1:
+            got = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+            raise DataError(f"a dataset needs the same number of rows everywhere, got {got}")
 
     @property
     def num_rows(self) -> int:

@@ -64,7 +64,7 @@ class Examiner:
     def __init__(self, schema: StoreSchema) -> None:
         self._schema = schema
         self.columns = [
-            *([LABEL] if schema.label_type is not None and schema.labelled else []),
+            *([LABEL] if schema.has_labels else []),
             *schema.numbers,
             *schema.categories,
         ]

@@ -73,16 +73,19 @@ class _Matrix:
 
 def open_datasets(
     store: Store,
-    inputs: Mapping[str, Sequence[str]],
+    inputs: Mapping[str, Sequence[str]] | None = None,
     *,
-    label: bool,
+    label: bool | None = None,
     alignment: Alignment | None = None,
 ) -> StoreDatasets:
-    """The training and held-out rows of a store, mapped from files that are made if need be.
+    """The training and test rows of a store, mapped from files that are written on first use.
 
-    Without an alignment, all rows in the store's order. Raises DataError for whatever the gate
-    refuses, AlignmentError where the store is no longer the one that was aligned.
+    By default `inputs` are all features, as `Store.inputs` names them, and the label is read where
+    the store has one. Without an alignment, all rows in the store's order. Raises DataError for
+    rows that the gate refuses, AlignmentError if the store changed since it was aligned.
     """
+    inputs = store.inputs() if inputs is None else inputs
+    label = store.schema.has_labels if label is None else label
     matrices = _matrices(store, inputs, label)
     key = _key(store, matrices, alignment)
     folder = store.path / "columns" / key

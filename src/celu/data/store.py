@@ -14,13 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from celu.config.schema import (
     ID,
+    IDS,
     LABEL,
+    NUMBERS,
     RESERVED,
     SCHEMA_FILE,
     TAG,
@@ -34,6 +36,10 @@ from celu.config.schema import (
 from celu.data.folder import NewFolder
 from celu.data.tags import TAG_BYTES, Tags, make_tags
 from celu.errors import DataError
+
+if TYPE_CHECKING:
+    from celu.data.alignment import Alignment
+    from celu.data.memory_map import StoreDatasets
 
 PARTS: tuple[Part, Part] = ("train", "test")
 READ_ROWS = 1 << 16
@@ -52,8 +58,26 @@ class Store:
 
     def inputs(self) -> dict[str, list[str]]:
         """All features as inputs of a bottom model: "ids" and "numbers", where there are any."""
-        named = {"ids": list(self.schema.categories), "numbers": list(self.schema.numbers)}
+        named = {IDS: list(self.schema.categories), NUMBERS: list(self.schema.numbers)}
         return {name: columns for name, columns in named.items() if columns}
+
+    def datasets(
+        self,
+        inputs: Mapping[str, Sequence[str]] | None = None,
+        *,
+        label: bool | None = None,
+        alignment: Alignment | Path | str | None = None,
+    ) -> StoreDatasets:
+        """The training and test rows, mapped from files; see `open_datasets`.
+
+        `alignment` is one that `celu align` wrote, or the path of its folder.
+        """
+        from celu.data.alignment import read_alignment
+        from celu.data.memory_map import open_datasets
+
+        if isinstance(alignment, str | Path):
+            alignment = read_alignment(alignment, self)
+        return open_datasets(self, inputs, label=label, alignment=alignment)
 
     def batches(self, part: Part, columns: Sequence[str]) -> Iterator[Any]:
         """The rows of a part as Arrow record batches of these columns, in the store's order."""
@@ -80,10 +104,11 @@ def tags_of(batch: Any) -> Tags:
     return whole[start : start + len(column) * TAG_BYTES].reshape(-1, TAG_BYTES)
 
 
-def open_store(path: Path) -> Store:
+def open_store(path: Path | str) -> Store:
     """Open a store; raises DataError naming the file, the column, what was expected and got."""
     import pyarrow.parquet as pq
 
+    path = Path(path)
     schema = read_store_schema(path)
     store = Store(path, schema)
     expected = arrow_schema(schema)
@@ -115,7 +140,7 @@ def arrow_schema(schema: StoreSchema) -> Any:
     import pyarrow as pa
 
     fields = [pa.field(ID, pa.string()), pa.field(TAG, pa.binary(TAG_BYTES))]
-    if schema.label_type is not None and schema.labelled:
+    if schema.has_labels:
         fields.append(pa.field(LABEL, pa.int64() if schema.label_type == "class" else pa.float32()))
     fields += [pa.field(name, pa.float32()) for name in schema.numbers]
     fields += [pa.field(name, pa.int32()) for name in schema.categories]

@@ -1,8 +1,9 @@
-"""Part `time`: the paper's figure 6, AUC over time on a line of 300 Mbps and 40 ms there and back.
+"""Part `time`: the paper's figure 6, AUC over time on a link of 300 Mbps and 40 ms round trip.
 
-In virtual time; `bench.pair` says how a small shape stands for the paper's. All methods have
-the rate that is vanilla's best, as in the paper. Where that is as fast as vanilla can go, local
-steps fall over it: so FedBCD and CELU are also told at the best of that rate and lower ones.
+In virtual time; see `bench.pair` for how a small shape stands in for the paper's. All methods use
+the learning rate that is best for vanilla, as in the paper. If that is close to the highest rate at
+which vanilla is stable, local steps diverge with it; so FedBCD and CELU are also shown at the best
+of that rate and the next lower ones.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import celu
 from bench.curves import Run
 from bench.pair import VANILLA
+from bench.paper.claims import compare_with_paper
 from bench.paper.drawing import (
     BLACK,
     BLUE,
@@ -22,13 +24,13 @@ from bench.paper.drawing import (
     SKY,
     VERMILLION,
     Drawing,
-    curve_line,
-    draw_key,
-    draw_lines,
+    curve_series,
+    draw_legend,
+    draw_series,
     frame_curves,
     new_figure,
 )
-from bench.paper.runs import together
+from bench.paper.runs import gather
 from bench.paper.study import (
     Baseline,
     Spread,
@@ -37,10 +39,9 @@ from bench.paper.study import (
     seconds_to,
     tune,
 )
-from bench.paper.training import CELU, FEDBCD, Train, run_of
-from bench.paper.words import against_paper
+from bench.paper.training import CELU, FEDBCD, Train, to_run
 from bench.report import BenchResult
-from bench.rounds import best
+from bench.rounds import best_rate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,9 +53,9 @@ _METHODS = {
     "CELU R=5": (CELU, SKY),
     "CELU R=8": (celu.Method(W=5, R=8, xi=60), BLUE),
 }
-_TUNED = {"FedBCD R=5": "fedbcd", "CELU R=5": "celu"}  # with their names in figures
-_LOWER = 2  # rates below vanilla's that these are tried at
-# The paper's speed-ups over vanilla: its text gives one a data set, the better of R = 5 and 8.
+_TUNED = {"FedBCD R=5": "fedbcd", "CELU R=5": "celu"}  # with their names in `figures`
+_NUM_LOWER_RATES = 2  # below vanilla's, tried with each method of _TUNED
+# The paper's speed-ups over vanilla: one for each data set, the better of R = 5 and R = 8.
 _PAPER = {"criteo": 2.47, "avazu": 1.31}
 ByName = dict[str, list[Run]]
 Tuned = dict[str, tuple[Train, list[Run]]]
@@ -66,10 +67,10 @@ _TITLES = {
 
 
 def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
-    """Tune vanilla on each data set, then run every method for as many rounds."""
+    """Tune vanilla on each data set, then run every method for the same number of rounds."""
     result = BenchResult("paper time", list(study.seeds), profile=study.profile.name)
     found: dict[str, tuple[Baseline, ByName]] = {}
-    done = together(partial(_train, study, task) for task in _TITLES)
+    done = gather(partial(_train, study, task) for task in _TITLES)
     for task, (baseline, runs, tuned) in zip(_TITLES, done, strict=True):
         found[task] = baseline, runs
         _report(result, task, baseline, runs)
@@ -78,14 +79,17 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
             row = _row(task, f"{name}, own rate {train.lr:g}", vanilla, spread)
             result.rows.append(row)
             result.figures[f"{task}_{_TUNED[name]}_own_rate_speedup"] = row["speed-up"]
-        result.notes += [f"{task}: {baseline.task.words}.", f"{task}: {baseline.words}"]
+        result.notes += [f"{task}: {baseline.task.description}.", f"{task}: {baseline.description}"]
     result.notes += [
-        "Seconds are virtual: a line on which a message takes as long as the paper's 4 MiB at 300 "
+        "Seconds are virtual: a link on which a message takes as long as the paper's 4 MiB at 300 "
         "Mbps, 20 ms one way; both parties together compute a round of vanilla in 5.5 ms, as on "
-        "one H200 with the paper's shape, and the rest in proportion. Evaluations take none. Own "
-        f"rate: the best with the first seed of vanilla's and the {_LOWER} below it on the grid.",
+        "one H200 with the paper's shape, and other work in proportion. Evaluations take no time. "
+        "Own rate: the best, with the first seed, of vanilla's rate and the "
+        f"{_NUM_LOWER_RATES} next lower ones of the grid.",
         *(
-            against_paper(f"{task}_celu_speedup", result.figures[f"{task}_celu_speedup"], paper)
+            compare_with_paper(
+                f"{task}_celu_speedup", result.figures[f"{task}_celu_speedup"], paper
+            )
             for task, paper in _PAPER.items()
         ),
     ]
@@ -93,7 +97,7 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
 
 
 def _train(study: Study, task: str) -> tuple[Baseline, ByName, Tuned]:
-    """All methods at vanilla's rate, and some at rates of their own."""
+    """All methods at vanilla's rate, and those of _TUNED also at their own best rate."""
     baseline = tune(study, task, "paper")
     trains = {name: replace(baseline.vanilla, method=m) for name, (m, _) in _METHODS.items()}
     done = study.train(trains.values())
@@ -102,21 +106,21 @@ def _train(study: Study, task: str) -> tuple[Baseline, ByName, Tuned]:
 
 
 def _tuned(study: Study, baseline: Baseline, runs: ByName) -> Tuned:
-    """The methods at the best rates of their own, until they reach vanilla's target."""
+    """Each method of _TUNED at its own best rate, trained until it reaches vanilla's target."""
     own, first = baseline.vanilla.lr, study.seeds[0]
-    rates = [lr for lr in study.profile.rates["paper"] if lr < own][-_LOWER:]
-    tries = {
-        (name, lr): replace(baseline.of(_METHODS[name][0]), lr=lr)
+    rates = [lr for lr in study.profile.rates["paper"] if lr < own][-_NUM_LOWER_RATES:]
+    specs = {
+        (name, lr): replace(baseline.with_method(_METHODS[name][0]), lr=lr)
         for name in _TUNED
         for lr in rates
     }
-    done = study.runs.run((train, first) for train in tries.values())
+    done = study.runs.run((train, first) for train in specs.values())
     chosen = {}
     for name in _TUNED:
-        grid = {lr: run_of(done[tries[name, lr], first]).reached(baseline.target) for lr in rates}
+        grid = {lr: to_run(done[specs[name, lr], first]).reached(baseline.target) for lr in rates}
         grid[own] = runs[name][0].reached(baseline.target)
-        rate = best({lr: None if there is None else there[0] for lr, there in grid.items()})[0]
-        chosen[name] = tries.get((name, rate), baseline.of(_METHODS[name][0]))
+        rate = best_rate({lr: None if at is None else at[0] for lr, at in grid.items()})[0]
+        chosen[name] = specs.get((name, rate), baseline.with_method(_METHODS[name][0]))
     lower = study.train(train for train in chosen.values() if train.lr < own)
     return {name: (train, lower.get(train, runs[name])) for name, train in chosen.items()}
 
@@ -147,13 +151,13 @@ def _report(result: BenchResult, task: str, baseline: Baseline, runs: ByName) ->
 def _draw(found: dict[str, tuple[Baseline, ByName]]) -> Figure:
     figure, (row,) = new_figure(1, len(found), 10.5, 3.9)
     for axes, (task, (baseline, runs)) in zip(row, found.items(), strict=True):
-        lines = []
+        series = []
         for name, (_, colour) in _METHODS.items():
-            told = seconds_to(runs[name], baseline.target).told("s")
-            lines.append(curve_line(runs[name], f"{name}: {told}", colour, over="seconds"))
-        draw_lines(axes, lines)
-        draw_key(axes, lines)
-        frame_curves(axes, lines, baseline.target)
+            text = seconds_to(runs[name], baseline.target).describe("s")
+            series.append(curve_series(runs[name], f"{name}: {text}", colour, over="seconds"))
+        draw_series(axes, series)
+        draw_legend(axes, series)
+        frame_curves(axes, series, baseline.target)
         axes.set_title(_TITLES[task])
         axes.set_xlabel("seconds (virtual)")
     row[0].set_ylabel("held-out AUC")

@@ -1,4 +1,4 @@
-"""A line between sockets: what is sent arrives, later, and no more is taken in than it holds."""
+"""The emulated link delivers every byte, not too early, and pushes back when it is full."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bench.line_proxy import LineProxy
+from bench.link_proxy import LinkProxy
 from celu.config.link import LinkSettings
 
-LINE = LinkSettings(mbps=400.0, delay_ms=20.0)
+LINK = LinkSettings(mbps=400.0, delay_ms=20.0)
 
 
 @contextmanager
-def joined(line: LinkSettings = LINE) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two sockets with a line between them."""
+def joined(link: LinkSettings = LINK) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two sockets connected by a link."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        LineProxy(server.getsockname()[1], line) as proxy,
+        LinkProxy(server.getsockname()[1], link) as proxy,
         socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as near,
     ):
         far, _ = server.accept()
@@ -33,12 +33,12 @@ def read(source: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         part = source.recv(1 << 16)
-        assert part, "it ended early"
+        assert part, "the connection ended early"
         data += part
     return data
 
 
-def test_bytes_arrive_as_they_were_sent_both_ways_and_the_end_too() -> None:
+def test_bytes_and_the_end_of_a_stream_arrive_in_both_directions() -> None:
     there, back = os.urandom(3_000_000), os.urandom(1_000_000)
     with joined() as (near, far):
         sending = [
@@ -57,21 +57,21 @@ def test_bytes_arrive_as_they_were_sent_both_ways_and_the_end_too() -> None:
         assert read(near, 5) == b"after"
 
 
-def test_nothing_arrives_before_the_line_could_have_carried_it() -> None:
+def test_nothing_arrives_before_the_link_can_deliver_it() -> None:
     with joined() as (near, far):
         began = time.monotonic()
         near.sendall(b"x")
         assert far.recv(1) == b"x"
         far.sendall(b"y")
         assert near.recv(1) == b"y"
-        assert time.monotonic() - began >= 2 * LINE.delay_ms / 1000
+        assert time.monotonic() - began >= 2 * LINK.delay_ms / 1000
         began = time.monotonic()
         threading.Thread(target=near.sendall, args=(bytes(1_000_000),), daemon=True).start()
         read(far, 1_000_000)
-        assert time.monotonic() - began >= 1_000_000 * 8 / (LINE.mbps * 1e6)
+        assert time.monotonic() - began >= 1_000_000 * 8 / (LINK.mbps * 1e6)
 
 
-def test_a_receiver_that_takes_nothing_holds_the_sender_back() -> None:
+def test_a_receiver_that_does_not_read_blocks_the_sender() -> None:
     with joined() as (near, _):
         near.settimeout(0.5)
         sent = 0

@@ -1,4 +1,4 @@
-"""Gradients looked at beside a training: they are the engine's, and nothing is disturbed."""
+"""The measured gradients are the engine's, and measuring does not change the training."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from torch import Tensor, nn
 
 import celu
 from bench.paper import theory
-from bench.paper.stale import (
-    FILL,
-    _cosine,
-    _Moments,
+from bench.paper.gradients import (
+    cosine,
     guest_gradient,
     host_gradient,
     joint_gradients,
-    lean,
-    lockstep,
+    prediction_bias,
 )
+from bench.paper.stale_gradients import FILL, _Moments, lockstep
 from celu.data.dataset import Batch
 from celu.workset.sampling import RoundRobin
 from celu.workset.table import Entry, WorksetTable
@@ -38,7 +36,7 @@ def flat(parameters: list[nn.Parameter]) -> Tensor:
     return torch.cat([p.detach().flatten() for p in parameters])
 
 
-def test_rounds_in_lockstep_are_those_of_the_engine() -> None:
+def test_rounds_in_lockstep_equal_the_engine_s() -> None:
     fed = small(rounds=9)
     expected = train_in_memory(fed)
     with lockstep(fed.guest, fed.hosts["host"], fed.job) as both:
@@ -48,7 +46,7 @@ def test_rounds_in_lockstep_are_those_of_the_engine() -> None:
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
-def test_a_stale_gradient_is_what_a_local_step_applies() -> None:
+def test_a_stale_gradient_is_the_one_that_a_local_step_applies() -> None:
     fed = small(optimizer=SGD)
     guest, host = fed.guest, fed.hosts["host"]
     assert guest.bottom is not None
@@ -75,8 +73,8 @@ def test_a_stale_gradient_is_what_a_local_step_applies() -> None:
             torch.testing.assert_close((before - flat(own[party])) / SGD.lr, expected)
 
 
-def test_nothing_is_stale_about_a_batch_just_exchanged_at_the_guest() -> None:
-    # Before its update is applied, the host's weights are those that made Z: all is as it was.
+def test_the_gradients_of_a_batch_just_exchanged_are_the_true_ones() -> None:
+    # The update is not applied yet, so the weights are still those that computed Z.
     fed = small()
     guest, host = fed.guest, fed.hosts["host"]
     with lockstep(guest, host, fed.job) as both:
@@ -93,44 +91,46 @@ def test_nothing_is_stale_about_a_batch_just_exchanged_at_the_guest() -> None:
         torch.testing.assert_close(stale, true["host"])
 
 
-def test_looking_changes_nothing_of_the_training() -> None:
+def test_measuring_does_not_change_the_training() -> None:
     fed = small()
     undisturbed = copy.deepcopy(fed)
-    for federation_, looks in ((fed, True), (undisturbed, False)):
+    for federation_, measures in ((fed, True), (undisturbed, False)):
         with lockstep(federation_.guest, federation_.hosts["host"], federation_.job) as both:
             for round_ in range(8):
-                if looks and round_ == 5:
-                    both.look(5, W=2, R=3, replicas=2)
+                if measures and round_ == 5:
+                    both.measure(5, W=2, R=3, replicas=2)
                 both.round(round_)
     weights = fed.weights()
     assert all(torch.equal(weights[n], tensor) for n, tensor in undisturbed.weights().items())
 
 
-def test_a_look_tells_variances_and_cosines_of_both_parties() -> None:
+def test_a_measurement_has_variances_and_cosines_of_both_parties() -> None:
     fed = small()
     with lockstep(fed.guest, fed.hosts["host"], fed.job) as both:
         both.round(0)
-        found = both.look(1, W=1, R=4, replicas=3)
+        found = both.measure(1, W=1, R=4, replicas=3)
     for party in ("guest", "host"):
-        # With W=1 a round's local steps are all of one batch, so their mean is any one of them.
+        # With W=1 all local steps of a round use one batch, so their mean equals each of them.
         assert found[party]["round_variance"] == pytest.approx(found[party]["step_variance"])
         assert -1 <= found[party]["least_cosine"] <= found[party]["cosine"] <= 1
 
 
-def test_a_model_leans_by_its_mean_probability_less_the_share_of_clicks() -> None:
+def test_the_prediction_bias_is_mean_probability_minus_share_of_clicks() -> None:
     fed = small()
     batch = fed.guest.train.take(slice(0, 40))
     assert batch.labels is not None
     output_B = torch.linspace(-2, 3, 40)
     expected = torch.sigmoid(output_B).mean() - batch.labels.mean()
-    torch.testing.assert_close(lean(fed.guest, output_B, batch), expected)
+    torch.testing.assert_close(prediction_bias(fed.guest, output_B, batch), expected)
 
 
 @pytest.mark.parametrize(("lr", "turns"), [(1e-9, False), (2.0, True)])
-def test_where_the_model_leans_the_other_way_by_now_is_told_apart(lr: float, turns: bool) -> None:
+def test_local_steps_whose_bias_changed_its_sign_are_counted_separately(
+    lr: float, turns: bool
+) -> None:
     fed = small(optimizer=celu.Optimizer(name="sgd", lr=lr))
     with lockstep(fed.guest, fed.hosts["host"], fed.job) as both:
-        found = both.look(0, W=3, R=4, replicas=4)
+        found = both.measure(0, W=3, R=4, replicas=4)
     for party in ("guest", "host"):
         of = found[party]
         if not turns:
@@ -142,20 +142,20 @@ def test_where_the_model_leans_the_other_way_by_now_is_told_apart(lr: float, tur
             assert sum(parts) == pytest.approx(of["cosine"])
 
 
-def test_a_look_sees_what_it_would_without_those_before_it() -> None:
+def test_a_measurement_does_not_depend_on_earlier_ones() -> None:
     fed = small()
     with lockstep(fed.guest, fed.hosts["host"], fed.job) as both:
         for round_ in range(5):
             both.round(round_)
-        first, other, again = (both.look(5, W, 3, replicas=2) for W in (2, 4, 2))
+        first, other, again = (both.measure(5, W, 3, replicas=2) for W in (2, 4, 2))
     assert again == first != other
 
 
 @pytest.mark.parametrize("R", theory.RS)
 @pytest.mark.parametrize("W", theory.WS)
-def test_a_workset_that_was_filled_is_used_as_in_the_long_run(W: int, R: int) -> None:
+def test_after_filling_a_workset_is_used_as_in_the_long_run(W: int, R: int) -> None:
     def ages(rounds: int) -> list[int]:
-        """In updates, of what the local steps after so many rounds use."""
+        """The ages, in updates, of the entries that the local steps after these rounds use."""
         table, sampling = WorksetTable(W, R), RoundRobin()
         batch = Batch({}, None, np.zeros((0, 16), np.uint8))
         updates, inserted = 0, {}
@@ -171,7 +171,7 @@ def test_a_workset_that_was_filled_is_used_as_in_the_long_run(W: int, R: int) ->
     assert ages(FILL) == ages(10 * FILL)
 
 
-def test_the_variance_is_that_around_the_mean() -> None:
+def test_the_variance_is_computed_around_the_mean() -> None:
     moments = _Moments()
     for vector in ([1.0, 0.0], [3.0, 0.0], [2.0, 3.0]):
         moments.add(torch.tensor(vector))
@@ -179,6 +179,6 @@ def test_the_variance_is_that_around_the_mean() -> None:
     assert moments.variance() == pytest.approx(4.0)
 
 
-def test_a_gradient_of_zero_has_no_direction() -> None:
-    assert _cosine(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 2.0])) == pytest.approx(1.0)
-    assert _cosine(torch.zeros(2), torch.ones(2)) == 0.0
+def test_the_cosine_with_a_zero_gradient_is_zero() -> None:
+    assert cosine(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 2.0])) == pytest.approx(1.0)
+    assert cosine(torch.zeros(2), torch.ones(2)) == 0.0

@@ -1,8 +1,8 @@
-"""Part `report`: a few of the study's runs as run folders, and `celu report` of them.
+"""Part `report`: a few of the study's runs as run folders, and the page of `celu report` for them.
 
-The paper's figure 1 from runs as they were: what each party did when, how full the line was, how
-similar the stale statistics were. A folder's files are kept with the other runs, so that those of
-another machine are written, and reported, here.
+The paper's figure 1 from recorded runs: what each party did when, how busy the link was, how
+similar the stale statistics were. The files of a run folder are cached in `runs.jsonl` with the
+other results, so the folders and the page can be written on another machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import celu
 from bench.pair import VANILLA, Pair
@@ -30,7 +30,7 @@ from celu.run_folder import RunFolder
 
 TASK = "criteo"
 _FILES = ("settings.json", "events.jsonl", "summary.json")
-# By the name of its folder: a method, and what else differs from vanilla.
+# By folder name: a method, and the other fields in which the run differs from vanilla.
 _RUNS: dict[str, tuple[celu.Method, dict[str, Any]]] = {
     "vanilla": (VANILLA, {}),
     "fedbcd": (FEDBCD, {}),
@@ -40,31 +40,32 @@ _RUNS: dict[str, tuple[celu.Method, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """A training run of which everything is kept that a run folder holds, but the weights."""
+class RecordedTraining:
+    """A training run that returns the files of its run folders, without the weights."""
 
+    kind: ClassVar[str] = "Recorded"
     train: Train
 
     def __str__(self) -> str:
-        """For a reader of the screen."""
+        """A line for the log."""
         return f"{self.train}, recorded"
 
     @property
     def task(self) -> str:
-        """See `Work`."""
+        """See `RunSpec`."""
         return self.train.task
 
     @property
     def cost(self) -> float:
-        """See `Work`."""
+        """See `RunSpec`."""
         return self.train.cost
 
-    def perform(self, task: Task, pair: Pair, seed: int) -> Values:
-        """See `Work`: by party, its folder's files, packed."""
+    def execute(self, task: Task, pair: Pair, seed: int) -> Values:
+        """See `RunSpec`: the files of each party's folder, compressed."""
         run = self.train.prepare(task, pair, seed)
         simulated = {
             "run": secrets.token_hex(16),
-            "link": run.shape.line.model_dump(mode="json"),
+            "link": run.shape.link.model_dump(mode="json"),
             "speed": round(run.speed, 4),
         }
         with tempfile.TemporaryDirectory() as temporary:
@@ -79,63 +80,64 @@ class Recorded:
                 )
                 for name in (run.job.guest, *run.job.hosts)
             }
-            ended = run.go({name: folder.emit for name, folder in folders.items()})
+            ended = run.train({name: folder.emit for name, folder in folders.items()})
             for folder in folders.values():
                 folder.finish({"status": ended or "done"})
-            return {"folders": {name: _packed(folder.path) for name, folder in folders.items()}}
+            return {"folders": {name: _pack(folder.path) for name, folder in folders.items()}}
 
 
 def measure(study: Study) -> tuple[BenchResult, list[Artefact]]:
-    """Vanilla, FedBCD, CELU and the best of both worlds, all rounds, the first seed."""
+    """Vanilla, FedBCD, CELU and everything combined: all rounds, with the first seed."""
     seed = study.seeds[0]
     baseline = tune(study, TASK, "paper")
     result = BenchResult("paper report", [seed], profile=study.profile.name)
-    works = {
-        name: Recorded(replace(baseline.vanilla, method=method, **more))
+    specs = {
+        name: RecordedTraining(replace(baseline.vanilla, method=method, **more))
         for name, (method, more) in _RUNS.items()
     }
-    done = study.runs.run((work, seed) for work in works.values())
-    packed = {name: done[work, seed]["folders"] for name, work in works.items()}
+    done = study.runs.run((spec, seed) for spec in specs.values())
+    packed = {name: done[spec, seed]["folders"] for name, spec in specs.items()}
     with tempfile.TemporaryDirectory() as temporary:
         for record in _unpack(packed, Path(temporary)):
-            told = summarize(record)
+            summary = summarize(record)
             result.rows.append(
                 {
                     "run": record.path.parent.name,
-                    "party": told["party"],
-                    "seconds": told["seconds"],
-                    "of them waiting": told["waiting_share"],
-                    "MB sent": told["bytes_sent"] / 1e6,
-                    "local steps": told["local_steps"],
-                    "AUC at the end": told["final"],
+                    "party": summary["party"],
+                    "seconds": summary["seconds"],
+                    "of them waiting": summary["waiting_share"],
+                    "MB sent": summary["bytes_sent"] / 1e6,
+                    "local steps": summary["local_steps"],
+                    "AUC at the end": summary["final"],
                 }
             )
     waited = {row["run"]: row["of them waiting"] for row in result.rows if "guest" in row["party"]}
     result.figures |= {f"{name}_guest_waits": share for name, share in waited.items()}
     result.notes += [
-        f"{baseline.task.words}, all rounds, the first seed. together: local steps by the guest "
-        "alone, 4 rounds in flight, a 4-bit code. Seconds are virtual, those of evaluations too.",
-        baseline.words,
-        "Once more by hand: celu report report/*/*",
+        f"{baseline.task.description}, all rounds, with the first seed. together: local steps by "
+        "the guest only, 4 rounds in flight, a 4-bit codec. Seconds are virtual and include "
+        "evaluations.",
+        baseline.description,
+        "To write the page again: celu report report/*/*",
     ]
     return result, [_Page(packed)]
 
 
 @dataclass(frozen=True)
 class _Page:
-    """The run folders, and their report; an `Artefact`."""
+    """The run folders and their report page; an `Artefact`."""
 
     packed: dict[str, dict[str, dict[str, str]]]
 
     def save(self, folder: Path, part: str) -> list[Path]:
-        """Write both; folders of an earlier time are replaced."""
+        """Write both, replacing the files of an earlier call."""
         records = _unpack(self.packed, folder / part)
         page = folder / f"{part}.html"
         write(render(records), page)
         return [page]
 
 
-def _packed(folder: Path) -> dict[str, str]:
+def _pack(folder: Path) -> dict[str, str]:
     return {
         name: base64.b64encode(zlib.compress((folder / name).read_bytes(), 9)).decode()
         for name in _FILES
@@ -143,7 +145,7 @@ def _packed(folder: Path) -> dict[str, str]:
 
 
 def _unpack(packed: dict[str, dict[str, dict[str, str]]], into: Path) -> list[RunRecord]:
-    """Run folders `into`/RUN/PARTY."""
+    """Write the run folders `into`/RUN/PARTY and open them."""
     records = []
     for run, parties in packed.items():
         for party, files in parties.items():

@@ -1,4 +1,4 @@
-"""The job with which benches fill a line, and the share of it that was in use."""
+"""A job that saturates a link, and the share of the link's capacity that a run used."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ metric = "loss"
 
 
 def write_job(path: Path, *, rounds: int, codec: str, depth: int) -> None:
-    """Messages of 4 MiB each way and next to nothing to compute."""
+    """Write a job with messages of 4 MiB each way and almost no computing."""
     path.write_text(
         _JOB.format(batch=BATCH, rounds=rounds, codec=codec, width=WIDTH, depth=depth),
         encoding="utf-8",
     )
 
 
-def line_use(events: list[EventDict], way: str, mbps: float, depth: int) -> float:
-    """The share of the line's capacity that training used, while the pipeline was filled."""
+def link_utilization(events: list[EventDict], direction: str, mbps: float, depth: int) -> float:
+    """The share of the capacity used in a direction ("sent", "received") with a full pipeline."""
     rounds = [e for e in events if e["event"] == "round"]
     first, last = rounds[len(rounds) // 4], rounds[-1 - depth]
-    carried = last[f"bytes_{way}"] - first[f"bytes_{way}"]
-    return float(carried * 8 / (mbps * 1e6) / (last["seconds"] - first["seconds"]))
+    num_bytes = last[f"bytes_{direction}"] - first[f"bytes_{direction}"]
+    return float(num_bytes * 8 / (mbps * 1e6) / (last["seconds"] - first["seconds"]))
