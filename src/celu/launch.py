@@ -147,7 +147,7 @@ def _run_once(
 ) -> Result:
     """One conversation with the peers, from their coming to goodbye."""
     checkpoints = Checkpoints(run.path)
-    checkpoints.find()  # now, while no peer waits
+    checkpoints.scan()  # now, while no peer waits
     with open_links(_endpoint(settings, run.notice), listening) as links:
         run.emit(Connected(peers=sorted(links), secure=not settings.insecure))
         if isinstance(party, Guest):

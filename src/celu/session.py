@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from celu.checkpoint.agreement import Agreement, Claim, agree
+from celu.checkpoint.agreement import Agreement, Inventory, agree
 from celu.checkpoint.generations import Checkpoints
 from celu.checkpoint.identity import RunIdentity
 from celu.config.job import Choice, Job
@@ -96,7 +96,7 @@ async def host_session(
         with closing(trainer.feed), _settling(checkpoints):
             resume_point = checkpointer.begin(agreement.round)
             if checkpoints is not None:
-                checkpoints.begin(RunIdentity(agreement.run, contract), agreement.round)
+                checkpoints.start(RunIdentity(agreement.run, contract), agreement.round)
             await link.send(Message(Kind.READY))
             _announce(emit, schedule, resume_point)
             rounds = await train_host(
@@ -145,7 +145,7 @@ async def guest_session(
         with closing(trainer.feed), _settling(checkpoints):
             resume_point = checkpointer.begin(agreement.round)
             if checkpoints is not None:
-                checkpoints.begin(RunIdentity(agreement.run, contract), agreement.round)
+                checkpoints.start(RunIdentity(agreement.run, contract), agreement.round)
             for link in links.values():
                 if resume_point.stage is not None:  # before READY: what follows it may be a tensor
                     link.allow(trainer.specs(link.peer, resume_point.stage.segment.tuning))
@@ -202,36 +202,36 @@ async def _greet(
     links: Mapping[str, Link],
     checkpoints: Checkpoints | None,
     emit: Callback,
-) -> tuple[Claim, dict[str, Claim]]:
+) -> tuple[Inventory, dict[str, Inventory]]:
     """Say which contract we have and which rounds we hold; what we and the peers hold.
 
     Refuses, by the name of the field, a peer that holds another contract.
     """
-    own = Claim() if checkpoints is None else _claim(contract, checkpoints, emit)
+    own = Inventory() if checkpoints is None else _claim(contract, checkpoints, emit)
     greeting = hello(name, "run", contract, **own.to_body())
     for link in links.values():
         await link.send(greeting)
     theirs = {}
     for link in links.values():
         body = compare(name, greeting, link.peer, await link.receive())
-        theirs[link.peer] = Claim.from_body(link.peer, body)
+        theirs[link.peer] = Inventory.from_body(link.peer, body)
     return own, theirs
 
 
-def _claim(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback) -> Claim:
+def _claim(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback) -> Inventory:
     """What we hold; raises CheckpointError where the folder is that of another contract."""
-    identity, held = checkpoints.find()
+    identity, held = checkpoints.scan()
     for round_, why in checkpoints.damaged.items():
         emit(CheckpointDamaged(round=round_, why=why))
     if identity is None:
-        return Claim()
+        return Inventory()
     changed = differences("the run", identity.contract, "job.toml or the data", contract)
     if changed:
         raise CheckpointError(
             "this folder's run has another contract: " + "; ".join(changed[:10]) + ". Put back "
             "what it began with, or start anew with another --out at all parties"
         )
-    return Claim(identity.run, tuple(held))
+    return Inventory(identity.run, tuple(held))
 
 
 @contextmanager
@@ -242,7 +242,7 @@ def _settling(checkpoints: Checkpoints | None) -> Iterator[None]:
     except (Exception, KeyboardInterrupt):
         if checkpoints is not None:
             with suppress(CheckpointError):  # the first error is the one to tell of
-                checkpoints.settle()
+                checkpoints.flush()
         raise
 
 

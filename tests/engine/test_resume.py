@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import celu
 from celu.checkpoint.generations import Checkpoints
-from celu.checkpoint.writer import Inline
+from celu.checkpoint.writer import InlineWriter
 from celu.config.job import Choice, read_job
 from celu.config.link import LinkSettings
 from celu.config.replay import replay_toml
@@ -118,7 +118,7 @@ CASES: dict[str, Callable[[], Federation]] = {
 
 def checkpoints(folder: Path, fed: Federation) -> dict[str, Checkpoints]:
     names = (fed.job.guest, *fed.hosts)
-    return {name: Checkpoints(folder / name, QuickDisk(), Inline()) for name in names}
+    return {name: Checkpoints(folder / name, QuickDisk(), InlineWriter()) for name in names}
 
 
 def attempt(
@@ -264,7 +264,7 @@ def test_enough_generations_are_kept_and_no_more(tmp_path: Path) -> None:
     fed = federation(method=celu.Method(R=1, depth=4), rounds=40, checkpoint={"every": 2})
     attempt(fed, tmp_path)
     for name in ("guest", "host"):
-        held = Checkpoints(tmp_path / name).held()
+        held = Checkpoints(tmp_path / name).available_rounds()
         assert held == [0, 30, 32, 34, 36, 38, 40]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import celu
-from celu.checkpoint.agreement import Agreement, Claim
+from celu.checkpoint.agreement import Agreement, Inventory
 from celu.codecs.named import CODECS, ZSTD
 from celu.data.order import BatchOrder
 from celu.doctor import diagnosis, probes
@@ -216,20 +216,20 @@ def claim() -> Target:
     """Which rounds a host says it holds."""
 
     def read(message: Message) -> None:
-        said = Claim.from_body("host", expect(message, Kind.HELLO).body or {})
-        assert said.held[0] == 0 and list(said.held) == sorted(set(said.held))
+        said = Inventory.from_body("host", expect(message, Kind.HELLO).body or {})
+        assert said.rounds[0] == 0 and list(said.rounds) == sorted(set(said.rounds))
 
-    body = Claim("c" * 32, (0, 10, 20)).to_body()
+    body = Inventory("c" * 32, (0, 10, 20)).to_body()
     return Target("claim", [Message(Kind.HELLO, body=body)], read)
 
 
 def agreement() -> Target:
     """Which round a guest wants to go on from."""
-    own = Claim("c" * 32, (0, 10, 20))
+    own = Inventory("c" * 32, (0, 10, 20))
 
     def read(message: Message) -> None:
         agreed = Agreement.from_body("guest", expect(message, Kind.READY).body, own)
-        assert agreed.round in own.held and agreed.run == own.run
+        assert agreed.round in own.rounds and agreed.run == own.run
 
     return Target("agreement", [Message(Kind.READY, body=Agreement("c" * 32, 10).to_body())], read)
 

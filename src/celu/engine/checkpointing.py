@@ -128,7 +128,7 @@ class Checkpointer:
     def settle(self) -> None:
         """Wait until all that was taken is on disk; raises CheckpointError."""
         if self._checkpoints is not None:
-            self._checkpoints.settle()
+            self._checkpoints.flush()
 
     def _take(self, round_: int, *, done: bool) -> None:
         if self._checkpoints is None:
@@ -140,5 +140,5 @@ class Checkpointer:
             trainer=facts,
             record=self._see.record(self._trainer.unanswered_bytes()),
         )
-        self._checkpoints.keep(Snapshot(round_, tensors, kept.model_dump()), self._generations)
+        self._checkpoints.save(Snapshot(round_, tensors, kept.model_dump()), self._generations)
         self._last = round_
