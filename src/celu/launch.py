@@ -148,7 +148,7 @@ def _run_once(
     """One conversation with the peers, from their coming to goodbye."""
     checkpoints = Checkpoints(run.path)
     checkpoints.scan()  # now, while no peer waits
-    with open_links(_endpoint(settings, run.notice), listening) as links:
+    with open_links(_endpoint(settings, run.try_emit), listening) as links:
         run.emit(Connected(peers=sorted(links), secure=not settings.insecure))
         if isinstance(party, Guest):
             session = guest_session(

@@ -33,7 +33,13 @@ from celu.events import (
     TrainingResumed,
     TrainingStarted,
 )
-from celu.handshake import close_session, compare, differences, hello, tell
+from celu.handshake import (
+    check_contract,
+    close_session,
+    contract_differences,
+    make_hello,
+    report_failure,
+)
 from celu.party import Guest, Host
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
@@ -105,7 +111,7 @@ async def host_session(
             checkpointer.settle()
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
-        await tell(links, error)
+        await report_failure(links, error)
         raise
     return _result(rounds, trainer, observer, [])
 
@@ -159,7 +165,7 @@ async def guest_session(
             checkpointer.settle()
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
-        await tell(links, error)
+        await report_failure(links, error)
         raise
     return _result(rounds, trainer, observer, plan.choices)
 
@@ -208,12 +214,12 @@ async def _greet(
     Refuses, by the name of the field, a peer that holds another contract.
     """
     own = Inventory() if checkpoints is None else _claim(contract, checkpoints, emit)
-    greeting = hello(name, "run", contract, **own.to_body())
+    greeting = make_hello(name, "run", contract, **own.to_body())
     for link in links.values():
         await link.send(greeting)
     theirs = {}
     for link in links.values():
-        body = compare(name, greeting, link.peer, await link.receive())
+        body = check_contract(name, greeting, link.peer, await link.receive())
         theirs[link.peer] = Inventory.from_body(link.peer, body)
     return own, theirs
 
@@ -225,7 +231,7 @@ def _claim(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback
         emit(CheckpointDamaged(round=round_, why=why))
     if identity is None:
         return Inventory()
-    changed = differences("the run", identity.contract, "job.toml or the data", contract)
+    changed = contract_differences("the run", identity.contract, "job.toml or the data", contract)
     if changed:
         raise CheckpointError(
             "this folder's run has another contract: " + "; ".join(changed[:10]) + ". Put back "

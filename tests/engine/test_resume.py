@@ -287,11 +287,11 @@ def choose(fed: Federation, folder: Path, stop: int | None = None) -> tuple[Any,
             raise Stopped
 
     def note(name: str) -> Callable[..., None]:
-        keep = kept[name].keep
-        return lambda snapshot, many: (taken[name].append(snapshot.round), keep(snapshot, many))[1]
+        save = kept[name].save
+        return lambda snapshot, many: (taken[name].append(snapshot.round), save(snapshot, many))[1]
 
     for name in kept:
-        kept[name].keep = note(name)  # type: ignore[method-assign]
+        kept[name].save = note(name)  # type: ignore[method-assign]
     try:
         slow = LinkSettings(mbps=1, delay_ms=20)
         result = celu.simulate(

@@ -27,7 +27,7 @@ from celu.engine.host import HostTrainer
 from celu.engine.plan import HostPlan, Outcome, Stage, Timings
 from celu.engine.schedule import Schedule, Segment
 from celu.engine.state import TrainerState
-from celu.handshake import compare, hello
+from celu.handshake import check_contract, make_hello
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
 from celu.psi import exchange, protocol
@@ -172,13 +172,13 @@ def a_guests_answer(stack: ExitStack) -> Target:
 
 def handshake() -> Target:
     """Contracts."""
-    ours = hello("guest", "run", {"protocol": 2, **make_job().contract(), "train_rows": 64})
+    ours = make_hello("guest", "run", {"protocol": 2, **make_job().contract(), "train_rows": 64})
     theirs = Message(Kind.HELLO, body={**(ours.body or {}), "name": "host"})
     contract = repr(ours)
     return Target(
         "handshake",
         [theirs],
-        lambda message: compare("guest", ours, "host", message),
+        lambda message: check_contract("guest", ours, "host", message),
         state=lambda: contract == repr(ours),
     )
 
@@ -339,12 +339,12 @@ def alignment_hello(folder: Path) -> Target:
     workers = Workers()
     work = protocol.Work(folder, workers, chunk_rows=8)
     state = State(folder / "host", "made for this", 20, 8)
-    ours = hello("guest", "align", {"psi.chunk_rows": 8}, **protocol._offer(state, 20))
+    ours = make_hello("guest", "align", {"psi.chunk_rows": 8}, **protocol._offer(state, 20))
     mine = ours.body or {}
     theirs = Message(Kind.HELLO, body={**mine, "name": "host", "nonce": "ab" * 32, "rows": 30})
 
     def read(message: Message) -> None:
-        body = compare("guest", ours, "host", message)
+        body = check_contract("guest", ours, "host", message)
         protocol._settle(state, mine, "host", body, work, we_are_guest=True)
 
     return Target(

@@ -134,7 +134,7 @@ def test_an_earlier_attempts_end_is_not_that_of_a_run_that_goes_on(tmp_path: Pat
     first.finish({"status": "PeerLost"})
     record = RunRecord(tmp_path)
     assert record.status == "PeerLost"
-    again = RunFolder(tmp_path, {}, goes_on=True)
+    again = RunFolder(tmp_path, {}, resume=True)
     record.refresh()
     assert record.status == "running"
     again.finish({"status": "done"})

@@ -34,7 +34,7 @@ class Monitors:
         """It stands beside that run in here."""
         with ExitStack() as stack:
             for tracker in self._trackers:
-                folder.listen(tracker.event)
+                folder.add_callback(tracker.event)
                 stack.callback(tracker.close)
             if self._port is not None:
                 self._serve(folder, self._port, stack)

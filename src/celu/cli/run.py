@@ -74,7 +74,7 @@ def run(
     folder = RunFolder(
         settings.run_dir,
         {"job": contract.model_dump(mode="json"), "party": settings.model_dump(mode="json")},
-        goes_on=True,
+        resume=True,
     )
     if settings.insecure:
         console.print("[bold red]insecure = true[/bold red]: nothing is encrypted or authenticated")
@@ -86,8 +86,8 @@ def run(
         RunProgress(console, settings.name) as progress,
         InterruptHandler(console, settings.name) as stopping,
     ):
-        folder.listen(progress.event)
-        folder.listen(stopping.event)
+        folder.add_callback(progress.event)
+        folder.add_callback(stopping.event)
         result = run_party(
             settings,
             contract,

@@ -92,7 +92,7 @@ def simulate(
     assert isinstance(guest, Guest)
     console = Console()
     with RunProgress(console, "all parties") as progress:
-        folder.listen(progress.event)
+        folder.add_callback(progress.event)
         for name, read in rows.items():
             for warning in read.warnings:
                 folder.emit(Warned(message=f"{name}: {warning}"))

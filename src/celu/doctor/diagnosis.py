@@ -1,4 +1,4 @@
-"""An examination of links: parties meet, compare what they hold, measure, and part.
+"""An examination of links: parties check_peer, compare what they hold, measure, and part.
 
 Like a session it is a coroutine over links that are open, and tells its peers why it stops. Unlike
 one it goes on under contracts that differ: what differs is part of what it finds.
@@ -15,7 +15,13 @@ from celu.doctor.measure import ProbePlan, Say, answer, measure
 from celu.doctor.measurement import Measured
 from celu.doctor.probes import SPECS, End, Watch
 from celu.errors import ProtocolError
-from celu.handshake import close_session, differences, hello, meet, tell
+from celu.handshake import (
+    check_peer,
+    close_session,
+    contract_differences,
+    make_hello,
+    report_failure,
+)
 from celu.run_folder import versions
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
@@ -62,7 +68,7 @@ async def diagnose_hosts(
             await close_session({peer: link})
             del present[peer]
     except (Exception, KeyboardInterrupt) as error:
-        await tell(present, error)
+        await report_failure(present, error)
         raise
     return found
 
@@ -78,7 +84,7 @@ async def diagnose_guest(
         measured = await answer(End(link, watch))
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
-        await tell(links, error)
+        await report_failure(links, error)
         raise
     return {link.peer: Diagnosis(link.peer, measured, *met[link.peer])}
 
@@ -88,13 +94,13 @@ async def _meet(
 ) -> dict[str, tuple[dict[str, str], list[str]]]:
     """Each peer's versions, and the fields in which its contract differs from ours."""
     ours = job.contract()
-    greeting = hello(name, "doctor", ours, versions=own_versions())
+    greeting = make_hello(name, "doctor", ours, versions=own_versions())
     met = {}
     for link in links.values():
         await link.send(greeting)
     for peer, link in links.items():
-        body = meet(name, greeting, peer, await link.receive())
-        differing = differences(name, ours, peer, body["contract"])[:_MAX_DIFFERING]
+        body = check_peer(name, greeting, peer, await link.receive())
+        differing = contract_differences(name, ours, peer, body["contract"])[:_MAX_DIFFERING]
         met[peer] = _versions(body.get("versions")), differing
         link.allow(SPECS)  # before READY: what follows it may be a tensor
     for link in links.values():

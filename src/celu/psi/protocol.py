@@ -25,7 +25,7 @@ import torch
 from celu.data.tags import TAG_BYTES, Tags, commitment
 from celu.errors import AlignmentError, DataError, ProtocolError
 from celu.events import AlignmentProgress, Callback
-from celu.handshake import close_session, compare, hello, tell
+from celu.handshake import check_contract, close_session, make_hello, report_failure
 from celu.psi.exchange import AHEAD, LAG, Exchange, Rows, specs
 from celu.psi.state import SECRET_BYTES, State
 from celu.psi.workers import Workers
@@ -145,10 +145,10 @@ async def _begin(
     for peer, link in links.items():
         made_for = _digest(name, peer, json.dumps(contract, sort_keys=True), tags.tobytes())
         states[peer] = State(work.folder / peer, made_for, len(tags), work.chunk_rows)
-        greetings[peer] = hello(name, "align", contract, **_offer(states[peer], len(tags)))
+        greetings[peer] = make_hello(name, "align", contract, **_offer(states[peer], len(tags)))
         await link.send(greetings[peer])
     for peer, link in links.items():
-        theirs = compare(name, greetings[peer], peer, await link.receive())
+        theirs = check_contract(name, greetings[peer], peer, await link.receive())
         _settle(states[peer], greetings[peer].body or {}, peer, theirs, work, name == guest)
         allowed = specs(work.chunk_rows, group.element_bytes)
         if name != guest:
@@ -312,7 +312,7 @@ async def _stop(
     links: Mapping[str, Link], exchanges: list[Exchange], work: Work, error: BaseException
 ) -> None:
     """Tell the peers; keep the work unless it led to this error and would again."""
-    await tell(links, error)
+    await report_failure(links, error)
     if isinstance(error, (ProtocolError, AlignmentError, DataError)):
         _discard(exchanges, work)
 
