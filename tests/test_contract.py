@@ -18,7 +18,7 @@ from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
 from celu.transport.wire import VERSION
 from federation import ROWS, Federation, federation, train_over_grpc
-from psi.parties import Wrapped, together
+from psi.parties import Wrapped, run_to_completion
 
 CHOICE = {"round": 0, "W": 5, "R": 1, "depth": 1, "codec": "fp32"}
 SGD = {"optimizer": celu.Optimizer(name="sgd", momentum=0.5)}
@@ -88,7 +88,9 @@ def run_sessions(
 
     host = host_session("host", fed.hosts["host"], hosts_job or fed.job, wrap(to_guest), emit)
     guest = guest_session("guest", fed.guest, fed.job, {"host": to_host}, emit)
-    outcomes = together({"guest": guest, "host": host}, {"guest": [to_host], "host": [to_guest]})
+    outcomes = run_to_completion(
+        {"guest": guest, "host": host}, {"guest": [to_host], "host": [to_guest]}
+    )
     for link in (to_host, to_guest):
         assert link.traffic.sent.training_bytes == link.traffic.sent.evaluation_bytes == 0
     assert "started" not in events

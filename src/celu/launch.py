@@ -33,7 +33,7 @@ from celu.errors import CeluError, CheckpointError, ConfigError, DataError, Peer
 from celu.events import Callback, Connected, DataOpened, Restarted, Warned, ignore
 from celu.models.building import BOTTOMS, TOPS, build, find_loss
 from celu.party import Guest, Host
-from celu.psi.protocol import Work, align_guest, align_host
+from celu.psi.protocol import AlignmentResources, align_guest, align_host
 from celu.psi.workers import Workers
 from celu.run_folder import RunFolder
 from celu.session import Result, guest_session, host_session
@@ -187,7 +187,7 @@ def align_party(
     }
     folder = settings.data.alignment
     with Workers(settings.threads or os.cpu_count() or 1) as workers:
-        work = Work(folder.with_name(f".{folder.name}.work"), workers)
+        work = AlignmentResources(folder.with_name(f".{folder.name}.work"), workers)
         while True:
             try:
                 with open_links(_endpoint(settings, emit), listening) as links:
@@ -208,7 +208,7 @@ def align_party(
         folder,
         store,
         {"train": rows[rows < first_test], "test": rows[rows >= first_test] - first_test},
-        peers=found.sizes,
+        peers=found.peer_rows,
         common=found.common,
     )
     return alignment, traffic

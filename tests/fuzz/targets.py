@@ -31,7 +31,7 @@ from celu.handshake import check_contract, make_hello
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
 from celu.psi import exchange, protocol
-from celu.psi.state import VALUE_BYTES, State
+from celu.psi.state import VALUE_BYTES, ExchangeState
 from celu.psi.workers import Workers
 from celu.transport.delivery import ConnectionProtocol, Delivery
 from celu.transport.link import run_blocking
@@ -337,15 +337,15 @@ def stripes() -> Target:
 def alignment_hello(folder: Path) -> Target:
     """How two sides of an alignment settle to go on or to start over."""
     workers = Workers()
-    work = protocol.Work(folder, workers, chunk_rows=8)
-    state = State(folder / "host", "made for this", 20, 8)
-    ours = make_hello("guest", "align", {"psi.chunk_rows": 8}, **protocol._offer(state, 20))
+    work = protocol.AlignmentResources(folder, workers, chunk_rows=8)
+    state = ExchangeState(folder / "host", "made for this", 20, 8)
+    ours = make_hello("guest", "align", {"psi.chunk_rows": 8}, **protocol._resume_offer(state, 20))
     mine = ours.body or {}
     theirs = Message(Kind.HELLO, body={**mine, "name": "host", "nonce": "ab" * 32, "rows": 30})
 
     def read(message: Message) -> None:
         body = check_contract("guest", ours, "host", message)
-        protocol._settle(state, mine, "host", body, work, we_are_guest=True)
+        protocol._resume_or_start(state, mine, "host", body, work, we_are_guest=True)
 
     return Target(
         "alignment's hello", [theirs], read, state=lambda: state.saved, reset=state.discard,
@@ -383,7 +383,7 @@ def alignment_kept() -> Target:
         to_guest.allow({Kind.KEPT: TensorSpec(2, 1, torch.uint8)})
         run_blocking(to_host.send(message))
         to_host.close()
-        assert len(run_blocking(protocol._receive_kept(to_guest, 10))) == 10
+        assert len(run_blocking(protocol._receive_selection(to_guest, 10))) == 10
 
     specs = {Kind.KEPT: TensorSpec(2, 1, torch.uint8)}
     return Target("alignment's kept rows", [Message(Kind.KEPT, 0, tensor=bits)], read, specs)
