@@ -19,7 +19,7 @@ from celu.checkpoint.agreement import Agreement, Inventory
 from celu.codecs.named import CODECS, ZSTD
 from celu.data.order import BatchOrder
 from celu.doctor import diagnosis, probes
-from celu.doctor.measurement import MAX_WALL_S, Measured, Way, number, read_measured
+from celu.doctor.measurement import MAX_WALL_S, Direction, Measurement, number, read_measurement
 from celu.engine.coding import Coding
 from celu.engine.cost_model import Costs
 from celu.engine.guest import GuestTrainer
@@ -291,8 +291,8 @@ def failure() -> Target:
 
 def examination_of_a_link() -> Target:
     """What was measured, and what is to be."""
-    way = Way(100.0, 90.0, 4096, 0.1, 0.2)
-    measured = Measured(0.01, 0.02, 0.001, 0.5, 0.005, way, way)
+    way = Direction(100.0, 90.0, 4096, 0.1, 0.2)
+    measured = Measurement(0.01, 0.02, 0.001, 0.5, 0.005, way, way)
     probe = Message(Kind.PROBE, 1, tensor=torch.zeros(64, 1, dtype=torch.uint8))
 
     def read(message: Message) -> None:
@@ -301,16 +301,16 @@ def examination_of_a_link() -> Target:
             return
         body = expect(message, Kind.FINDINGS, message.round).body or {}
         if body.get("do") == "end":
-            read_measured(body)
+            read_measurement(body)
         elif body.get("do") == "train":
-            probes.Probe.read(message)
+            probes.Probe.from_message(message)
         else:
             number(body, "at", 0.0, MAX_WALL_S)
 
     train = probes.Probe(3, "both", 16, 4096, 8192, 1.5)
-    end = Message(Kind.FINDINGS, body={"do": "end", **measured.body()})
+    end = Message(Kind.FINDINGS, body={"do": "end", **measured.to_body()})
     at = Message(Kind.FINDINGS, 2, body={"at": 1.7e9})
-    return Target("examination", [end, train.order(), at, probe], read, probes.SPECS)
+    return Target("examination", [end, train.to_message(), at, probe], read, probes.SPECS)
 
 
 def versions() -> Target:
@@ -318,7 +318,7 @@ def versions() -> Target:
     sent = Message(Kind.HELLO, body={"versions": diagnosis.own_versions()})
 
     def read(message: Message) -> None:
-        diagnosis._versions((expect(message, Kind.HELLO).body or {}).get("versions"))
+        diagnosis._read_versions((expect(message, Kind.HELLO).body or {}).get("versions"))
 
     return Target("versions", [sent], read, weight=0.3)
 

@@ -92,13 +92,13 @@ class LiveRun:
         """How the run is now: what is not a line."""
         version = (self.story, self.place, self.record.status)
         if self._told is None or self._told[0] != version:
-            underway = RunStatus.of(self.record)
+            underway = RunStatus.from_record(self.record)
             self._told = (version, underway, self._recorded(underway.latest))
         _, underway, recorded = self._told
         found = warnings(replace(underway, quiet_s=self._quiet_s()))
         if self._trouble is not None:
             found.insert(0, Finding("record", "warn", self._trouble))
-        return {**recorded, "warnings": [[f.what, f.words, f.change] for f in found]}
+        return {**recorded, "warnings": [[f.topic, f.message, f.fix] for f in found]}
 
     def _recorded(self, latest: Latest | None) -> dict[str, Any]:
         """What changes with the record alone."""

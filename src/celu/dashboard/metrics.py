@@ -50,9 +50,9 @@ def _samples(run: LiveRun) -> Iterator[_Sample]:
         yield "celu_sent_bytes", "", last.bytes_sent
         yield "celu_received_bytes", "", last.bytes_received
         yield "celu_local_steps", "", last.local_steps
-    underway = RunStatus.of(record)
+    underway = RunStatus.from_record(record)
     for peer in underway.peers if underway.is_running else ():
-        up = underway.is_met and peer not in underway.down
+        up = underway.is_connected and peer not in underway.down
         yield "celu_link_up", "," + _labels({"peer": peer}), float(up)
     for name, value in (evaluations[-1].metrics if evaluations else {}).items():
         yield "celu_metric", "," + _labels({"name": name}), value
