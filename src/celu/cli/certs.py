@@ -15,8 +15,9 @@ _Folder = Annotated[Path, typer.Option("--dir", help="Folder of the certificates
 def register(app: typer.Typer) -> None:
     """Add the command."""
     certs = typer.Typer(
-        help="Make keys and certificates: first [bold]celu certs ca[/bold], then [bold]celu certs party NAME[/bold]. "
-        "Then send ca.pem, and nothing else, to the other company.",
+        help="Make keys and certificates: first [bold]celu certs ca[/bold], then "
+        "[bold]celu certs party NAME[/bold]. Then send ca.pem, and nothing else, to the other "
+        "company.",
         no_args_is_help=True,
     )
     certs.command("ca")(ca)
