@@ -134,7 +134,7 @@ def _read_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
 def _refuse_existing(*paths: Path) -> None:
     for path in paths:
         if path.exists():
-            raise CertificateError(f"{path} already exists; remove it, or choose another folder")
+            raise CertificateError(f"{path} exists; remove it, or choose another folder")
 
 
 def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
