@@ -91,7 +91,7 @@ def check_error(party: str, error: CeluError, struck: Counter[str]) -> None:
 
 def check_durable(party: Party) -> None:
     """Raise Violated unless a party holds what it was told is kept, whatever has ended it."""
-    promised, held = party.promised.round, party.checkpoints().held()
+    promised, held = party.promised.round, party.checkpoints().available_rounds()
     if promised not in held:
         raise Violated(f"{party.name} kept round {promised}, and now holds {held} alone")
 

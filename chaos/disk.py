@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from celu.checkpoint.disk import Part
+from celu.checkpoint.disk import BytesLike
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class SimDisk:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return found.seen
 
-    def write(self, path: Path, parts: Iterable[Part]) -> None:
+    def write(self, path: Path, parts: Iterable[BytesLike]) -> None:
         """See `Disk`."""
         interruption = self.interrupt("write")
         folder = self._folder(path.parent)

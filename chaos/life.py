@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 
-from celu.checkpoint.writer import Inline
+from celu.checkpoint.writer import InlineWriter
 from celu.errors import CeluError, PeerRestarted
 from celu.events import Event
 from celu.session import Result, guest_session, host_session
@@ -74,7 +74,7 @@ class Party:
 
     def checkpoints(self, process: Process | None = None) -> SimCheckpoints:
         """What it keeps; in a process that writes beside its work, if that is given."""
-        writer = Inline() if process is None or not self.writes_later else Later(process)
+        writer = InlineWriter() if process is None or not self.writes_later else Later(process)
         return SimCheckpoints(self.disk, writer, self.promised)
 
 

@@ -27,13 +27,13 @@ class Later:
         self._job: Callable[[], None] | None = None
         self._error: CheckpointError | None = None
 
-    def do(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], None]) -> None:
         """See `Writer`."""
-        self.settle()
+        self.flush()
         self._job = job
         self._process.after(self._process.world.chance.uniform(*_WRITING_S), self._write)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """See `Writer`."""
         self._write()
         error, self._error = self._error, None
@@ -62,11 +62,11 @@ class SimCheckpoints(Checkpoints):
         super().__init__(_FOLDER, disk, writer)
         self._promised = promised
 
-    def begin(self, identity: RunIdentity, round_: int) -> None:
+    def start(self, identity: RunIdentity, round_: int) -> None:
         """See `Checkpoints`."""
         self._promised.round = min(self._promised.round, round_)
-        super().begin(identity, round_)
+        super().start(identity, round_)
 
-    def _save(self, snapshot: Snapshot, generations: int) -> None:
-        super()._save(snapshot, generations)
+    def _write_checkpoint(self, snapshot: Snapshot, generations: int) -> None:
+        super()._write_checkpoint(snapshot, generations)
         self._promised.round = snapshot.round

@@ -1,4 +1,4 @@
-"""Contracts that differ in one field are refused, by its name, at both parties, before a tensor."""
+"""Contracts that differ in one field are refused at both parties before any tensor is sent."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
 from celu.transport.wire import VERSION
 from federation import ROWS, Federation, federation, train_over_grpc
-from psi.parties import Wrapped, together
+from psi.parties import Wrapped, run_to_completion
 
 CHOICE = {"round": 0, "W": 5, "R": 1, "depth": 1, "codec": "fp32"}
 SGD = {"optimizer": celu.Optimizer(name="sgd", momentum=0.5)}
-# For each field: what one party wrote instead, and what both wrote besides, where that is needed.
+# For each field: the value at one party, and what else both parties have to set.
 DIFFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
     "preset": ("paper", {}),
     "seed": (9, {}),
@@ -58,11 +58,11 @@ DIFFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
     "evaluation.metric": ("auc", {}),
     "evaluation.target": (0.1, {}),
 }
-DERIVED = {"method.given"}  # what was written down where the rest is chosen: has a test of its own
+DERIVED = {"method.given"}  # which settings `auto` may not choose; has its own test
 
 
 def changed(job: celu.Job, field: str, value: Any) -> celu.Job:
-    """The same contract with one field of another value."""
+    """The same contract with one field changed."""
     values = job.model_dump(mode="json")
     inner, *names = values, *field.split(".")
     for name in names[:-1]:
@@ -74,24 +74,26 @@ def changed(job: celu.Job, field: str, value: Any) -> celu.Job:
 Outcomes = Mapping[str, object]
 
 
-def meet(
+def run_sessions(
     fed: Federation,
     hosts_job: celu.Job | None = None,
     wrap: Callable[[Link], Link] = lambda link: link,
 ) -> Outcomes:
-    """Both parties of a federation, to their ends; whatever happens, no tensor crosses."""
+    """Run both sessions until they end; asserts that no tensor is sent."""
     to_host, to_guest = memory_links("guest", "host")
-    told = {}
+    events = {}
 
     def emit(event: celu.Event) -> None:
-        told[event.event] = event
+        events[event.event] = event
 
     host = host_session("host", fed.hosts["host"], hosts_job or fed.job, wrap(to_guest), emit)
     guest = guest_session("guest", fed.guest, fed.job, {"host": to_host}, emit)
-    outcomes = together({"guest": guest, "host": host}, {"guest": [to_host], "host": [to_guest]})
+    outcomes = run_to_completion(
+        {"guest": guest, "host": host}, {"guest": [to_host], "host": [to_guest]}
+    )
     for link in (to_host, to_guest):
         assert link.traffic.sent.training_bytes == link.traffic.sent.evaluation_bytes == 0
-    assert "started" not in told
+    assert "started" not in events
     return outcomes
 
 
@@ -99,46 +101,46 @@ def assert_both_name(field: str, outcomes: Outcomes) -> None:
     for name, outcome in outcomes.items():
         assert isinstance(outcome, ContractMismatch), (name, outcome)
         assert f" {field}: {name} has " in str(outcome)
-        assert outcome.public() == str(outcome), "the peer may read it"
+        assert outcome.public() == str(outcome), "the peer receives the whole message"
 
 
-def test_every_field_of_a_contract_is_among_those_that_are_changed_here() -> None:
+def test_the_tests_below_cover_every_field_of_a_contract() -> None:
     assert DIFFERENCES.keys() | DERIVED == federation().job.contract().keys()
 
 
 @pytest.mark.parametrize("field", DIFFERENCES)
-def test_a_field_that_differs_is_refused_by_its_name_at_both_parties(field: str) -> None:
+def test_a_field_that_differs_is_named_and_refused_at_both_parties(field: str) -> None:
     value, besides = DIFFERENCES[field]
     fed = federation(**besides)
-    assert_both_name(field, meet(fed, changed(fed.job, field, value)))
+    assert_both_name(field, run_sessions(fed, changed(fed.job, field, value)))
 
 
-def test_what_is_written_down_under_auto_is_compared() -> None:
+def test_settings_that_are_fixed_under_auto_are_compared() -> None:
     fed = federation(method=celu.Method(auto=True))
     written = fed.job.model_copy(update={"method": celu.Method(auto=True, depth=1)})
-    assert_both_name("method.given", meet(fed, written))
+    assert_both_name("method.given", run_sessions(fed, written))
 
 
-def test_a_host_that_only_one_party_knows_of_is_refused_by_name() -> None:
+def test_a_host_that_only_one_contract_lists_is_named_and_refused() -> None:
     fed = federation()
     hosts = {**fed.job.hosts, "third": celu.HostTerms(z_width=6)}
-    outcomes = meet(fed, fed.job.model_copy(update={"hosts": hosts}))
+    outcomes = run_sessions(fed, fed.job.model_copy(update={"hosts": hosts}))
     assert_both_name("hosts.third.z_width", outcomes)
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_other_rows_are_refused_by_name(part: str) -> None:
+def test_different_rows_are_named_and_refused(part: str) -> None:
     fed = federation()
     host, table = fed.hosts["host"], fed.hosts["host"].train
     fewer = celu.Dataset({n: t[:-1] for n, t in table.inputs.items()}, None, table.sizes)
     named = dataclasses.replace(table, tags=np.zeros((ROWS, 16), np.uint8))
     for field, other in ((f"{part}_rows", fewer), (f"{part}_ids", named)):
         fed.hosts["host"] = dataclasses.replace(host, **{part: other})
-        assert_both_name(field, meet(fed))
+        assert_both_name(field, run_sessions(fed))
 
 
 @pytest.mark.parametrize("value", [VERSION - 1, VERSION + 1, str(VERSION), None])
-def test_another_protocol_is_refused_by_name(value: Any) -> None:
+def test_another_protocol_version_is_named_and_refused(value: Any) -> None:
     def change(message: Message) -> Message:
         if message.kind is not Kind.HELLO:
             return message
@@ -148,11 +150,11 @@ def test_another_protocol_is_refused_by_name(value: Any) -> None:
 
     # Each sees the other's as the changed one.
     assert_both_name(
-        "protocol", meet(federation(), wrap=lambda link: Wrapped(link, change, change))
+        "protocol", run_sessions(federation(), wrap=lambda link: Wrapped(link, change, change))
     )
 
 
-def test_a_field_that_only_the_peer_has_or_lacks_is_refused_by_name() -> None:
+def test_a_field_that_only_one_party_has_is_named_and_refused() -> None:
     for field, change in (
         ("novelty", lambda contract: {**contract, "novelty": 1}),
         ("seed", lambda contract: {k: v for k, v in contract.items() if k != "seed"}),
@@ -164,14 +166,14 @@ def test_a_field_that_only_the_peer_has_or_lacks_is_refused_by_name() -> None:
             body = message.body or {}
             return dataclasses.replace(message, body={**body, "contract": change(body["contract"])})
 
-        outcomes = meet(
+        outcomes = run_sessions(
             federation(),
             wrap=lambda link, altered=altered: Wrapped(link, altered, altered),  # type: ignore[misc]
         )
         assert_both_name(field, outcomes)
 
 
-def test_a_field_that_differs_is_refused_by_its_name_over_grpc(
+def test_a_field_that_differs_is_named_and_refused_over_grpc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = changed(federation().job, "optimizer.lr", 0.1)

@@ -14,7 +14,7 @@ import celu
 from celu.config.party import read_party
 from celu.errors import PeerRestarted
 from celu.events import RoundDone
-from celu.handshake import tell
+from celu.handshake import report_failure
 from celu.launch import training
 from celu.run_folder import RunFolder
 from celu.testing import read_events
@@ -48,7 +48,7 @@ def test_where_a_peer_was_started_anew_a_party_begins_again_from_its_checkpoints
     job = celu.Job(rounds=12, batch_size=32, hosts={}, checkpoint=celu.Checkpoint(every=4))
 
     def run(name: str) -> dict[str, torch.Tensor]:
-        folder = RunFolder(tmp_path / name, {}, goes_on=True)
+        folder = RunFolder(tmp_path / name, {}, resume=True)
         result = training.run_party(settings, job, tmp_path, folder, lambda port: None)
         assert result.rounds == 12
         return load_file(tmp_path / name / "weights.safetensors")
@@ -80,6 +80,6 @@ def test_where_a_peer_was_started_anew_a_party_begins_again_from_its_checkpoints
 def test_a_peer_that_did_not_restart_is_left_to_find_out_not_told_to_stop() -> None:
     ours, theirs = memory_links("guest", "host")
     run_blocking(ours.send(Message(Kind.GOODBYE)))
-    run_blocking(tell({"host": ours}, PeerRestarted("another was started anew")))
+    run_blocking(report_failure({"host": ours}, PeerRestarted("another was started anew")))
     assert run_blocking(theirs.receive()).kind is Kind.GOODBYE
     assert not theirs._incoming.queue and theirs._incoming.closed

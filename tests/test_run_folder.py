@@ -1,4 +1,4 @@
-"""The run folder: new, gone on with, or refused."""
+"""The run folder: new, resumed or refused."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def events(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
 
 
-def begun(path: Path) -> None:
-    """A run in which training began, and that can go on."""
+def start_run(path: Path) -> None:
+    """A run in which training started, and that can be resumed."""
     run = RunFolder(path, {})
     run.emit(TrainingStarted(num_rounds=9))
     (path / "run.json").write_text("{}")
     run.finish({"status": "PeerLost"})
 
 
-def test_a_run_that_goes_on_adds_to_its_events_and_counts_attempts(tmp_path: Path) -> None:
-    begun(tmp_path)
-    again = RunFolder(tmp_path, {}, goes_on=True)
+def test_a_resumed_run_appends_to_its_events_and_counts_attempts(tmp_path: Path) -> None:
+    start_run(tmp_path)
+    again = RunFolder(tmp_path, {}, resume=True)
     again.emit(TrainingResumed(round=3, num_rounds=9))
     again.finish({"status": "done"})
     found = events(tmp_path)
@@ -36,37 +36,37 @@ def test_a_run_that_goes_on_adds_to_its_events_and_counts_attempts(tmp_path: Pat
     assert times == sorted(times)
 
 
-def test_a_run_that_never_began_can_go_on_however_it_ended(tmp_path: Path) -> None:
+def test_a_folder_in_which_training_never_started_can_be_used_again(tmp_path: Path) -> None:
     RunFolder(tmp_path, {}).finish({"status": "DataError"})
     RunFolder(tmp_path, {}).finish({"status": "done"})
 
 
-def test_a_torn_event_is_cut_off(tmp_path: Path) -> None:
-    begun(tmp_path)
+def test_a_torn_last_event_is_cut_off(tmp_path: Path) -> None:
+    start_run(tmp_path)
     whole = (tmp_path / "events.jsonl").read_bytes()
     for torn in (b'{"t": 1.5, "ev', b"\0\0\0\0", b"\xff"):
         (tmp_path / "events.jsonl").write_bytes(whole + torn)
-        RunFolder(tmp_path, {}, goes_on=True).finish({})
+        RunFolder(tmp_path, {}, resume=True).finish({})
         assert events(tmp_path)[-1]["event"] == "attempt"
 
 
-def test_what_is_not_to_be_added_to_stays_as_it_is(tmp_path: Path) -> None:
-    begun(tmp_path / "run")
+def test_a_folder_that_cannot_be_resumed_is_refused_and_left_unchanged(tmp_path: Path) -> None:
+    start_run(tmp_path / "run")
     with pytest.raises(ConfigError, match="--out"):
-        RunFolder(tmp_path / "run", {})  # such as a simulation, which cannot go on
+        RunFolder(tmp_path / "run", {})  # as a simulation does, which cannot be resumed
     (tmp_path / "run" / "run.json").unlink()
     with pytest.raises(ConfigError, match="--out"):
-        RunFolder(tmp_path / "run", {}, goes_on=True)
+        RunFolder(tmp_path / "run", {}, resume=True)
     for content in ("precious\n", "[1]\n", '{"t": 1}\n', "\xff\n"):
         (tmp_path / "events.jsonl").write_text(content)
         with pytest.raises(ConfigError, match="--out"):
-            RunFolder(tmp_path, {}, goes_on=True)
+            RunFolder(tmp_path, {}, resume=True)
         assert (tmp_path / "events.jsonl").read_text() == content
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     first = RunFolder(tmp_path, {})
-    with pytest.raises(ConfigError, match="nobody uses"):
-        RunFolder(tmp_path, {}, goes_on=True)
+    with pytest.raises(ConfigError, match="another process uses"):
+        RunFolder(tmp_path, {}, resume=True)
     first.finish({})
-    RunFolder(tmp_path, {}, goes_on=True).finish({})
+    RunFolder(tmp_path, {}, resume=True).finish({})

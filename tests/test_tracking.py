@@ -80,7 +80,7 @@ def test_a_disk_error_ends_the_tracking_and_not_the_run(tmp_path: Path) -> None:
     run = RunFolder(tmp_path, {})
     (tmp_path / FOLDER).write_text("in the way")
     tracker = TensorBoard(tmp_path, messages.append)
-    run.listen(tracker.event)
+    run.add_callback(tracker.event)
     run.emit(TrainingStarted(num_rounds=9))
     run.emit(RoundDone(round=1, seconds=1.0))
     tracker.close()

@@ -1,7 +1,7 @@
-"""Making a certificate authority and a party's certificate, for companies without their own.
+"""Make a certificate authority and a party's certificate, for companies without their own.
 
-Each company makes its own authority and signs its own party: private keys never travel. What the
-companies exchange is `ca.pem`, which is public.
+Each company makes its own authority and signs its own party: private keys never leave it. The
+companies exchange only `ca.pem`, which is public.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _CLOCK_SKEW = dt.timedelta(hours=1)  # the peer's clock may be behind
 
 
 def make_authority(folder: Path, name: str, days: int = 3650) -> Path:
-    """Write ca.pem and ca.key; raises CertificateError rather than replace an authority."""
+    """Write ca.pem and ca.key; raises CertificateError if they exist."""
     if not 0 < len(name) <= _MAX_COMPANY_NAME:
         raise CertificateError(
-            f"expected a company's name of 1 to {_MAX_COMPANY_NAME} characters, got {len(name)}"
+            f"expected a company name of 1 to {_MAX_COMPANY_NAME} characters, got {len(name)}"
         )
     certificate_path, key_path = folder / "ca.pem", folder / "ca.key"
     _refuse_existing(certificate_path, key_path)
@@ -48,11 +48,11 @@ def make_authority(folder: Path, name: str, days: int = 3650) -> Path:
 def make_party(folder: Path, name: str, days: int = 365) -> Path:
     """Write NAME.pem and NAME.key, signed by the authority in `folder`.
 
-    Raises CertificateError where there is no authority, or a certificate of that name already.
+    Raises CertificateError if there is no authority, or the certificate exists.
     """
     if not re.fullmatch(PARTY_NAME, name):
         raise CertificateError(
-            f"expected a party's name as in the contract (a-z, 0-9 and -), got {name!r}"
+            f"expected a party name as in job.toml (a-z, 0-9 and -), got {name!r}"
         )
     certificate_path, key_path = folder / f"{name}.pem", folder / f"{name}.key"
     _refuse_existing(certificate_path, key_path)
@@ -123,7 +123,7 @@ def _read_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
     except (OSError, ValueError) as error:
         raise CertificateError(
-            f"{folder}: expected an authority (ca.pem and ca.key), got: {error}; "
+            f"{folder}: cannot read the authority (ca.pem and ca.key): {error}; "
             'make one with "celu certs ca"'
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -134,9 +134,7 @@ def _read_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
 def _refuse_existing(*paths: Path) -> None:
     for path in paths:
         if path.exists():
-            raise CertificateError(
-                f"{path} exists; expected a new file. Remove it, or choose another folder"
-            )
+            raise CertificateError(f"{path} exists; remove it, or choose another folder")
 
 
 def _write(path: Path, content: bytes, *, secret: bool = False) -> None:

@@ -1,35 +1,35 @@
-"""Everything celu raises on purpose, and the exit code each one ends a command with.
+"""The exceptions that celu raises, and the exit code of a command that ends with one.
 
-    CeluError                      1   anything below; also an unforeseen failure
+    CeluError                      1   base class; also an unexpected error
     ├── ConfigError                3   a settings file or an option is wrong
     ├── DataError                  4   a party's rows are missing, of the wrong type or too few
-    ├── ModelError                 5   a user's module or loss does not keep its promise
-    ├── CertificateError           6   a key or certificate is unreadable, or the peer's was refused
+    ├── ModelError                 5   a model or loss returned the wrong shape, type or device
+    ├── CertificateError           6   a key or certificate is unreadable, or a peer's was refused
     ├── ContractMismatch           7   the parties hold different contracts
-    ├── ProtocolError              8   a peer sent what the protocol forbids
-    │   └── ShapeError             9   ... a tensor of a shape or type the contract forbids
-    ├── NonFiniteError            10   NaN or Inf where a number was due; no step was applied
-    ├── PeerLost                  11   the link ended, or a wait ran past its deadline
-    │   └── PeerRestarted         11   ... the peer began anew; its earlier process is gone
-    ├── PeerFailed                12   the peer stopped and said why
-    ├── AlignmentError            13   the parties' rows are not the same; no step was applied
-    └── CheckpointError           14   what is kept of a run cannot be written or gone on from
+    ├── ProtocolError              8   a peer violated the protocol
+    │   └── ShapeError             9   ... with a tensor whose shape or dtype does not match
+    ├── NonFiniteError            10   NaN or Inf in a loss or tensor; no step was applied
+    ├── PeerLost                  11   the link to a peer ended, or a deadline passed
+    │   └── PeerRestarted         11   ... because the peer restarted
+    ├── PeerFailed                12   a peer stopped and reported why
+    ├── AlignmentError            13   the parties' rows differ; no step was applied
+    └── CheckpointError           14   a checkpoint cannot be written or resumed from
 
-2 is a command line that could not be parsed, 130 an interrupt (Ctrl-C). Messages name what, where,
-expected, got and the next step; they never hold an id, a label or a feature value, because those of
-them that have a `public` form are sent to the peer.
+2 is a command line that could not be parsed, 130 an interrupt (Ctrl-C). A message says what
+happened, where, what was expected and the next step. It never contains an id, a label or a feature
+value: messages of the classes that override `public` are sent to the peers.
 """
 
 from __future__ import annotations
 
 
 class CeluError(Exception):
-    """Base of every error that celu raises on purpose."""
+    """Base class of every exception that celu raises."""
 
     exit_code = 1
 
     def public(self) -> str:
-        """What a peer may read of this error: its kind alone, unless a subclass knows better."""
+        """The text that is sent to peers: the class name, unless a subclass overrides it."""
         return type(self).__name__
 
 
@@ -46,7 +46,7 @@ class DataError(CeluError):
 
 
 class ModelError(CeluError):
-    """A bottom, top or loss does not give what its role promises."""
+    """A bottom, top or loss cannot be used, or returned the wrong shape, type or device."""
 
     exit_code = 5
 
@@ -58,71 +58,71 @@ class CertificateError(CeluError):
 
 
 class ContractMismatch(CeluError):
-    """The parties hold different contracts; refused before a tensor crossed."""
+    """The parties hold different contracts; no tensor was sent."""
 
     exit_code = 7
 
     def public(self) -> str:
-        """The contract is shared by definition, so the fields that differ may be named."""
+        """The whole message: the contract is shared, so differing fields may be named."""
         return str(self)
 
 
 class ProtocolError(CeluError):
-    """A peer sent a message that the protocol forbids at this point; it was not applied."""
+    """A peer sent a message that the protocol does not allow here; it was not applied."""
 
     exit_code = 8
 
     def public(self) -> str:
-        """Protocol messages speak of kinds, rounds and sizes only."""
+        """The whole message: it names message kinds, rounds and sizes only."""
         return str(self)
 
 
 class ShapeError(ProtocolError):
-    """A tensor's shape or type is not what the contract says; it was not allocated or applied."""
+    """A tensor's shape or dtype violates the contract; it was not allocated or applied."""
 
     exit_code = 9
 
 
 class NonFiniteError(CeluError):
-    """NaN or Inf appeared; the step was not applied and nothing of it was sent."""
+    """NaN or Inf appeared; the step was not applied and its tensors were not sent."""
 
     exit_code = 10
 
     def public(self) -> str:
-        """Says where and when, never which value."""
+        """The whole message: it names a tensor and a round, never a value."""
         return str(self)
 
 
 class PeerLost(CeluError):
-    """The link to a peer ended, or a wait for it ran past its deadline."""
+    """The link to a peer ended, or waiting for it exceeded a deadline."""
 
     exit_code = 11
 
 
 class PeerRestarted(PeerLost):
-    """A peer's process began anew, so the conversation with its earlier one is over."""
+    """A peer's process restarted, so the session with its earlier process is over."""
 
 
 class PeerFailed(CeluError):
-    """A peer stopped on an error of its own and told us so."""
+    """A peer stopped with an error of its own and reported it."""
 
     exit_code = 12
 
 
 class AlignmentError(CeluError):
-    """The parties' rows are not the same rows in the same order; no step was applied to them."""
+    """The parties do not have the same rows in the same order; no step was applied."""
 
     exit_code = 13
 
     def public(self) -> str:
-        """Speaks of rounds and parties, never of rows."""
+        """The whole message: it names rounds and parties, never rows."""
         return str(self)
 
 
 class CheckpointError(CeluError):
-    """What is kept of a run could not be written, or the parties cannot go on from it.
+    """A checkpoint or another file of a run cannot be written, or not be resumed from.
 
-    `shared`: it speaks of parties, runs and rounds alone, so that all parties may read it.
+    With `shared`, the message names only parties, runs and rounds, and is sent to the peers.
     """
 
     exit_code = 14
@@ -132,5 +132,5 @@ class CheckpointError(CeluError):
         self._shared = shared
 
     def public(self) -> str:
-        """What is on a party's disk is its own business, unless it is the parties' in common."""
+        """The whole message if `shared`; otherwise it may name files of this party."""
         return str(self) if self._shared else super().public()

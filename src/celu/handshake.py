@@ -1,8 +1,8 @@
-"""How every conversation between parties begins and ends, whatever it is for.
+"""How every session between parties starts and ends: `celu run`, `align` and `doctor` alike.
 
-Each side says who it is, what it is here for and which contract it holds; whatever differs is
-refused by name. At the end each says goodbye; one that stops early says why, as far as the peers
-may know. What is agreed on, and what comes in between, is its callers' business.
+Each side sends its name, its purpose and its contract; fields that differ are named and refused. At
+the end each side sends GOODBYE; a party that stops early sends the reason, without private details.
+What happens in between is up to the callers.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from celu.errors import (
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
 
-# What parties meet for, and the command that an operator starts it with.
+# The purpose of a session, and the command that an operator starts it with.
 PURPOSES = {"run": "celu run", "align": "celu align", "doctor": "celu doctor"}
 
 
-def hello(name: str, purpose: str, contract: Mapping[str, Any], **more: Any) -> Message:
-    """The first message: who we are, what for, and the contract we hold."""
+def make_hello(name: str, purpose: str, contract: Mapping[str, Any], **more: Any) -> Message:
+    """The first message of a session: our name, purpose and contract."""
     body = {"name": name, "purpose": purpose, "contract": dict(contract), **more}
     return Message(Kind.HELLO, body=body)
 
 
-def meet(name: str, ours: Message, peer: str, theirs: Message) -> dict[str, Any]:
-    """The body of a peer's HELLO, if it wants what we want; its contract may be another.
+def check_peer(name: str, ours: Message, peer: str, theirs: Message) -> dict[str, Any]:
+    """The body of a peer's HELLO, whose contract may differ from ours.
 
-    Raises ProtocolError for a peer of another name, ContractMismatch for one that runs another
-    command.
+    Raises ProtocolError if the peer's name is not the expected one, ContractMismatch if it runs
+    another command.
     """
     own, body = ours.body or {}, expect(theirs, Kind.HELLO).body or {}
     if body.get("name") != peer or not isinstance(body.get("contract"), dict):
-        raise ProtocolError(f"expected {peer} to give its name and contract, got neither or other")
+        raise ProtocolError(f"expected HELLO with the name {peer} and a contract, got another")
     if body.get("purpose") != own["purpose"]:
         raise ContractMismatch(
             f"{name} runs `{_command(own['purpose'])}`, {peer} runs "
@@ -49,10 +49,10 @@ def meet(name: str, ours: Message, peer: str, theirs: Message) -> dict[str, Any]
     return body
 
 
-def differences(
+def contract_differences(
     name: str, ours: Mapping[str, Any], peer: str, theirs: Mapping[str, Any]
 ) -> list[str]:
-    """Every field in which two contracts differ, by name, with what each side has."""
+    """Every field in which two contracts differ, with both values."""
     if ours == theirs:
         return []
     return [
@@ -63,24 +63,24 @@ def differences(
     ]
 
 
-def compare(name: str, ours: Message, peer: str, theirs: Message) -> dict[str, Any]:
-    """The body of a peer's HELLO, if it wants what we want under the same contract.
+def check_contract(name: str, ours: Message, peer: str, theirs: Message) -> dict[str, Any]:
+    """The body of a peer's HELLO, whose contract must equal ours.
 
-    Raises what `meet` raises, and ContractMismatch for every field in which the contracts differ,
-    by name.
+    Raises what `check_peer` raises, and ContractMismatch with the fields in which the contracts
+    differ.
     """
-    body = meet(name, ours, peer, theirs)
-    differing = differences(name, (ours.body or {})["contract"], peer, body["contract"])
+    body = check_peer(name, ours, peer, theirs)
+    differing = contract_differences(name, (ours.body or {})["contract"], peer, body["contract"])
     if differing:
         raise ContractMismatch(
             "the parties' contracts differ: " + "; ".join(differing[:10]) + ". "
-            "Agree on one job.toml and on the same rows, and start again"
+            "Use the same job.toml and the same aligned rows at all parties, and start again"
         )
     return body
 
 
 async def close_session(links: Mapping[str, Link]) -> None:
-    """End every link once both sides are done."""
+    """Close every link after both sides have sent GOODBYE."""
     for link in links.values():
         await link.send(Message(Kind.GOODBYE))
     for link in links.values():
@@ -88,27 +88,27 @@ async def close_session(links: Mapping[str, Link]) -> None:
         link.close()
 
 
-async def tell(links: Mapping[str, Link], error: BaseException) -> None:
-    """Let the peers know that we stop, and why, as far as they may know; never raises."""
-    reason = "an unforeseen failure"
+async def report_failure(links: Mapping[str, Link], error: BaseException) -> None:
+    """Send the peers the public reason why we stop, and close the links; never raises."""
+    reason = "an unexpected error"
     if isinstance(error, CeluError):
         reason = error.public()
     elif isinstance(error, KeyboardInterrupt):
         reason = "interrupted by its operator"
     for link in links.values():
-        if isinstance(error, PeerRestarted):  # we begin anew as well: it is to find that out
+        if isinstance(error, PeerRestarted):  # we restart too: the others notice as we reconnect
             link.close()
             continue
-        # A peer that is gone, or that told us it stops, needs no telling.
-        told = isinstance(error, PeerFailed) and str(error).startswith(f"{link.peer} stopped")
-        if not told:
-            with suppress(CeluError):  # it is gone, or the link has ended otherwise
+        # A peer that itself reported a failure needs no report.
+        stopped = isinstance(error, PeerFailed) and str(error).startswith(f"{link.peer} stopped")
+        if not stopped:
+            with suppress(CeluError):  # the peer is gone, or the link has ended
                 await link.send(Message(Kind.FAILURE, body={"reason": reason}))
         link.close()
 
 
 def _command(purpose: object) -> str:
-    # A peer's word is shown only where it is one we know.
+    # Only known commands are shown: the text comes from a peer.
     return PURPOSES.get(purpose, "something else") if isinstance(purpose, str) else "something else"
 
 

@@ -1,10 +1,9 @@
-"""The one stream of what happened in a run, and the folder it is kept in.
+"""The folder of a run: its settings, its stream of events and its results.
 
-A run folder holds `settings.json` (contract, private settings, versions), `events.jsonl` (one JSON
-object a line: seconds since the start, the event, its fields), `weights.safetensors`,
-`summary.json` and, where the guest chose for itself, `replay.toml`; of a run that can go on, also
-`run.json` and `checkpoints/` (`checkpoint`). It is this party's own: nothing in it is meant for a
-peer.
+It contains `settings.json` (contract, private settings, versions), `events.jsonl` (one JSON object
+a line: seconds since the start, the event, its fields), `weights.safetensors`, `summary.json` and,
+with `method = "auto"`, the guest's `replay.toml`. A run that can be resumed also has `run.json` and
+`checkpoints/` (see `checkpoint`). The folder is private to its party. Reading it is up to `record`.
 """
 
 from __future__ import annotations
@@ -31,29 +30,30 @@ if TYPE_CHECKING:
 
 
 class RunFolder:
-    """A run's folder: a new one or, where the run `goes_on`, the one in which it was interrupted.
+    """A run's folder: a new one or, with `resume`, the folder of an interrupted run.
 
-    Another run's is refused, so that nothing is overwritten, and so is one that a process has in
-    use: raises ConfigError. A run that never began (its data was refused, its peer never came)
-    can always go on. Events are added to those of earlier attempts, and time goes on from theirs.
+    Raises ConfigError for the folder of another run, so that nothing is overwritten, and for one
+    that another process uses. A folder in which training never started (its data was refused, its
+    peer never connected) can always be used again. Events are appended to those of earlier
+    attempts, and time continues from theirs.
 
-    Whatever cannot be written, as on a full disk, raises CheckpointError: a run that cannot be
-    recorded stops, and goes on from its last checkpoint once there is room.
+    Raises CheckpointError if a file cannot be written, as on a full disk: a run that cannot be
+    recorded stops, and can be resumed from its last checkpoint once there is space.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], *, goes_on: bool = False) -> None:
+    def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool = False) -> None:
         self.path = path
-        with _written(path):
+        with _reporting_write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             self._events = (path / "events.jsonl").open("a+", encoding="utf-8", buffering=1)
         try:
             _lock(path, self._events)
-            earlier = _earlier_events(path, self._events, goes_on)
+            earlier = _read_earlier_events(path, self._events, resume)
             latest = max((event["t"] for event in earlier), default=0.0)
             self._started = time.monotonic() - latest
-            self._listeners: list[Callback] = []
-            self._emitting = threading.Lock()  # links speak from threads of their own
-            with _written(path / "summary.json"):  # of an earlier attempt, which was not the end
+            self._callbacks: list[Callback] = []
+            self._emitting = threading.Lock()  # links emit from their own threads
+            with _reporting_write_errors(path / "summary.json"):  # of an earlier attempt
                 (path / "summary.json").unlink(missing_ok=True)
             self._write_json("settings.json", {**settings, "versions": versions()})
             attempts = sum(event["event"] == "attempt" for event in earlier)
@@ -62,28 +62,28 @@ class RunFolder:
             self._close()
             raise
 
-    def listen(self, listener: Callback) -> None:
-        """Have every later event passed on, as a progress bar needs it."""
-        self._listeners.append(listener)
+    def add_callback(self, callback: Callback) -> None:
+        """Call a function with every later event, for example to update a progress bar."""
+        self._callbacks.append(callback)
 
     def emit(self, event: Event) -> None:
         """Record an event, from any thread."""
         with self._emitting:
             seconds = round(time.monotonic() - self._started, 4)
             line = json.dumps({"t": seconds, "event": event.event, **event.fields}) + "\n"
-            with _written(self.path / "events.jsonl"):
+            with _reporting_write_errors(self.path / "events.jsonl"):
                 self._events.write(line)
             event = event.model_copy(update={"t": seconds})
-            for listener in self._listeners:
-                listener(event)
+            for callback in self._callbacks:
+                callback(event)
 
-    def notice(self, event: Event) -> None:
-        """Record an event if it can be, for a thread that must not fail: a later `emit` will."""
+    def try_emit(self, event: Event) -> None:
+        """Record an event if possible, on a thread that must not fail: a later `emit` raises."""
         with suppress(CheckpointError):
             self.emit(event)
 
     def save_weights(self, modules: Mapping[str, nn.Module | None]) -> None:
-        """Keep the trained weights, each under its module's name."""
+        """Write `weights.safetensors`; each key starts with its module's name."""
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
@@ -93,14 +93,14 @@ class RunFolder:
             if module is not None
             for key, tensor in module.state_dict().items()
         }
-        with self._replacing("weights.safetensors") as partial:
+        with self._atomic("weights.safetensors") as partial:
             try:
                 save_file(tensors, partial)
-            except SafetensorError as error:  # what the disk said is in its words only
+            except SafetensorError as error:  # it wraps the OSError of a full disk
                 raise OSError(str(error)) from error
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Record the end of the run, and let go of the folder."""
+        """Write the summary, and release the folder."""
         try:
             seconds = round(time.monotonic() - self._started, 3)
             self._write_json("summary.json", {**summary, "seconds": seconds})
@@ -108,24 +108,24 @@ class RunFolder:
             self._close()
 
     def write(self, name: str, text: str) -> None:
-        """Keep a file, whole or not at all."""
-        with self._replacing(name) as partial:
+        """Write a file atomically."""
+        with self._atomic(name) as partial:
             partial.write_text(text, encoding="utf-8")
 
     @contextmanager
-    def _replacing(self, name: str) -> Iterator[Path]:
-        """Where to write a file that then takes its place."""
+    def _atomic(self, name: str) -> Iterator[Path]:
+        """A temporary path that replaces the file on success."""
         partial = self.path / f"{name}.partial"
-        with _written(self.path / name):
+        with _reporting_write_errors(self.path / name):
             try:
                 yield partial
                 partial.replace(self.path / name)
             except OSError:
-                partial.unlink(missing_ok=True)  # it may hold the very room that is lacking
+                partial.unlink(missing_ok=True)  # free its space: the disk may be full
                 raise
 
     def _close(self) -> None:
-        with suppress(OSError):  # an event that there is no room for
+        with suppress(OSError):  # the last event may not fit on the disk
             self._events.close()
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
@@ -133,32 +133,32 @@ class RunFolder:
 
 
 @contextmanager
-def _written(path: Path) -> Iterator[None]:
-    """What the disk refuses in here is told with the file and the next step."""
+def _reporting_write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a CheckpointError with the file and the next step."""
     try:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"{path}: cannot be written ({error.strerror or error}); make room, or look at the "
-            "disk, and start again at all parties: a run goes on from its last checkpoint"
+            f"{path}: cannot be written ({error.strerror or error}); free some space or check the "
+            "disk, and start again at all parties: the run resumes from its last checkpoint"
         ) from error
 
 
 def _lock(path: Path, events: TextIO) -> None:
-    """Hold the folder until the events are closed or the process ends, however it ends."""
+    """Lock the folder until the events file is closed or the process ends."""
     try:
         fcntl.flock(events, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise ConfigError(
-            f"{path}: expected a folder that nobody uses, got one in which a run is going on; "
-            "wait for it, or choose another with --out"
+            f"{path}: another process uses this run folder; "
+            "wait for it to end, or choose another folder with --out"
         ) from error
 
 
-def _earlier_events(path: Path, file: TextIO, goes_on: bool) -> list[dict[str, Any]]:
-    """The events of earlier attempts at a run; an event that was torn is cut off.
+def _read_earlier_events(path: Path, file: TextIO, resume: bool) -> list[dict[str, Any]]:
+    """The events of earlier attempts at a run; a torn last line is cut off.
 
-    Raises ConfigError where the folder holds a run, or something else, that is not to be added to.
+    Raises ConfigError if the folder belongs to another run or contains a foreign events.jsonl.
     """
     data = (path / "events.jsonl").read_bytes()
     whole = data.rfind(b"\n") + 1
@@ -167,19 +167,19 @@ def _earlier_events(path: Path, file: TextIO, goes_on: bool) -> list[dict[str, A
         ours = all(isinstance(e["t"], float | int) and isinstance(e["event"], str) for e in events)
     except (ValueError, TypeError, KeyError):
         ours = False
-    began = ours and any(event["event"] in ("started", "resumed") for event in events)
-    may_be_added_to = not began or (goes_on and (path / "run.json").exists())
-    if not ours or not may_be_added_to:
+    has_started = ours and any(event["event"] in ("started", "resumed") for event in events)
+    may_append = not has_started or (resume and (path / "run.json").exists())
+    if not ours or not may_append:
         raise ConfigError(
-            f"{path}: expected a folder without a run, or of a run that can go on; got one with "
-            "events.jsonl; choose another with --out, or remove it"
+            f"{path}: the folder contains the events.jsonl of a run that cannot be resumed; "
+            "choose another folder with --out, or remove this one"
         )
     file.truncate(whole)
     return events
 
 
 def versions() -> dict[str, str]:
-    """What a bug report or a reader of a result needs to know of the software."""
+    """Versions of the software, for bug reports and results."""
     packages = ("torch", "numpy", "grpcio", "pyarrow", "cryptography", "safetensors", "pydantic")
     found = {name: installed(name) for name in packages}
     return {"celu": __version__, "python": platform.python_version(), **found}
@@ -194,8 +194,8 @@ def installed(package: str) -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """What a reader of a measurement needs to know of the machine."""
-    import torch  # here: commands that compute nothing start at once
+    """The machine's hardware, for the record of a measurement."""
+    import torch  # here: torch takes seconds, and other commands do not need it
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from celu.checkpoint.agreement import Agreement, Claim, agree
+from celu.checkpoint.agreement import Agreement, Inventory, agree
 from celu.checkpoint.generations import Checkpoints
 from celu.checkpoint.identity import RunIdentity
 from celu.config.job import Choice, Job
@@ -35,7 +35,13 @@ from celu.events import (
     TrainingResumed,
     TrainingStarted,
 )
-from celu.handshake import close_session, compare, differences, hello, tell
+from celu.handshake import (
+    check_contract,
+    close_session,
+    contract_differences,
+    make_hello,
+    report_failure,
+)
 from celu.party import Guest, Host
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
@@ -98,7 +104,7 @@ async def host_session(
         with closing(trainer.loader), _settling(checkpoints):
             resume_point = checkpointer.resume(agreement.round)
             if checkpoints is not None:
-                checkpoints.begin(RunIdentity(agreement.run, contract), agreement.round)
+                checkpoints.start(RunIdentity(agreement.run, contract), agreement.round)
             await link.send(Message(Kind.READY))
             _announce(emit, schedule, resume_point)
             rounds = await train_host(
@@ -107,7 +113,7 @@ async def host_session(
             checkpointer.flush()
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
-        await tell(links, error)
+        await report_failure(links, error)
         raise
     return _result(rounds, trainer, observer, [])
 
@@ -147,7 +153,7 @@ async def guest_session(
         with closing(trainer.loader), _settling(checkpoints):
             resume_point = checkpointer.resume(agreement.round)
             if checkpoints is not None:
-                checkpoints.begin(RunIdentity(agreement.run, contract), agreement.round)
+                checkpoints.start(RunIdentity(agreement.run, contract), agreement.round)
             for link in links.values():
                 if resume_point.stage is not None:  # before READY: a tensor may follow it at once
                     link.allow(trainer.specs(link.peer, resume_point.stage.segment.tuning))
@@ -161,7 +167,7 @@ async def guest_session(
             checkpointer.flush()
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
-        await tell(links, error)
+        await report_failure(links, error)
         raise
     return _result(rounds, trainer, observer, plan.choices)
 
@@ -204,36 +210,36 @@ async def _greet(
     links: Mapping[str, Link],
     checkpoints: Checkpoints | None,
     emit: Callback,
-) -> tuple[Claim, dict[str, Claim]]:
+) -> tuple[Inventory, dict[str, Inventory]]:
     """Exchange contracts and the rounds that each party has checkpoints for.
 
     Raises ContractMismatch, which names the fields, for a peer with another contract.
     """
-    own = Claim() if checkpoints is None else _claim(contract, checkpoints, emit)
-    greeting = hello(name, "run", contract, **own.to_body())
+    own = Inventory() if checkpoints is None else _inventory(contract, checkpoints, emit)
+    greeting = make_hello(name, "run", contract, **own.to_body())
     for link in links.values():
         await link.send(greeting)
     theirs = {}
     for link in links.values():
-        body = compare(name, greeting, link.peer, await link.receive())
-        theirs[link.peer] = Claim.from_body(link.peer, body)
+        body = check_contract(name, greeting, link.peer, await link.receive())
+        theirs[link.peer] = Inventory.from_body(link.peer, body)
     return own, theirs
 
 
-def _claim(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback) -> Claim:
+def _inventory(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback) -> Inventory:
     """Our checkpoints; raises CheckpointError where the folder belongs to another contract."""
-    identity, held = checkpoints.find()
+    identity, held = checkpoints.scan()
     for round_, why in checkpoints.damaged.items():
         emit(CheckpointDamaged(round=round_, why=why))
     if identity is None:
-        return Claim()
-    changed = differences("the run", identity.contract, "job.toml or the data", contract)
+        return Inventory()
+    changed = contract_differences("the run", identity.contract, "job.toml or the data", contract)
     if changed:
         raise CheckpointError(
             "this folder's run has another contract: " + "; ".join(changed[:10]) + ". Restore the "
             "original settings, or start a new run with another --out at all parties"
         )
-    return Claim(identity.run, tuple(held))
+    return Inventory(identity.run, tuple(held))
 
 
 @contextmanager
@@ -244,7 +250,7 @@ def _settling(checkpoints: Checkpoints | None) -> Iterator[None]:
     except (Exception, KeyboardInterrupt):
         if checkpoints is not None:
             with suppress(CheckpointError):  # the first error is the one to report
-                checkpoints.settle()
+                checkpoints.flush()
         raise
 
 

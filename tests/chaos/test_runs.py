@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from celu.checkpoint.disk import Part
+from celu.checkpoint.disk import BytesLike
 from celu.transport.delivery import ConnectionProtocol, Delivery
 from chaos import connection, link
 from chaos.disk import SimDisk, _File
@@ -91,7 +91,7 @@ def test_a_folder_that_is_not_synced_is_caught(folder: str) -> None:
 class Slow(SimDisk):
     """Says that a file is synced, and leaves it in the page cache."""
 
-    def write(self, path: Path, parts: Iterable[Part]) -> None:
+    def write(self, path: Path, parts: Iterable[BytesLike]) -> None:
         super().write(path, parts)
         file = self._find(path)
         assert isinstance(file, _File)

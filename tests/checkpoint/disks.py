@@ -1,4 +1,4 @@
-"""Disks for tests: one that does not wait for the platter, and one that fails when told to."""
+"""Disks for tests: one that does not sync, and one that fails at a given call."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from celu.checkpoint.disk import Part, RealDisk
+from celu.checkpoint.disk import BytesLike, RealDisk
 
 
 class QuickDisk(RealDisk):
     """Syncs nothing: for tests that are not about power cuts."""
 
-    def write(self, path: Path, parts: Iterable[Part]) -> None:
+    def write(self, path: Path, parts: Iterable[BytesLike]) -> None:
         path.write_bytes(b"".join(bytes(part) for part in parts))
 
     def sync_folder(self, path: Path) -> None:
@@ -21,21 +21,21 @@ class QuickDisk(RealDisk):
 
 
 class FailingDisk(QuickDisk):
-    """Fails at the k-th thing that it is asked to change, and, if it is full, ever after.
+    """Fails at its k-th write operation and, if `permanent`, at every later one.
 
-    What it was writing then is there in part.
+    A write that fails leaves half of the file.
     """
 
-    def __init__(self, fails_at: int, *, for_good: bool) -> None:
+    def __init__(self, fails_at: int, *, permanent: bool) -> None:
         self._fails_at = fails_at
-        self._for_good = for_good
+        self._permanent = permanent
         self.calls = 0
 
     def make_folder(self, path: Path) -> None:
         self._count()
         super().make_folder(path)
 
-    def write(self, path: Path, parts: Iterable[Part]) -> None:
+    def write(self, path: Path, parts: Iterable[BytesLike]) -> None:
         data = b"".join(bytes(part) for part in parts)
         try:
             self._count()
@@ -57,5 +57,5 @@ class FailingDisk(QuickDisk):
 
     def _count(self) -> None:
         self.calls += 1
-        if self.calls == self._fails_at or (self._for_good and self.calls > self._fails_at):
+        if self.calls == self._fails_at or (self._permanent and self.calls > self._fails_at):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

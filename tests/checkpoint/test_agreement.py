@@ -1,4 +1,4 @@
-"""From which round the parties go on, and what they refuse."""
+"""The round from which the parties resume, and what they refuse."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import celu
-from celu.checkpoint.agreement import Agreement, Claim, agree
+from celu.checkpoint.agreement import Agreement, Inventory, agree
 from celu.checkpoint.generations import Checkpoints
-from celu.checkpoint.writer import Inline
+from celu.checkpoint.writer import InlineWriter
 from celu.errors import CheckpointError, PeerFailed, ProtocolError
 from celu.events import ignore
 from celu.session import guest_session, host_session
@@ -23,35 +23,39 @@ from federation import Federation, federation
 A, B = "a" * 32, "b" * 32
 
 
-def test_the_newest_round_that_all_hold_is_gone_on_from() -> None:
-    claims = {
-        "guest": Claim(A, (0, 10, 20, 30)),
-        "one": Claim(A, (0, 10, 20)),
-        "two": Claim(A, (0, 20, 30)),
+def test_parties_resume_from_the_newest_round_that_all_have() -> None:
+    inventories = {
+        "guest": Inventory(A, (0, 10, 20, 30)),
+        "one": Inventory(A, (0, 10, 20)),
+        "two": Inventory(A, (0, 20, 30)),
     }
-    assert agree("guest", claims) == Agreement(A, 20)
-    assert agree("guest", {**claims, "two": Claim(A, (0, 30))}) == Agreement(A, 0)
+    assert agree("guest", inventories) == Agreement(A, 20)
+    assert agree("guest", {**inventories, "two": Inventory(A, (0, 30))}) == Agreement(A, 0)
 
 
-def test_where_nobody_holds_anything_the_guests_run_is_everybodys() -> None:
-    assert agree("guest", {"guest": Claim(A), "host": Claim(B)}) == Agreement(A, 0)
-    new = agree("guest", {"guest": Claim(), "host": Claim(B)})
+def test_without_checkpoints_the_guests_run_id_is_used() -> None:
+    assert agree("guest", {"guest": Inventory(A), "host": Inventory(B)}) == Agreement(A, 0)
+    new = agree("guest", {"guest": Inventory(), "host": Inventory(B)})
     assert new.round == 0 and new.run not in (A, B)
 
 
 @pytest.mark.parametrize(
-    ("guest", "host", "said"),
+    ("guest", "host", "expected"),
     [
-        (Claim(A, (0, 5)), Claim(B, (0, 5)), "guest has run aaaaaaaa, round 5; host has run bbbb"),
-        (Claim(), Claim(A, (0, 5)), "guest has no run; host has run aaaaaaaa, round 5"),
-        (Claim(A, (0, 5)), Claim(), "host has no run"),
-        (Claim(A, (0, 5)), Claim(B), "host has run bbbbbbbb, round 0"),
+        (
+            Inventory(A, (0, 5)),
+            Inventory(B, (0, 5)),
+            "guest has run aaaaaaaa, round 5; host has run bbbb",
+        ),
+        (Inventory(), Inventory(A, (0, 5)), "guest has no run; host has run aaaaaaaa, round 5"),
+        (Inventory(A, (0, 5)), Inventory(), "host has no run"),
+        (Inventory(A, (0, 5)), Inventory(B), "host has run bbbbbbbb, round 0"),
     ],
 )
-def test_what_somebody_kept_is_never_given_up_without_a_word(
-    guest: Claim, host: Claim, said: str
+def test_checkpoints_of_different_runs_are_refused_not_discarded(
+    guest: Inventory, host: Inventory, expected: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=said) as caught:
+    with pytest.raises(CheckpointError, match=expected) as caught:
         agree("guest", {"guest": guest, "host": host})
     assert "--out" in str(caught.value) and caught.value.public() == str(caught.value)
 
@@ -75,9 +79,9 @@ def test_what_somebody_kept_is_never_given_up_without_a_word(
         {"run": "../" * 10 + "aa", "held": [0]},
     ],
 )
-def test_a_hello_that_makes_no_sense_is_refused(body: dict[str, Any]) -> None:
+def test_a_malformed_hello_is_refused(body: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError, match="HELLO of host"):
-        Claim.from_body("host", body)
+        Inventory.from_body("host", body)
 
 
 @pytest.mark.parametrize(
@@ -95,30 +99,30 @@ def test_a_hello_that_makes_no_sense_is_refused(body: dict[str, Any]) -> None:
         {"run": [], "from": 0},
     ],
 )
-def test_a_ready_that_cannot_be_followed_is_refused(body: dict[str, Any] | None) -> None:
+def test_a_ready_that_the_host_cannot_resume_from_is_refused(body: dict[str, Any] | None) -> None:
     with pytest.raises(ProtocolError, match="READY of guest"):
-        Agreement.from_body("guest", body, Claim(A, (0, 5)))
+        Agreement.from_body("guest", body, Inventory(A, (0, 5)))
 
 
-def test_what_is_said_comes_across() -> None:
-    claim = Claim(A, (0, 5, 9))
-    assert Claim.from_body("host", claim.to_body()) == claim
-    assert len(Claim(A, tuple(range(1000))).to_body()["held"]) < 1000
+def test_inventory_and_agreement_round_trip() -> None:
+    inventory = Inventory(A, (0, 5, 9))
+    assert Inventory.from_body("host", inventory.to_body()) == inventory
+    assert len(Inventory(A, tuple(range(1000))).to_body()["held"]) < 1000
     agreement = Agreement(A, 9)
-    assert Agreement.from_body("guest", agreement.to_body(), claim) == agreement
+    assert Agreement.from_body("guest", agreement.to_body(), inventory) == agreement
 
 
 def run(fed: Federation, guest_at: Path, host_at: Path) -> celu.Result:
     to_host, to_guest = memory_links("guest", "host")
-    kept = {p: Checkpoints(p, QuickDisk(), Inline()) for p in (guest_at, host_at)}
+    checkpoints = {p: Checkpoints(p, QuickDisk(), InlineWriter()) for p in (guest_at, host_at)}
     programs = {
         "host": host_session(
             *("host", fed.hosts["host"], fed.job, to_guest, ignore),
-            checkpoints=kept[host_at],
+            checkpoints=checkpoints[host_at],
         ),
         "guest": guest_session(
             *("guest", fed.guest, fed.job, {"host": to_host}, ignore),
-            checkpoints=kept[guest_at],
+            checkpoints=checkpoints[guest_at],
         ),
     }
     return _run_together(programs, [to_host])["guest"]
@@ -127,14 +131,16 @@ def run(fed: Federation, guest_at: Path, host_at: Path) -> celu.Result:
 def test_folders_of_different_runs_are_refused_at_both_sides(tmp_path: Path) -> None:
     for name in ("one", "two"):
         run(federation(rounds=5), tmp_path / name / "guest", tmp_path / name / "host")
-    with pytest.raises(CheckpointError, match=r"not of one run: guest has run .* host has run"):
+    with pytest.raises(CheckpointError, match=r"different runs: guest has run .* host has run"):
         run(federation(rounds=5), tmp_path / "one" / "guest", tmp_path / "two" / "host")
     with pytest.raises(CheckpointError, match="host has no run"):
         run(federation(rounds=5), tmp_path / "one" / "guest", tmp_path / "new")
-    assert Checkpoints(tmp_path / "one" / "guest").held()[-1] == 5  # nothing was dropped
+    assert (
+        Checkpoints(tmp_path / "one" / "guest").available_rounds()[-1] == 5
+    )  # nothing is discarded
 
 
-def test_another_contract_than_the_folders_is_refused_by_the_name_of_the_field(
+def test_a_changed_contract_is_refused_and_the_field_is_named(
     tmp_path: Path,
 ) -> None:
     run(federation(rounds=5), tmp_path / "guest", tmp_path / "host")
@@ -142,7 +148,7 @@ def test_another_contract_than_the_folders_is_refused_by_the_name_of_the_field(
         run(federation(rounds=5, seed=2), tmp_path / "guest", tmp_path / "host")
 
 
-def test_a_model_that_is_not_the_checkpoints_is_refused_by_the_name_of_the_tensor(
+def test_a_model_that_does_not_fit_the_checkpoint_is_refused_and_the_tensor_is_named(
     tmp_path: Path,
 ) -> None:
     fed = federation(rounds=5)
@@ -157,16 +163,16 @@ def test_a_model_that_is_not_the_checkpoints_is_refused_by_the_name_of_the_tenso
         run(other, tmp_path / "guest", tmp_path / "host")
 
 
-def test_a_party_that_keeps_nothing_can_take_part(tmp_path: Path) -> None:
+def test_a_party_without_checkpoints_can_take_part_but_not_resume(tmp_path: Path) -> None:
     fed = federation(rounds=5)
-    kept = {"guest": Checkpoints(tmp_path, QuickDisk(), Inline())}
-    assert celu.simulate(fed.job, fed.guest, fed.hosts, checkpoints=kept).rounds == 5
+    checkpoints = {"guest": Checkpoints(tmp_path, QuickDisk(), InlineWriter())}
+    assert celu.simulate(fed.job, fed.guest, fed.hosts, checkpoints=checkpoints).rounds == 5
     again = federation(rounds=5)
     with pytest.raises((CheckpointError, PeerFailed), match="host has no run"):
-        celu.simulate(again.job, again.guest, again.hosts, checkpoints=kept)
+        celu.simulate(again.job, again.guest, again.hosts, checkpoints=checkpoints)
 
 
-def test_a_guest_that_sends_a_host_to_a_round_it_never_had_is_refused(tmp_path: Path) -> None:
+def test_a_guest_that_resumes_from_a_round_that_the_host_lacks_is_refused(tmp_path: Path) -> None:
     fed = federation(rounds=5)
     to_host, to_guest = memory_links("guest", "host")
 
@@ -179,7 +185,7 @@ def test_a_guest_that_sends_a_host_to_a_round_it_never_had_is_refused(tmp_path: 
 
     host = host_session(
         *("host", fed.hosts["host"], fed.job, to_guest, ignore),
-        checkpoints=Checkpoints(tmp_path, QuickDisk(), Inline()),
+        checkpoints=Checkpoints(tmp_path, QuickDisk(), InlineWriter()),
     )
     with pytest.raises(ProtocolError, match="round 3"):
         _run_together({"host": host, "guest": rogue()}, [to_host])  # type: ignore[dict-item]

@@ -1,4 +1,4 @@
-"""What a peer claims is checked: what cannot be is refused by name."""
+"""A peer's numbers are validated: impossible ones are named and refused."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from celu.doctor.diagnosis import diagnose_guest
-from celu.doctor.probes import Watch
+from celu.doctor.probes import Clocks
 from celu.errors import ProtocolError, ShapeError
 from celu.simulation import _run_together
 from celu.transport.emulation import LinkEmulator
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
-from doctor.clinic import Room, make_job
+from doctor.rooms import Room, make_job
 from psi.parties import Wrapped
 
 IMPOSSIBLE = [-0.5, math.nan, math.inf, 1e300, 10**400, "soon", None, True, [1.0]]
@@ -29,7 +29,7 @@ def liar(change: Callable[[Message], Message]) -> Callable[[Link], Link]:
 
 
 def with_body(key: str, value: Any, where: str | None = None) -> Callable[[Message], Message]:
-    """Changes a field wherever it is said, in an inner object if named."""
+    """Change a field of every message that has it, inside an object if `where` is given."""
 
     def change(message: Message) -> Message:
         body = message.body or {}
@@ -49,17 +49,17 @@ def room(**odd: Any) -> Room:
 
 @pytest.mark.parametrize("value", IMPOSSIBLE, ids=lambda value: str(value)[:8])
 @pytest.mark.parametrize("key", ["at", "span_s", "elapsed_s"])
-def test_a_host_cannot_claim_impossible_times(key: str, value: Any) -> None:
+def test_a_host_cannot_report_impossible_times(key: str, value: Any) -> None:
     with pytest.raises(ProtocolError, match=f"FINDINGS: {key}: expected a number"):
-        room(wrap_host=liar(with_body(key, value))).examine()
+        room(wrap_host=liar(with_body(key, value))).diagnose()
 
 
 @pytest.mark.parametrize("value", [0.0, 100.0])
-def test_a_host_cannot_claim_that_a_train_arrived_before_it_was_sent_or_after_it_said_so(
+def test_a_host_cannot_report_a_probe_that_arrived_too_early_or_too_late(
     value: float,
 ) -> None:
     with pytest.raises(ProtocolError, match="span_s"):
-        room(wrap_host=liar(with_body("span_s", value))).examine()
+        room(wrap_host=liar(with_body("span_s", value))).diagnose()
 
 
 @pytest.mark.parametrize("value", IMPOSSIBLE, ids=lambda value: str(value)[:8])
@@ -67,11 +67,9 @@ def test_a_host_cannot_claim_that_a_train_arrived_before_it_was_sent_or_after_it
     ("key", "where"),
     [("rtt_min_s", None), ("jitter_s", None), ("mbps", "to_host"), ("parcel_bytes", "to_guest")],
 )
-def test_a_guest_cannot_say_that_the_impossible_came_out(
-    key: str, where: str | None, value: Any
-) -> None:
+def test_a_guest_cannot_report_impossible_results(key: str, where: str | None, value: Any) -> None:
     with pytest.raises(ProtocolError, match=f"FINDINGS: {key}: expected"):
-        room(wrap=liar(with_body(key, value, where))).examine()
+        room(wrap=liar(with_body(key, value, where))).diagnose()
 
 
 @pytest.mark.parametrize(
@@ -89,19 +87,19 @@ def test_a_guest_cannot_say_that_the_impossible_came_out(
         ("do", "dance"),
     ],
 )
-def test_a_guest_cannot_ask_for_more_than_is_allowed(key: str, value: Any) -> None:
+def test_a_guest_cannot_request_more_than_is_allowed(key: str, value: Any) -> None:
     with pytest.raises(ProtocolError, match=f"FINDINGS: {key}: expected"):
-        room(wrap=liar(with_body(key, value))).examine()
+        room(wrap=liar(with_body(key, value))).diagnose()
 
 
-def test_a_train_of_another_size_than_asked_for_is_refused() -> None:
+def test_a_probe_of_another_size_than_requested_is_refused() -> None:
     def shorten(message: Message) -> Message:
         if message.kind is Kind.PROBE and message.part == 3 and message.tensor is not None:
             return replace(message, tensor=message.tensor[:-1])
         return message
 
     with pytest.raises(ShapeError, match="PROBE of round 1: expected 4096 rows, got 4095"):
-        room(wrap=liar(shorten)).examine()
+        room(wrap=liar(shorten)).diagnose()
 
 
 def test_a_probe_larger_than_allowed_is_refused() -> None:
@@ -111,21 +109,21 @@ def test_a_probe_larger_than_allowed_is_refused() -> None:
         return replace(message, tensor=big) if message.kind is Kind.PROBE else message
 
     with pytest.raises(ShapeError, match="PROBE: expected"):
-        room(wrap=liar(grow)).examine()
+        room(wrap=liar(grow)).diagnose()
 
 
 @pytest.mark.parametrize("claim", [None, {}, {"celu": 3}, {"celu": "x" * 50}, {"celu": "\x1b[2J"}])
-def test_versions_that_are_none_are_refused(claim: Any) -> None:
+def test_malformed_versions_are_refused(claim: Any) -> None:
     def change(message: Message) -> Message:
         if message.kind is Kind.HELLO:
             return replace(message, body={**(message.body or {}), "versions": claim})
         return message
 
     with pytest.raises(ProtocolError, match=r"HELLO: .*expected"):
-        room(wrap_host=liar(change)).examine()
+        room(wrap_host=liar(change)).diagnose()
 
 
-def test_a_guest_that_never_ends_is_left() -> None:
+def test_a_measurement_that_never_ends_is_refused() -> None:
     to_host, to_guest = memory_links("guest", "host")
 
     async def guest() -> None:
@@ -134,6 +132,6 @@ def test_a_guest_that_never_ends_is_left() -> None:
         while True:
             await to_host.send(Message(Kind.READY))
 
-    host = diagnose_guest("host", make_job(), to_guest, Watch(), lambda words: None)
-    with pytest.raises(ProtocolError, match="expected an end of the measuring"):
+    host = diagnose_guest("host", make_job(), to_guest, Clocks(), lambda text: None)
+    with pytest.raises(ProtocolError, match="the measurement did not end"):
         _run_together({"host": host, "guest": guest()}, [to_host, to_guest])  # type: ignore[dict-item]

@@ -1,4 +1,4 @@
-"""Lines are measured for what they are, in virtual time."""
+"""Emulated links are measured exactly, in virtual time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celu.transport.emulation import PAYLOAD, LinkEmulator
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
-from doctor.clinic import Room, case_of, make_job, warned
+from doctor.rooms import Room, make_facts, make_job, warned
 from psi.parties import Wrapped
 
 
@@ -27,18 +27,18 @@ def both(mbps: float, delay_s: float, jitter_s: float = 0.0) -> tuple[LinkEmulat
 
 
 @pytest.mark.parametrize("name", ["wan-300", "wan-100"])
-def test_a_named_line_is_found_as_it_is_described(name: str) -> None:
-    line = PROFILES[name]
-    found = Room(make_job(), lambda: (LinkEmulator.of(line), LinkEmulator.of(line))).measure()
-    assert found.rtt_min_s == pytest.approx(2 * line.delay_ms / 1000, rel=0.1)
-    for way in (found.to_host, found.to_guest):
-        assert way.mbps == pytest.approx(line.mbps * PAYLOAD, rel=0.05)
-        assert way.share == pytest.approx(1.0, abs=0.05)
-        assert way.rested_s == pytest.approx(way.parcel_s, rel=0.1)
+def test_the_measurement_matches_a_named_profile(name: str) -> None:
+    profile = PROFILES[name]
+    found = Room(make_job(), lambda: (LinkEmulator.of(profile), LinkEmulator.of(profile))).measure()
+    assert found.rtt_min_s == pytest.approx(2 * profile.delay_ms / 1000, rel=0.1)
+    for direction in (found.to_host, found.to_guest):
+        assert direction.mbps == pytest.approx(profile.mbps * PAYLOAD, rel=0.05)
+        assert direction.share == pytest.approx(1.0, abs=0.05)
+        assert direction.idle_burst_s == pytest.approx(direction.burst_s, rel=0.1)
     assert abs(found.clock_s) <= found.clock_error_s
 
 
-def test_each_way_is_found_by_itself() -> None:
+def test_each_direction_is_measured_separately() -> None:
     found = Room(make_job(), lambda: (LinkEmulator(200, 0.01), LinkEmulator(20, 0.03))).measure()
     assert found.to_host.mbps == pytest.approx(200, rel=0.05)
     assert found.to_guest.mbps == pytest.approx(20, rel=0.05)
@@ -46,22 +46,22 @@ def test_each_way_is_found_by_itself() -> None:
     assert min(found.to_host.share, found.to_guest.share) > 0.85
 
 
-def test_jitter_is_told_apart_from_delay() -> None:
+def test_jitter_is_measured_apart_from_delay() -> None:
     found = Room(make_job(), lambda: both(100, 0.02, jitter_s=0.03)).measure()
     assert 0.002 < found.jitter_s < 0.06
     assert found.rtt_median_s > found.rtt_min_s + 0.002
 
 
 @pytest.mark.parametrize("ahead_s", [5.0, -86400.0])
-def test_a_clock_that_is_wrong_is_found_within_what_is_said(ahead_s: float) -> None:
+def test_a_wrong_clock_is_measured_within_the_stated_error(ahead_s: float) -> None:
     found = Room(make_job(), lambda: both(100, 0.02), host_ahead_s=ahead_s).measure()
     assert found.clock_error_s == pytest.approx(0.02, rel=0.2)
     assert abs(found.clock_s - ahead_s) <= found.clock_error_s
-    assert "NTP" in warned(case_of(found))["clocks"].change
+    assert "NTP" in warned(make_facts(found))["clocks"].fix
 
 
-def test_a_slow_line_takes_seconds_and_a_fast_one_is_bounded_in_bytes() -> None:
-    _, clocks = Room(make_job(), lambda: both(0.2, 0.3), ProbePlan(pings=3)).examine()
+def test_a_slow_link_takes_seconds_and_a_fast_one_is_limited_in_bytes() -> None:
+    _, clocks = Room(make_job(), lambda: both(0.2, 0.3), ProbePlan(pings=3)).diagnose()
     assert clocks["guest"].now() < 60
     sent = 0
 
@@ -74,13 +74,13 @@ def test_a_slow_line_takes_seconds_and_a_fast_one_is_bounded_in_bytes() -> None:
         return Wrapped(link, seen)
 
     plan = ProbePlan(pings=3, max_bytes=8 << 20)
-    Room(make_job(), lambda: both(1e5, 0.0), plan, wrap=count).examine()
+    Room(make_job(), lambda: both(1e5, 0.0), plan, wrap=count).diagnose()
     assert sent < 5 * plan.max_bytes
 
 
 @dataclass
-class Forgetful(LinkEmulator):
-    """A line that is slow with all but small messages after a rest, as a kernel is."""
+class SlowRestart(LinkEmulator):
+    """A link that is slow with large messages after a pause, as TCP slow start is."""
 
     slow_s: float = 0.3
     _used_at: float = 0.0
@@ -93,20 +93,20 @@ class Forgetful(LinkEmulator):
         return super().arrival(num_bytes, given_at)
 
 
-def test_a_line_that_starts_slowly_after_a_rest_is_told_which_side_sends() -> None:
-    found = Room(make_job(), lambda: (Forgetful(100, 0.02), LinkEmulator(100, 0.02))).measure()
-    assert found.to_host.rested_s > found.to_host.parcel_s + 0.25
-    assert found.to_guest.rested_s < found.to_guest.parcel_s + 0.05
-    advice = warned(case_of(found))["idle"]
-    assert "tcp_slow_start_after_idle=0, here" in advice.change
-    advice = warned(case_of(found, name="host", peer="guest", role="host"))["idle"]
-    assert "tcp_slow_start_after_idle=0, at guest" in advice.change
+def test_a_slow_restart_after_a_pause_names_the_side_that_sends() -> None:
+    found = Room(make_job(), lambda: (SlowRestart(100, 0.02), LinkEmulator(100, 0.02))).measure()
+    assert found.to_host.idle_burst_s > found.to_host.burst_s + 0.25
+    assert found.to_guest.idle_burst_s < found.to_guest.burst_s + 0.05
+    advice = warned(make_facts(found))["idle"]
+    assert "tcp_slow_start_after_idle=0, here" in advice.fix
+    advice = warned(make_facts(found, name="host", peer="guest", role="host"))["idle"]
+    assert "tcp_slow_start_after_idle=0, at guest" in advice.fix
 
 
-def test_a_rate_of_one_window_a_trip_is_taken_for_a_gateways() -> None:
+def test_one_window_per_round_trip_is_attributed_to_a_gateway() -> None:
     found = Room(make_job(), lambda: (LinkEmulator(13.1, 0.02), LinkEmulator(300, 0.02))).measure()
-    advice = warned(case_of(found))["gateway"]
-    assert advice.words.startswith("to host") and "64 KiB" in advice.words
+    advice = warned(make_facts(found))["gateway"]
+    assert advice.message.startswith("to host") and "64 KiB" in advice.message
 
 
 def test_hosts_are_measured_one_after_the_other() -> None:
@@ -116,14 +116,14 @@ def test_hosts_are_measured_one_after_the_other() -> None:
         mbps = next(speeds)
         return LinkEmulator(mbps, 0.01), LinkEmulator(mbps, 0.01)
 
-    found, _ = Room(make_job("a", "b", "c"), lines).examine()
+    found, _ = Room(make_job("a", "b", "c"), lines).diagnose()
     rates = [found[name].measured.to_guest.mbps for name in "abc"]
     assert rates == pytest.approx([50.0, 100.0, 200.0], rel=0.05)
 
 
-def test_contracts_that_differ_are_named_and_measured_all_the_same() -> None:
+def test_differing_contracts_are_named_and_the_link_is_measured_anyway() -> None:
     other = make_job(batch_size=32, codec="int8")
-    found, _ = Room(make_job(), lambda: both(100, 0.01), host_job=other).examine()
+    found, _ = Room(make_job(), lambda: both(100, 0.01), host_job=other).diagnose()
     assert [field.split(":")[0] for field in found["host"].differing] == [
         "batch_size",
         "codec.activation",
@@ -134,7 +134,7 @@ def test_contracts_that_differ_are_named_and_measured_all_the_same() -> None:
     assert found["host"].measured.to_host.mbps > 50
 
 
-def test_a_peer_that_runs_another_command_is_told_so() -> None:
+def test_a_peer_that_runs_another_command_is_refused() -> None:
     from celu.session import host_session
     from federation import federation
 
@@ -142,20 +142,20 @@ def test_a_peer_that_runs_another_command_is_told_so() -> None:
     to_host, to_guest = memory_links("guest", "host")
     programs = {
         "host": host_session("host", fed.hosts["host"], fed.job, to_guest, ignore),
-        "guest": _examine(fed.job, to_host),
+        "guest": _diagnose(fed.job, to_host),
     }
     with pytest.raises(ContractMismatch, match=r"`celu run`.*`celu doctor`|doctor`.*`celu run`"):
         _run_together(programs, [to_host])  # type: ignore[arg-type]
 
 
-def _examine(job: celu.Job, link: Link) -> object:
+def _diagnose(job: celu.Job, link: Link) -> object:
     from celu.doctor.diagnosis import diagnose_hosts
-    from celu.doctor.probes import Watch
+    from celu.doctor.probes import Clocks
 
-    return diagnose_hosts("guest", job, {"host": link}, ProbePlan(), Watch(), lambda words: None)
+    return diagnose_hosts("guest", job, {"host": link}, ProbePlan(), Clocks(), lambda text: None)
 
 
-def test_probes_are_bytes_of_no_meaning() -> None:
+def test_a_diagnosis_sends_only_probes_and_control_messages() -> None:
     seen = []
 
     def look(link: Link) -> Wrapped:
@@ -165,5 +165,5 @@ def test_probes_are_bytes_of_no_meaning() -> None:
 
         return Wrapped(link, note)
 
-    Room(make_job(), lambda: both(100, 0.01), wrap=look).examine()
+    Room(make_job(), lambda: both(100, 0.01), wrap=look).diagnose()
     assert set(seen) == {Kind.HELLO, Kind.READY, Kind.PROBE, Kind.FINDINGS, Kind.GOODBYE}

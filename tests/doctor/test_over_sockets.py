@@ -1,28 +1,34 @@
-"""Over real sockets and TLS: a line is found, with one emulated and with none."""
+"""Over real sockets and TLS a diagnosis completes and both parties have the same results.
+
+What a measurement is worth is tested in virtual time (`test_measure`). Here a busy machine may make
+the link arbitrarily slow, so these tests assert only what holds at any speed.
+"""
 
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 from celu.certs import make_authority, make_party
 from celu.doctor.diagnosis import Diagnosis, diagnose_guest, diagnose_hosts
 from celu.doctor.measure import ProbePlan
-from celu.doctor.probes import Watch
+from celu.doctor.probes import Clocks
 from celu.transport.carrier import Route
 from celu.transport.connect import Endpoint, open_links
 from celu.transport.emulation import LinkEmulator
 from celu.transport.link import run_blocking
-from doctor.clinic import make_job
+from doctor.rooms import make_job
 
-PLAN = ProbePlan(pings=5, bulk_s=0.4, rest_s=0.1, max_bytes=16 << 20)
+WAIT_S = 300.0  # for a message, a connection or a party, perhaps on a busy machine
+PLAN = ProbePlan(pings=5, bulk_s=0.4, pause_s=0.1, max_bytes=16 << 20)
+# One clock for both parties that nobody adjusts, unlike the time of day.
+CLOCKS = Clocks(wall=lambda: 1.7e9 + time.perf_counter())
 
 
-def examine(
+def diagnose(
     folder: Path, line: Callable[[], LinkEmulator | None]
 ) -> tuple[dict[str, Diagnosis], dict[str, Diagnosis]]:
     job = make_job()
@@ -42,47 +48,55 @@ def examine(
             "127.0.0.1:0",
             ("host",),
             keys=keys("guest", "host"),
-            connect_s=20,
-            deadline_s=20,
+            connect_s=WAIT_S,
+            deadline_s=WAIT_S,
             line=line,
         )
         with open_links(here, ports.put) as links:
             said: list[str] = []
-            found = diagnose_hosts("guest", job, links, PLAN, Watch(), said.append)
+            found = diagnose_hosts("guest", job, links, PLAN, CLOCKS, said.append)
             return run_blocking(found)
 
     def host() -> dict[str, Diagnosis]:
         there = Endpoint(
             "host",
-            connect={"guest": Route(f"127.0.0.1:{ports.get(timeout=20)}")},
+            connect={"guest": Route(f"127.0.0.1:{ports.get(timeout=WAIT_S)}")},
             keys=keys("host", "guest"),
-            connect_s=20,
-            deadline_s=20,
+            connect_s=WAIT_S,
+            deadline_s=WAIT_S,
             line=line,
         )
         with open_links(there) as links:
-            found = diagnose_guest("host", job, links["guest"], Watch(), lambda words: None)
+            found = diagnose_guest("host", job, links["guest"], CLOCKS, lambda text: None)
             return run_blocking(found)
 
     with ThreadPoolExecutor(2) as pool:
         parties = [pool.submit(guest), pool.submit(host)]
-        ours, theirs = (party.result(timeout=60) for party in parties)
+        ours, theirs = (party.result(timeout=WAIT_S) for party in parties)
     return ours, theirs
 
 
-def test_an_emulated_line_is_found_at_both_parties(tmp_path: Path) -> None:
-    ours, theirs = examine(tmp_path, lambda: LinkEmulator(100, 0.01))
+def assert_consistent(ours: dict[str, Diagnosis], theirs: dict[str, Diagnosis]) -> None:
     found = ours["host"].measured
     assert theirs["guest"].measured == found
-    assert 0.02 <= found.rtt_min_s < 0.06
-    for way in (found.to_host, found.to_guest):
-        assert way.mbps == pytest.approx(100, rel=0.3)
-        assert way.duplex_mbps == pytest.approx(100, rel=0.3)
-    assert abs(found.clock_s) <= found.clock_error_s
+    assert 0 < found.rtt_min_s <= found.rtt_median_s
+    assert abs(found.clock_s) <= found.clock_error_s == found.rtt_min_s / 2
+    for direction in (found.to_host, found.to_guest):
+        assert direction.mbps > 0 and direction.duplex_mbps > 0
+        assert direction.burst_bytes > 0
+        assert direction.burst_s > 0 and direction.idle_burst_s > 0
     assert ours["host"].differing == [] and ours["host"].versions == theirs["guest"].versions
 
 
-def test_without_a_line_it_ends_as_well(tmp_path: Path) -> None:
-    ours, theirs = examine(tmp_path, lambda: None)
-    assert ours["host"].measured == theirs["guest"].measured
-    assert ours["host"].measured.to_host.mbps > 0
+def test_both_parties_measure_an_emulated_link_and_agree(tmp_path: Path) -> None:
+    ours, theirs = diagnose(tmp_path, lambda: LinkEmulator(100, 0.01))
+    assert_consistent(ours, theirs)
+    measured = ours["host"].measured
+    # The emulated delay of 10 ms each way is a lower bound, however busy the machine is.
+    assert measured.rtt_min_s >= 0.02
+    for direction in (measured.to_host, measured.to_guest):
+        assert min(direction.burst_s, direction.idle_burst_s) >= 0.02
+
+
+def test_both_parties_measure_a_link_without_emulation_and_agree(tmp_path: Path) -> None:
+    assert_consistent(*diagnose(tmp_path, lambda: None))

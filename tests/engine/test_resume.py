@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import celu
 from celu.checkpoint.generations import Checkpoints
-from celu.checkpoint.writer import Inline
+from celu.checkpoint.writer import InlineWriter
 from celu.config.job import Choice, read_job
 from celu.config.link import LinkSettings
 from celu.config.replay import replay_toml
@@ -118,7 +118,7 @@ CASES: dict[str, Callable[[], Federation]] = {
 
 def checkpoints(folder: Path, fed: Federation) -> dict[str, Checkpoints]:
     names = (fed.job.guest, *fed.hosts)
-    return {name: Checkpoints(folder / name, QuickDisk(), Inline()) for name in names}
+    return {name: Checkpoints(folder / name, QuickDisk(), InlineWriter()) for name in names}
 
 
 def attempt(
@@ -269,7 +269,7 @@ def test_old_generations_are_deleted_except_those_that_may_be_needed(tmp_path: P
     fed = federation(method=celu.Method(R=1, depth=4), rounds=40, checkpoint={"every": 2})
     attempt(fed, tmp_path)
     for name in ("guest", "host"):
-        held = Checkpoints(tmp_path / name).held()
+        held = Checkpoints(tmp_path / name).available_rounds()
         assert held == [0, 30, 32, 34, 36, 38, 40]
 
 
@@ -292,11 +292,11 @@ def run_auto(fed: Federation, folder: Path, stop: int | None = None) -> tuple[An
             raise Stopped
 
     def note(name: str) -> Callable[..., None]:
-        keep = stores[name].keep
-        return lambda snapshot, many: (taken[name].append(snapshot.round), keep(snapshot, many))[1]
+        save = stores[name].save
+        return lambda snapshot, many: (taken[name].append(snapshot.round), save(snapshot, many))[1]
 
     for name in stores:
-        stores[name].keep = note(name)  # type: ignore[method-assign]
+        stores[name].save = note(name)  # type: ignore[method-assign]
     try:
         slow = LinkSettings(mbps=1, delay_ms=20)
         result = celu.simulate(

@@ -16,7 +16,7 @@ import torch
 
 import celu
 from celu.checkpoint.generations import Checkpoints
-from celu.checkpoint.writer import Inline
+from celu.checkpoint.writer import InlineWriter
 from celu.config.job import read_job
 from celu.config.party import read_party
 from celu.config.schema import read_declared
@@ -95,7 +95,7 @@ def _train(run: Path) -> celu.Result:
         top=WideDeepTop([3]), loss=celu.LOSSES["binary"], train=table, test=table, bottom=bottom
     )
     job = celu.Job(batch_size=8, rounds=4, hosts={}, checkpoint={"every": 2})
-    kept = Checkpoints(run, writer=Inline())
+    kept = Checkpoints(run, writer=InlineWriter())
     return celu.simulate(job, guest, {}, checkpoints={job.guest: kept})
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 import celu
-from celu.checkpoint.agreement import Agreement, Claim
+from celu.checkpoint.agreement import Agreement, Inventory
 from celu.codecs.registry import CODECS, ZSTD
 from celu.data.order import BatchOrder
 from celu.doctor import diagnosis, probes
-from celu.doctor.measurement import MAX_WALL_S, Measured, Way, number, read_measured
+from celu.doctor.measurement import MAX_WALL_S, Direction, Measurement, number, read_measurement
 from celu.engine.coding import Coding
 from celu.engine.cost_model import Costs
 from celu.engine.guest_trainer import GuestTrainer
@@ -28,11 +28,11 @@ from celu.engine.outcome import Outcome, Timings
 from celu.engine.plan import HostPlan, Stage
 from celu.engine.schedule import Schedule, Segment
 from celu.engine.state import TrainerState
-from celu.handshake import compare, hello
+from celu.handshake import check_contract, make_hello
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
 from celu.psi import exchange, protocol
-from celu.psi.state import VALUE_BYTES, State
+from celu.psi.state import VALUE_BYTES, ExchangeState
 from celu.psi.workers import Workers
 from celu.transport.delivery import ConnectionProtocol, Delivery
 from celu.transport.link import run_blocking
@@ -173,13 +173,13 @@ def a_guests_answer(stack: ExitStack) -> Target:
 
 def handshake() -> Target:
     """Contracts."""
-    ours = hello("guest", "run", {"protocol": 2, **make_job().contract(), "train_rows": 64})
+    ours = make_hello("guest", "run", {"protocol": 2, **make_job().contract(), "train_rows": 64})
     theirs = Message(Kind.HELLO, body={**(ours.body or {}), "name": "host"})
     contract = repr(ours)
     return Target(
         "handshake",
         [theirs],
-        lambda message: compare("guest", ours, "host", message),
+        lambda message: check_contract("guest", ours, "host", message),
         state=lambda: contract == repr(ours),
     )
 
@@ -217,20 +217,20 @@ def claim() -> Target:
     """Which rounds a host says it holds."""
 
     def read(message: Message) -> None:
-        said = Claim.from_body("host", expect(message, Kind.HELLO).body or {})
-        assert said.held[0] == 0 and list(said.held) == sorted(set(said.held))
+        said = Inventory.from_body("host", expect(message, Kind.HELLO).body or {})
+        assert said.rounds[0] == 0 and list(said.rounds) == sorted(set(said.rounds))
 
-    body = Claim("c" * 32, (0, 10, 20)).to_body()
+    body = Inventory("c" * 32, (0, 10, 20)).to_body()
     return Target("claim", [Message(Kind.HELLO, body=body)], read)
 
 
 def agreement() -> Target:
     """Which round a guest wants to go on from."""
-    own = Claim("c" * 32, (0, 10, 20))
+    own = Inventory("c" * 32, (0, 10, 20))
 
     def read(message: Message) -> None:
         agreed = Agreement.from_body("guest", expect(message, Kind.READY).body, own)
-        assert agreed.round in own.held and agreed.run == own.run
+        assert agreed.round in own.rounds and agreed.run == own.run
 
     return Target("agreement", [Message(Kind.READY, body=Agreement("c" * 32, 10).to_body())], read)
 
@@ -292,8 +292,8 @@ def failure() -> Target:
 
 def examination_of_a_link() -> Target:
     """What was measured, and what is to be."""
-    way = Way(100.0, 90.0, 4096, 0.1, 0.2)
-    measured = Measured(0.01, 0.02, 0.001, 0.5, 0.005, way, way)
+    way = Direction(100.0, 90.0, 4096, 0.1, 0.2)
+    measured = Measurement(0.01, 0.02, 0.001, 0.5, 0.005, way, way)
     probe = Message(Kind.PROBE, 1, tensor=torch.zeros(64, 1, dtype=torch.uint8))
 
     def read(message: Message) -> None:
@@ -302,16 +302,16 @@ def examination_of_a_link() -> Target:
             return
         body = expect(message, Kind.FINDINGS, message.round).body or {}
         if body.get("do") == "end":
-            read_measured(body)
+            read_measurement(body)
         elif body.get("do") == "train":
-            probes.Probe.read(message)
+            probes.Probe.from_message(message)
         else:
             number(body, "at", 0.0, MAX_WALL_S)
 
     train = probes.Probe(3, "both", 16, 4096, 8192, 1.5)
-    end = Message(Kind.FINDINGS, body={"do": "end", **measured.body()})
+    end = Message(Kind.FINDINGS, body={"do": "end", **measured.to_body()})
     at = Message(Kind.FINDINGS, 2, body={"at": 1.7e9})
-    return Target("examination", [end, train.order(), at, probe], read, probes.SPECS)
+    return Target("examination", [end, train.to_message(), at, probe], read, probes.SPECS)
 
 
 def versions() -> Target:
@@ -319,7 +319,7 @@ def versions() -> Target:
     sent = Message(Kind.HELLO, body={"versions": diagnosis.own_versions()})
 
     def read(message: Message) -> None:
-        diagnosis._versions((expect(message, Kind.HELLO).body or {}).get("versions"))
+        diagnosis._read_versions((expect(message, Kind.HELLO).body or {}).get("versions"))
 
     return Target("versions", [sent], read, weight=0.3)
 
@@ -338,15 +338,15 @@ def stripes() -> Target:
 def alignment_hello(folder: Path) -> Target:
     """How two sides of an alignment settle to go on or to start over."""
     workers = Workers()
-    work = protocol.Work(folder, workers, chunk_rows=8)
-    state = State(folder / "host", "made for this", 20, 8)
-    ours = hello("guest", "align", {"psi.chunk_rows": 8}, **protocol._offer(state, 20))
+    work = protocol.AlignmentResources(folder, workers, chunk_rows=8)
+    state = ExchangeState(folder / "host", "made for this", 20, 8)
+    ours = make_hello("guest", "align", {"psi.chunk_rows": 8}, **protocol._resume_offer(state, 20))
     mine = ours.body or {}
     theirs = Message(Kind.HELLO, body={**mine, "name": "host", "nonce": "ab" * 32, "rows": 30})
 
     def read(message: Message) -> None:
-        body = compare("guest", ours, "host", message)
-        protocol._settle(state, mine, "host", body, work, we_are_guest=True)
+        body = check_contract("guest", ours, "host", message)
+        protocol._resume_or_start(state, mine, "host", body, work, we_are_guest=True)
 
     return Target(
         "alignment's hello", [theirs], read, state=lambda: state.saved, reset=state.discard,
@@ -384,7 +384,7 @@ def alignment_kept() -> Target:
         to_guest.allow({Kind.KEPT: TensorSpec(2, 1, torch.uint8)})
         run_blocking(to_host.send(message))
         to_host.close()
-        assert len(run_blocking(protocol._receive_kept(to_guest, 10))) == 10
+        assert len(run_blocking(protocol._receive_selection(to_guest, 10))) == 10
 
     specs = {Kind.KEPT: TensorSpec(2, 1, torch.uint8)}
     return Target("alignment's kept rows", [Message(Kind.KEPT, 0, tensor=bits)], read, specs)

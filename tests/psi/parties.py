@@ -1,4 +1,4 @@
-"""Parties that align in one thread, some of which die or misbehave."""
+"""Parties that align in one thread, some of which are killed or misbehave."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from celu.data.tags import Tags, ascending, commitment, make_tags
 from celu.events import Event
-from celu.psi.protocol import Aligned, Work, align_guest, align_host
+from celu.psi.protocol import AlignmentResources, AlignmentResult, align_guest, align_host
 from celu.psi.workers import Workers
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
@@ -20,11 +20,11 @@ Ids = Iterable[int]
 
 
 class Killed(BaseException):
-    """As by kill -9: nobody is told and nothing is put in order."""
+    """As by kill -9: nothing is reported or cleaned up."""
 
 
 class Wrapped:
-    """A link that looks at what its party sends and receives, and may change it or die."""
+    """A link that passes every message through functions, which may change it or raise."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Wrapped:
         send: Callable[[Message], Message | None] = lambda message: message,
         receive: Callable[[Message], Message] = lambda message: message,
     ) -> None:
-        self._link, self._change, self._look = link, send, receive
+        self._link, self._on_send, self._on_receive = link, send, receive
         self.peer = link.peer
         self.traffic: TrafficBothWays = link.traffic
 
@@ -40,19 +40,19 @@ class Wrapped:
         self._link.allow(specs)
 
     async def send(self, message: Message) -> None:
-        changed = self._change(message)
+        changed = self._on_send(message)
         if changed is not None:
             await self._link.send(changed)
 
     async def receive(self) -> Message:
-        return self._look(await self._link.receive())
+        return self._on_receive(await self._link.receive())
 
     def close(self) -> None:
         self._link.close()
 
 
-def dies_at(number: int) -> Callable[[Message], Message]:
-    """Kills the party at its message of this number."""
+def killed_at(number: int) -> Callable[[Message], Message]:
+    """Kill the party when it sends its message of this number."""
     count = 0
 
     def send(message: Message) -> Message:
@@ -72,7 +72,7 @@ def tags_of(ids: Ids) -> Tags:
 
 @dataclass
 class Party:
-    """One party's rows, and how its link behaves."""
+    """One party's rows, and the behaviour of its link."""
 
     ids: Ids
     terms: dict[str, Any] = field(default_factory=lambda: dict(TERMS))
@@ -85,18 +85,18 @@ class Party:
         self.events.append((event.event, event.fields))
 
 
-Outcomes = dict[str, Aligned | BaseException]
+Outcomes = dict[str, AlignmentResult | BaseException]
 
 
 def align(folder: Path, guest: Party, **hosts: Party) -> Outcomes:
-    """What each party ended with: its rows, or its error."""
+    """Run an alignment; each party's result or error."""
     pairs = {name: memory_links("guest", name) for name in hosts}
 
-    def work(name: str, party: Party) -> Work:
-        return Work(folder / name, party.workers, party.chunk_rows)
+    def work(name: str, party: Party) -> AlignmentResources:
+        return AlignmentResources(folder / name, party.workers, party.chunk_rows)
 
     to_hosts = {name: guest.wrap(pair[0]) for name, pair in pairs.items()}
-    programs: dict[str, Coroutine[Any, Any, Aligned]] = {
+    programs: dict[str, Coroutine[Any, Any, AlignmentResult]] = {
         "guest": align_guest(
             "guest", to_hosts, tags_of(guest.ids), guest.terms, work("guest", guest), guest.emit
         )
@@ -108,13 +108,13 @@ def align(folder: Path, guest: Party, **hosts: Party) -> Outcomes:
         programs[name] = align_host(
             name, link, tags_of(host.ids), host.terms, work(name, host), host.emit
         )
-    return together(programs, links)
+    return run_to_completion(programs, links)
 
 
-def together(
+def run_to_completion(
     programs: Mapping[str, Coroutine[Any, Any, Any]], links: Mapping[str, list[Link]]
 ) -> Outcomes:
-    """Run all to their ends; the links of one that fails are closed, and the others go on."""
+    """Run all parties until each returns or raises; the links of one that raises are closed."""
     outcomes: Outcomes = {}
     while len(outcomes) < len(programs):
         before = _progress(links), len(outcomes)
@@ -129,7 +129,7 @@ def together(
                 outcomes[name] = error
                 for link in links[name]:
                     link.close()
-        assert (_progress(links), len(outcomes)) != before, "nobody can go on"
+        assert (_progress(links), len(outcomes)) != before, "deadlock: no party makes progress"
     return outcomes
 
 
@@ -139,11 +139,11 @@ def _progress(links: Mapping[str, list[Link]]) -> int:
 
 
 def assert_aligned(outcomes: Outcomes, parties: Mapping[str, Party]) -> None:
-    """Every party holds exactly the rows that all have, in the same order."""
+    """Assert that every party has exactly the common rows, in the same order."""
     expected = tags_of(set.intersection(*(set(party.ids) for party in parties.values())))
     for name, party in parties.items():
         outcome = outcomes[name]
-        assert isinstance(outcome, Aligned), (name, outcome)
+        assert isinstance(outcome, AlignmentResult), (name, outcome)
         assert (tags_of(party.ids)[outcome.rows] == expected).all(), name
         assert len(outcome.rows) == len(expected)
         assert outcome.commitment == commitment(expected)

@@ -16,7 +16,7 @@ from celu.psi.curve import (
     add,
     expand_messages,
     hash_to_curve,
-    inverses_of,
+    invert_all,
     map_to_curve,
 )
 from celu.psi.group import ID_BYTES, P256, Group
@@ -98,7 +98,7 @@ def on_curve(point: Point) -> bool:
 
 
 def times(factor: int, point: Point) -> Point:
-    """By the schoolbook, one bit at a time."""
+    """Double and add, one bit at a time."""
     result: Point | None = None
     for bit in bin(factor)[2:]:
         if result is not None:
@@ -112,13 +112,13 @@ def times(factor: int, point: Point) -> Point:
     return result
 
 
-def test_messages_expand_as_the_standard_says() -> None:
+def test_expanded_messages_match_the_rfc() -> None:
     for num_bytes, expected in ((32, EXPANDED_32), (128, EXPANDED_128)):
         got = expand_messages(MESSAGES, EXPANDER_DST, num_bytes)
         assert [data.hex() for data in got] == expected
 
 
-def test_messages_become_the_points_of_the_standard() -> None:
+def test_hashed_points_match_the_rfc() -> None:
     expected = [(x, y) for _, _, x, y in POINTS]
     assert all(on_curve(point) for point in expected)
     assert hash_to_curve(MESSAGES, CURVE_DST) == expected
@@ -128,7 +128,7 @@ def test_messages_become_the_points_of_the_standard() -> None:
         assert hash_to_curve([message[half:]], CURVE_DST, message[:half]) == [point]
 
 
-def test_field_elements_map_as_the_standard_says() -> None:
+def test_mapped_field_elements_match_the_rfc() -> None:
     for u0, u1, x, y in POINTS:
         assert add(map_to_curve([mpz(u0)]), map_to_curve([mpz(u1)])) == [(x, y)]
 
@@ -142,11 +142,11 @@ def test_the_exceptional_field_elements_map_to_the_curve() -> None:
     assert points[1][0] == B * pow(30, -1, int(P)) % P  # B / (Z A)
 
 
-def test_inverses_leave_out_zeros() -> None:
+def test_the_inverse_of_zero_is_zero() -> None:
     values = [mpz(3), mpz(0), P - 1, mpz(-7), mpz(P)]
-    inverses = inverses_of(values)
+    inverses = invert_all(values)
     assert [v * i % P for v, i in zip(values, inverses, strict=True)] == [1, 0, 1, 1, 0]
-    assert inverses_of([]) == []
+    assert invert_all([]) == []
 
 
 def test_points_of_the_same_x_are_not_added() -> None:
@@ -181,18 +181,18 @@ def off_curve() -> bytes:
 @pytest.mark.parametrize(
     "element", [off_curve(), int(P).to_bytes(32), int(P + 5).to_bytes(32), b"\xff" * 32, b"short"]
 )
-def test_what_is_no_point_is_refused(element: bytes) -> None:
+def test_an_invalid_point_is_refused(element: bytes) -> None:
     group = P256()
     good = group.blind(group.new_key(), b"s", bytes(ID_BYTES))
     with pytest.raises(ProtocolError, match="points of P-256"):
         group.reblind(group.new_key(), good + element)
 
 
-def test_tags_are_what_is_blinded() -> None:
+def test_a_tag_has_the_size_of_a_blinded_id() -> None:
     assert ID_BYTES == TAG_BYTES
 
 
-def test_workers_load_light_modules_only() -> None:
+def test_workers_do_not_import_torch() -> None:
     code = "import sys, celu.psi.workers; print(*{'torch', 'numpy', 'grpc'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -1,4 +1,4 @@
-"""What a peer may not send is refused by name, and leaves nothing behind."""
+"""Protocol violations are named and refused, and leave no files behind."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 
 from celu.errors import AlignmentError, ContractMismatch, ProtocolError, ShapeError
 from celu.events import ignore
-from celu.psi.protocol import MAX_ROWS, Work, align_host
+from celu.psi.protocol import MAX_ROWS, AlignmentResources, align_host
 from celu.psi.workers import Workers
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
-from psi.parties import TERMS, Party, Wrapped, align, tags_of, together
+from psi.parties import TERMS, Party, Wrapped, align, run_to_completion, tags_of
 
 ROWS = 30  # in chunks of 8
 Change = Callable[[Message], Message]
 
 
 def tensor(kind: Kind, change: Callable[[Tensor], Tensor], chunk: int = 1) -> Change:
-    """Changes the tensor of one chunk of a kind."""
+    """Change the tensor of one chunk of a kind."""
 
     def send(message: Message) -> Message:
         if message.kind is kind and message.round == chunk:
@@ -67,8 +67,8 @@ def first_twice(data: Tensor) -> Tensor:
     return data
 
 
-def again(kind: Kind) -> Change:
-    """The first chunk's first element once more in the last chunk."""
+def repeat_first(kind: Kind) -> Change:
+    """Repeat the first chunk's first element in the last chunk."""
     seen: list[Tensor] = []
 
     def send(message: Message) -> Message:
@@ -97,7 +97,7 @@ def not_on_the_curve() -> bytes:
 
 
 CASES: dict[str, tuple[Change, type[Exception], str]] = {
-    "no point": (
+    "not a point": (
         tensor(Kind.BLINDED, set_row(2, not_on_the_curve())),
         ProtocolError,
         "BLINDED of round 1: expected points of P-256",
@@ -113,7 +113,7 @@ CASES: dict[str, tuple[Change, type[Exception], str]] = {
         "BLINDED: expected every element once",
     ),
     "an element in two chunks": (
-        again(Kind.BLINDED),
+        repeat_first(Kind.BLINDED),
         ProtocolError,
         "BLINDED: expected every element once",
     ),
@@ -123,7 +123,7 @@ CASES: dict[str, tuple[Change, type[Exception], str]] = {
         "REBLINDED: expected every element once",
     ),
     "an answer in two chunks": (
-        again(Kind.REBLINDED),
+        repeat_first(Kind.REBLINDED),
         ProtocolError,
         "REBLINDED: expected every element once",
     ),
@@ -137,29 +137,33 @@ CASES: dict[str, tuple[Change, type[Exception], str]] = {
         ShapeError,
         "BLINDED: expected",
     ),
-    "numbers for bytes": (tensor(Kind.BLINDED, Tensor.float), ShapeError, "BLINDED: expected"),
-    "a chunk again": (
+    "floats for bytes": (tensor(Kind.BLINDED, Tensor.float), ShapeError, "BLINDED: expected"),
+    "a repeated chunk": (
         number(Kind.BLINDED, 1, 0),
         ProtocolError,
         "expected BLINDED of round 1 part 0, got BLINDED of round 0",
     ),
-    "a chunk left out": (number(Kind.REBLINDED, 0, 1), ProtocolError, "expected REBLINDED"),
+    "a missing chunk": (number(Kind.REBLINDED, 0, 1), ProtocolError, "expected REBLINDED"),
     "more rows than any party has": (
         body(Kind.HELLO, rows=MAX_ROWS + 1),
         ProtocolError,
         "expected rows of 1 to",
     ),
     "no rows": (body(Kind.HELLO, rows=0), ProtocolError, "expected rows of 1 to"),
-    "rows that are no count": (body(Kind.HELLO, rows=True), ProtocolError, "expected rows"),
+    "rows that are not a count": (body(Kind.HELLO, rows=True), ProtocolError, "expected rows"),
     "more rows than it sends": (body(Kind.HELLO, rows=ROWS + 1), ProtocolError, "expected 7 rows"),
     "fewer rows than it sends": (body(Kind.HELLO, rows=20), ProtocolError, "expected 4 rows"),
-    "chunks that are no count": (body(Kind.HELLO, own=-1), ProtocolError, "expected own of 0"),
-    "a nonce that is no text": (body(Kind.HELLO, nonce=7), ProtocolError, "expected a nonce"),
+    "chunks that are not a count": (body(Kind.HELLO, own=-1), ProtocolError, "expected own of 0"),
+    "a nonce that is not text": (body(Kind.HELLO, nonce=7), ProtocolError, "expected a nonce"),
     "a nonce too short": (body(Kind.HELLO, nonce="ab"), ProtocolError, "expected a nonce"),
-    "a nonce beyond text": (body(Kind.HELLO, nonce="\ud800" * 64), ProtocolError, "a nonce"),
-    "another name": (body(Kind.HELLO, name="other"), ProtocolError, "give its name"),
+    "a nonce that is not hexadecimal": (
+        body(Kind.HELLO, nonce="\ud800" * 64),
+        ProtocolError,
+        "a nonce",
+    ),
+    "another name": (body(Kind.HELLO, name="other"), ProtocolError, "HELLO with the name"),
     "another purpose": (body(Kind.HELLO, purpose="run"), ContractMismatch, " runs `celu run`"),
-    "no known purpose": (body(Kind.HELLO, purpose=[]), ContractMismatch, "`something else`"),
+    "an unknown purpose": (body(Kind.HELLO, purpose=[]), ContractMismatch, "`something else`"),
     "other rows at the end": (
         body(Kind.ALIGNED, commitment="00" * 32),
         AlignmentError,
@@ -171,7 +175,7 @@ CASES: dict[str, tuple[Change, type[Exception], str]] = {
 
 @pytest.mark.parametrize("culprit", ["guest", "host"])
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_peer_may_not_send_is_refused(tmp_path: Path, case: str, culprit: str) -> None:
+def test_a_protocol_violation_is_refused(tmp_path: Path, case: str, culprit: str) -> None:
     change, expected, text = CASES[case]
     parties = {name: Party(range(ROWS)) for name in ("guest", "host")}
     parties[culprit].wrap = lambda link: Wrapped(link, change)
@@ -184,7 +188,7 @@ def test_what_a_peer_may_not_send_is_refused(tmp_path: Path, case: str, culprit:
 
 
 def test_an_empty_chunk_is_refused(tmp_path: Path) -> None:
-    def hollow(link: Link) -> Link:
+    def empty_chunks(link: Link) -> Link:
         async def send(message: Message) -> None:
             if message.kind is Kind.BLINDED and message.tensor is not None:
                 empty = replace(message, tensor=message.tensor[:0])
@@ -196,11 +200,11 @@ def test_an_empty_chunk_is_refused(tmp_path: Path) -> None:
         wrapped.send = send  # type: ignore[method-assign]
         return wrapped
 
-    outcomes = align(tmp_path, Party(range(ROWS)), host=Party(range(ROWS), wrap=hollow))
+    outcomes = align(tmp_path, Party(range(ROWS)), host=Party(range(ROWS), wrap=empty_chunks))
     assert isinstance(outcomes["guest"], ShapeError)
 
 
-def test_answers_that_merely_echo_are_refused(tmp_path: Path) -> None:
+def test_a_peer_that_echoes_our_elements_is_refused(tmp_path: Path) -> None:
     seen: dict[int, Tensor] = {}
 
     def receive(message: Message) -> Message:
@@ -216,31 +220,31 @@ def test_answers_that_merely_echo_are_refused(tmp_path: Path) -> None:
     echo = Party(range(ROWS), wrap=lambda link: Wrapped(link, send, receive))
     outcomes = align(tmp_path, Party(range(ROWS)), host=echo)
     assert isinstance(outcomes["guest"], ProtocolError)
-    assert "REBLINDED of round 0: an element came back as it went" in str(outcomes["guest"])
+    assert "REBLINDED of round 0: an element was returned unchanged" in str(outcomes["guest"])
 
 
-def test_a_peer_that_mirrors_all_we_say_does_not_pass_for_one_that_has_our_rows(
+def test_a_peer_that_replays_our_messages_cannot_claim_our_rows(
     tmp_path: Path,
 ) -> None:
     to_host, to_guest = memory_links("guest", "host")
 
     async def mirror() -> None:
-        """Holds no rows: returns our elements as its own, and our answers to them as answers."""
+        """Has no rows: returns our elements as its own, and our answers as answers."""
         hello = await to_host.receive()
         await to_host.send(replace(hello, body={**(hello.body or {}), "name": "guest"}))
         await to_host.send(await to_host.receive())
         to_host.allow(to_guest._specs)
         await to_host.send(await to_host.receive())  # BLINDED
         await to_host.send(await to_host.receive())  # REBLINDED
-        all_kept = torch.full((1, 1), 255, dtype=torch.uint8)
-        await to_host.send(Message(Kind.KEPT, tensor=all_kept))
+        all_selected = torch.full((1, 1), 255, dtype=torch.uint8)
+        await to_host.send(Message(Kind.KEPT, tensor=all_selected))
         await to_host.send(await to_host.receive())  # ALIGNED
         await to_host.receive()
 
-    work = Work(tmp_path, Workers())
+    work = AlignmentResources(tmp_path, Workers())
     host = align_host("host", to_guest, tags_of(range(8)), TERMS, work, ignore)
     links: dict[str, list[Link]] = {"guest": [to_host], "host": [to_guest]}
-    outcomes = together({"host": host, "guest": mirror()}, links)
+    outcomes = run_to_completion({"host": host, "guest": mirror()}, links)
     assert isinstance(outcomes["host"], AlignmentError)
 
 
@@ -252,7 +256,7 @@ def test_a_peer_that_mirrors_all_we_say_does_not_pass_for_one_that_has_our_rows(
         (lambda data: data | 1, "expected a bit for each common row"),
     ],
 )
-def test_a_bitmap_of_other_rows_is_refused(
+def test_a_selection_of_the_wrong_size_is_refused(
     tmp_path: Path, change: Callable[[Tensor], Tensor], text: str
 ) -> None:
     alter = tensor(Kind.KEPT, change, chunk=0)
@@ -262,18 +266,18 @@ def test_a_bitmap_of_other_rows_is_refused(
     assert text in str(outcomes["host"])
 
 
-def test_a_bitmap_that_keeps_less_than_the_guest_does_is_noticed(tmp_path: Path) -> None:
+def test_a_selection_that_differs_from_the_guests_is_detected(tmp_path: Path) -> None:
     alter = tensor(Kind.KEPT, lambda data: data & 0xFE, chunk=0)
     guest = Party(range(ROWS), wrap=lambda link: Wrapped(link, alter))
     for outcome in align(tmp_path, guest, host=Party(range(ROWS))).values():
         assert isinstance(outcome, (AlignmentError, ProtocolError))
 
 
-def test_a_host_may_not_choose_what_is_kept(tmp_path: Path) -> None:
-    kept = Message(Kind.KEPT, tensor=torch.ones(1, 1, dtype=torch.uint8))
+def test_a_host_may_not_send_a_selection(tmp_path: Path) -> None:
+    selection = Message(Kind.KEPT, tensor=torch.ones(1, 1, dtype=torch.uint8))
     host = Party(
         range(ROWS),
-        wrap=lambda link: Wrapped(link, lambda m: kept if m.kind is Kind.ALIGNED else m),
+        wrap=lambda link: Wrapped(link, lambda m: selection if m.kind is Kind.ALIGNED else m),
     )
     outcomes = align(tmp_path, Party(range(ROWS)), host=host)
     assert isinstance(outcomes["guest"], ProtocolError)

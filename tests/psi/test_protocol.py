@@ -1,4 +1,4 @@
-"""Aligning gives every party the rows that all have, and nothing else."""
+"""An alignment selects the rows that all parties have, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celu.certs import make_authority, make_party
 from celu.errors import ContractMismatch, DataError, PeerFailed
 from celu.events import ignore
 from celu.psi.exchange import AHEAD, LAG, shuffled
-from celu.psi.protocol import Aligned, Work, align_guest, align_host
+from celu.psi.protocol import AlignmentResources, AlignmentResult, align_guest, align_host
 from celu.psi.workers import Workers
 from celu.transport.carrier import Route
 from celu.transport.connect import Endpoint, open_links
@@ -53,31 +53,33 @@ def test_sets_may_differ_in_size(tmp_path: Path, guest: int, host: int) -> None:
     outcomes = align(tmp_path, **parties)
     assert_aligned(outcomes, parties)
     aligned = outcomes["guest"]
-    assert isinstance(aligned, Aligned)
-    assert aligned.sizes == {"host": host}
+    assert isinstance(aligned, AlignmentResult)
+    assert aligned.peer_rows == {"host": host}
     assert aligned.common == {"host": len(aligned.rows)}
 
 
-def test_the_guest_keeps_what_all_hosts_have_and_hosts_see_no_more(tmp_path: Path) -> None:
+def test_with_several_hosts_the_rows_of_all_are_selected_and_each_learns_only_its_own_pair(
+    tmp_path: Path,
+) -> None:
     parties = {
         "guest": Party(range(40)),
         "bank": Party(range(10, 50)),
         "shop": Party(range(200, 400, 1)),
         "post": Party([*range(25), 99]),
     }
-    parties["shop"].ids = [*range(15, 30), *range(200, 600)]  # much the largest
+    parties["shop"].ids = [*range(15, 30), *range(200, 600)]  # by far the largest
     outcomes = align(tmp_path, **parties)
     assert_aligned(outcomes, parties)
     bank = outcomes["bank"]
-    assert isinstance(bank, Aligned)
+    assert isinstance(bank, AlignmentResult)
     assert bank.common == {"guest": 30}
-    assert bank.sizes == {"guest": 40}
+    assert bank.peer_rows == {"guest": 40}
 
 
-def test_a_bitmap_may_need_several_messages(
+def test_a_large_selection_is_sent_in_several_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celu.psi.protocol._KEPT_BYTES", 2)
+    monkeypatch.setattr("celu.psi.protocol._SELECTION_BYTES", 2)
     parties = {
         "guest": Party(range(60)),
         "bank": Party(range(3, 60)),
@@ -86,7 +88,7 @@ def test_a_bitmap_may_need_several_messages(
     assert_aligned(align(tmp_path, **parties), parties)
 
 
-def test_progress_is_told_in_elements(tmp_path: Path) -> None:
+def test_progress_counts_elements(tmp_path: Path) -> None:
     parties = {"guest": Party(range(30)), "host": Party(range(20))}
     align(tmp_path, **parties)
     for party in parties.values():
@@ -97,24 +99,24 @@ def test_progress_is_told_in_elements(tmp_path: Path) -> None:
         assert done[-1] == 50
 
 
-def test_no_more_messages_wait_than_any_link_holds(tmp_path: Path) -> None:
-    most = 0
+def test_the_queue_of_unread_messages_never_fills_a_link(tmp_path: Path) -> None:
+    longest = 0
 
-    def watch(link):  # type: ignore[no-untyped-def]
+    def measure_queue(link):  # type: ignore[no-untyped-def]
         def send(message: Message) -> Message:
-            nonlocal most
-            most = max(most, len(link._outgoing.queue))
+            nonlocal longest
+            longest = max(longest, len(link._outgoing.queue))
             return message
 
         return Wrapped(link, send)
 
-    parties = {name: Party(range(400), wrap=watch) for name in ("guest", "host")}
+    parties = {name: Party(range(400), wrap=measure_queue) for name in ("guest", "host")}
     assert_aligned(align(tmp_path, **parties), parties)
-    assert 0 < most <= 4 * AHEAD + 2 < CAPACITY
+    assert 0 < longest <= 4 * AHEAD + 2 < CAPACITY
     assert LAG > AHEAD
 
 
-def test_the_order_on_the_wire_is_new_each_time_and_says_nothing(tmp_path: Path) -> None:
+def test_elements_and_their_order_are_fresh_in_each_session(tmp_path: Path) -> None:
     sent: list[bytes] = []
 
     def send(message: Message) -> Message:
@@ -133,7 +135,7 @@ def test_the_order_on_the_wire_is_new_each_time_and_says_nothing(tmp_path: Path)
 
 
 @pytest.mark.parametrize("change", [{"split.seed": 4}, {"split.test": 0.5}, {"extra": True}])
-def test_differing_terms_are_refused_by_name(tmp_path: Path, change: dict[str, object]) -> None:
+def test_differing_terms_are_named_and_refused(tmp_path: Path, change: dict[str, object]) -> None:
     outcomes = align(tmp_path, Party(range(9)), host=Party(range(9), terms={**TERMS, **change}))
     (field,) = change
     for outcome in outcomes.values():
@@ -141,20 +143,20 @@ def test_differing_terms_are_refused_by_name(tmp_path: Path, change: dict[str, o
         assert f"{field}: " in str(outcome)
 
 
-def test_differing_chunks_are_refused_by_name(tmp_path: Path) -> None:
+def test_differing_chunk_sizes_are_named_and_refused(tmp_path: Path) -> None:
     outcomes = align(tmp_path, Party(range(9)), host=Party(range(9), chunk_rows=9))
     assert "psi.chunk_rows: " in str(outcomes["guest"])
 
 
-def test_nothing_in_common_names_the_next_step(tmp_path: Path) -> None:
+def test_without_common_rows_the_error_names_the_next_step(tmp_path: Path) -> None:
     outcomes = align(tmp_path, Party(range(20)), host=Party(range(20, 50)))
     for outcome in outcomes.values():
         assert isinstance(outcome, DataError)
-        assert "same column" in str(outcome)
+        assert "same id column" in str(outcome)
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_in_common_to_all_is_told_to_all(tmp_path: Path) -> None:
+def test_without_rows_common_to_all_every_party_gets_the_error(tmp_path: Path) -> None:
     hosts = {"bank": Party(range(10)), "shop": Party(range(10, 20))}
     for outcome in align(tmp_path, Party(range(20)), **hosts).values():
         assert isinstance(outcome, DataError)
@@ -162,10 +164,12 @@ def test_nothing_in_common_to_all_is_told_to_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ids", [[], [3, 3], [5, 4, 3, 2, 1, 0]])
-def test_tags_must_be_there_once_and_ascending(tmp_path: Path, ids: list[int]) -> None:
+def test_tags_must_be_unique_and_ascending(tmp_path: Path, ids: list[int]) -> None:
     tags = tags_of(ids) if len(set(ids)) < 3 else tags_of(ids)[::-1]
     link, _ = memory_links("guest", "host")
-    program = align_guest("guest", {"host": link}, tags, TERMS, Work(tmp_path, Workers()), ignore)
+    program = align_guest(
+        "guest", {"host": link}, tags, TERMS, AlignmentResources(tmp_path, Workers()), ignore
+    )
     with pytest.raises(DataError, match=r"rows to align|ascending"):
         run_blocking(program)
 
@@ -176,7 +180,7 @@ def test_over_tls_and_with_workers_the_result_is_the_same(tmp_path: Path) -> Non
         make_party(tmp_path / name, name)
     ports: list[int] = []
     bound = threading.Event()
-    outcomes: dict[str, Aligned] = {}
+    outcomes: dict[str, AlignmentResult] = {}
     ids = {"guest": range(300), "host": range(100, 500)}
 
     def listening(port: int) -> None:
@@ -192,13 +196,13 @@ def test_over_tls_and_with_workers_the_result_is_the_same(tmp_path: Path) -> Non
             accept=(peer,) if listens else (),
             connect={} if listens else {peer: Route(f"127.0.0.1:{ports[0]}")},
             keys=(own / f"{name}.pem", own / f"{name}.key", {peer: tmp_path / peer / "ca.pem"}),
-            connect_s=20,
-            deadline_s=20,
+            connect_s=120,
+            deadline_s=120,
         )
 
     def run(name: str, peer: str) -> None:
         with Workers(1) as workers, open_links(endpoint(name, peer), listening) as links:
-            work = Work(tmp_path / name / "work", workers, chunk_rows=16)
+            work = AlignmentResources(tmp_path / name / "work", workers, chunk_rows=16)
             rest = tags_of(ids[name]), TERMS, work, ignore
             if name == "guest":
                 outcomes[name] = run_blocking(align_guest(name, links, *rest))
@@ -207,7 +211,7 @@ def test_over_tls_and_with_workers_the_result_is_the_same(tmp_path: Path) -> Non
 
     guest = threading.Thread(target=run, args=("guest", "host"))
     guest.start()
-    assert bound.wait(20)
+    assert bound.wait(120)
     run("host", "guest")
-    guest.join(20)
+    guest.join(120)
     assert_aligned(dict(outcomes), {name: Party(ids[name]) for name in ids})

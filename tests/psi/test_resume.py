@@ -1,4 +1,4 @@
-"""An alignment that was killed goes on where it was; one that changed starts over."""
+"""A killed alignment resumes; one whose rows or terms changed starts over."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from celu.errors import CeluError, PeerFailed, PeerLost
 from celu.events import AlignmentProgress
 from celu.psi.exchange import AHEAD, LAG
-from celu.psi.state import State
+from celu.psi.state import ExchangeState
 from celu.psi.workers import Workers
-from psi.parties import Killed, Outcomes, Party, Wrapped, align, assert_aligned, dies_at
+from psi.parties import Killed, Outcomes, Party, Wrapped, align, assert_aligned, killed_at
 
 GUEST, HOST = range(120), range(50, 210)
 CHUNK = 4
@@ -27,7 +27,7 @@ def party(ids: Iterable[int], **fields: Any) -> Party:
 
 
 def run(folder: Path, **changes: Party) -> tuple[Outcomes, int]:
-    """What came out, and the multiplications that it took."""
+    """The outcomes, and the number of multiplications."""
     parties = {"guest": party(GUEST), "host": party(HOST), **changes}
     outcomes = align(folder, **parties)
     return outcomes, sum(each.workers.multiplications for each in parties.values())
@@ -36,7 +36,7 @@ def run(folder: Path, **changes: Party) -> tuple[Outcomes, int]:
 def interrupt(folder: Path, culprit: str = "host", message: int = 60) -> int:
     """Kill one party at a message; returns the multiplications done."""
     ids = GUEST if culprit == "guest" else HOST
-    victim = party(ids, wrap=lambda link: Wrapped(link, dies_at(message)))
+    victim = party(ids, wrap=lambda link: Wrapped(link, killed_at(message)))
     outcomes, done = run(folder, **{culprit: victim})
     assert isinstance(outcomes[culprit], Killed)
     (other,) = outcomes.keys() - {culprit}
@@ -51,7 +51,7 @@ def assert_done(folder: Path, outcomes: Outcomes) -> None:
 
 @pytest.mark.parametrize("culprit", ["guest", "host"])
 @pytest.mark.parametrize("message", [1, 2, 3, 30, 45, 60, 72])
-def test_a_killed_alignment_goes_on(tmp_path: Path, culprit: str, message: int) -> None:
+def test_a_killed_alignment_resumes(tmp_path: Path, culprit: str, message: int) -> None:
     done = interrupt(tmp_path, culprit, message)
     outcomes, redone = run(tmp_path)
     assert_done(tmp_path, outcomes)
@@ -60,7 +60,7 @@ def test_a_killed_alignment_goes_on(tmp_path: Path, culprit: str, message: int) 
         assert redone < FULL
 
 
-def test_it_may_be_killed_again_and_again(tmp_path: Path) -> None:
+def test_it_resumes_after_several_kills(tmp_path: Path) -> None:
     for culprit in ("host", "guest", "host"):
         interrupt(tmp_path, culprit, 34)
     outcomes, redone = run(tmp_path)
@@ -68,7 +68,7 @@ def test_it_may_be_killed_again_and_again(tmp_path: Path) -> None:
     assert redone < FULL / 2
 
 
-def test_all_of_several_pairs_go_on(tmp_path: Path) -> None:
+def test_the_exchange_with_every_host_resumes(tmp_path: Path) -> None:
     def parties() -> dict[str, Party]:
         sets = {"guest": GUEST, "bank": HOST, "shop": range(70), "post": range(45, 300)}
         return {name: party(ids) for name, ids in sets.items()}
@@ -76,7 +76,7 @@ def test_all_of_several_pairs_go_on(tmp_path: Path) -> None:
     full = parties()
     assert_aligned(align(tmp_path / "whole", **full), full)
     killed = parties()
-    killed["post"].wrap = lambda link: Wrapped(link, dies_at(60))
+    killed["post"].wrap = lambda link: Wrapped(link, killed_at(60))
     outcomes = align(tmp_path, **killed)
     assert isinstance(outcomes["post"], Killed)
     assert isinstance(outcomes["shop"], PeerFailed)
@@ -86,7 +86,7 @@ def test_all_of_several_pairs_go_on(tmp_path: Path) -> None:
         assert resumed[name].workers.multiplications < full[name].workers.multiplications
 
 
-def test_all_but_the_goodbye_needs_no_multiplication(tmp_path: Path) -> None:
+def test_killed_at_the_goodbye_it_resumes_without_any_multiplication(tmp_path: Path) -> None:
     last = 2 + -(-len(HOST) // CHUNK) + -(-len(GUEST) // CHUNK) + 2  # hello, ready, ..., goodbye
     interrupt(tmp_path, "host", last)
     outcomes, redone = run(tmp_path)
@@ -94,7 +94,7 @@ def test_all_but_the_goodbye_needs_no_multiplication(tmp_path: Path) -> None:
     assert redone == 0
 
 
-def test_what_is_kept_is_for_the_owner_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_progress(tmp_path: Path) -> None:
     interrupt(tmp_path)
     for own, peer in (("guest", "host"), ("host", "guest")):
         folder = tmp_path / own / peer
@@ -119,7 +119,7 @@ def longer(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [torn, flipped, longer, Path.unlink])
 @pytest.mark.parametrize("name", ["own", "peers"])
-def test_damaged_values_are_done_again(
+def test_damaged_elements_are_recomputed(
     tmp_path: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     interrupt(tmp_path)
@@ -143,18 +143,18 @@ def test_without_its_secrets_it_starts_over(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '"x"', '{"check": 1}', "{" * 9, '{"a": 1}'])
-def test_any_nonsense_for_a_state_means_starting_over(tmp_path: Path, text: str) -> None:
+def test_a_malformed_state_file_is_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / "state").write_text(text)
-    assert State(tmp_path, "rows", 5, CHUNK).saved is None
+    assert ExchangeState(tmp_path, "rows", 5, CHUNK).saved is None
 
 
-def test_another_exchanges_values_do_not_count(tmp_path: Path) -> None:
+def test_elements_of_another_session_are_ignored(tmp_path: Path) -> None:
     interrupt(tmp_path)
     values = (tmp_path / "guest" / "host" / "own").read_bytes()
-    state = State(tmp_path / "other", "rows", len(GUEST), CHUNK)
-    state.begin("ab" * 32, bytes(32), len(HOST))
+    state = ExchangeState(tmp_path / "other", "rows", len(GUEST), CHUNK)
+    state.start("ab" * 32, bytes(32), len(HOST))
     (tmp_path / "other" / "own").write_bytes(values)
-    assert State(tmp_path / "other", "rows", len(GUEST), CHUNK).own.count == 0
+    assert ExchangeState(tmp_path / "other", "rows", len(GUEST), CHUNK).own.num_stored == 0
 
 
 @pytest.mark.parametrize(
@@ -167,13 +167,13 @@ def test_another_exchanges_values_do_not_count(tmp_path: Path) -> None:
     ],
     ids=["guest's rows", "host's rows", "terms", "chunks"],
 )
-def test_where_anything_changed_both_start_over_with_fresh_keys(
+def test_after_a_change_both_start_over_with_fresh_keys(
     tmp_path: Path, changed: dict[str, Party]
 ) -> None:
     interrupt(tmp_path)
     before = secrets_of(tmp_path)
     for each in changed.values():
-        each.wrap = lambda link: Wrapped(link, dies_at(10))
+        each.wrap = lambda link: Wrapped(link, killed_at(10))
     run(tmp_path, **changed)
     assert not before & secrets_of(tmp_path)
     for each in changed.values():
@@ -190,14 +190,14 @@ def secrets_of(folder: Path) -> set[str]:
     return {text.split('"key": "')[1][:64] for text in saved}
 
 
-def test_going_on_keeps_the_session(tmp_path: Path) -> None:
+def test_resuming_uses_the_same_session(tmp_path: Path) -> None:
     interrupt(tmp_path)
     before = secrets_of(tmp_path)
     interrupt(tmp_path, "guest", 10)
     assert secrets_of(tmp_path) == before
 
 
-def test_an_interrupt_is_told_and_the_work_kept(tmp_path: Path) -> None:
+def test_an_interrupt_is_reported_and_progress_is_kept_on_disk(tmp_path: Path) -> None:
     def stop(event: AlignmentProgress) -> None:
         if event.done > 100:
             raise KeyboardInterrupt
@@ -212,7 +212,7 @@ def test_an_interrupt_is_told_and_the_work_kept(tmp_path: Path) -> None:
     assert redone < FULL
 
 
-def test_a_full_disk_is_named_and_the_work_kept(
+def test_a_full_disk_is_reported_and_progress_is_kept_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt(tmp_path)

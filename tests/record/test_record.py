@@ -134,7 +134,7 @@ def test_a_resumed_run_does_not_have_the_status_of_its_earlier_attempt(tmp_path:
     first.finish({"status": "PeerLost"})
     record = RunRecord(tmp_path)
     assert record.status == "PeerLost"
-    again = RunFolder(tmp_path, {}, goes_on=True)
+    again = RunFolder(tmp_path, {}, resume=True)
     record.refresh()
     assert record.status == "running"
     again.finish({"status": "done"})

@@ -1,1 +1,1 @@
-"""What is kept of a run, so that it can go on after a crash: generations, identity, agreement."""
+"""Checkpoints of a run: on disk, verified, and agreed on between the parties before they resume."""

@@ -1,8 +1,8 @@
-"""The few things that keeping a run asks of a disk, and the disk of this machine.
+"""The file operations that checkpoints need, and their implementation on the local disk.
 
-Everything durable goes through `Disk`, so that one which tears, fills up or forgets can be put in
-its place. What keeps a file whole over a power cut is the order of its callers' calls: write aside,
-rename, sync the folder.
+All durable writes go through `Disk`, so that tests can substitute a disk that tears writes, fills
+up or loses what was not synced. Atomicity is the callers' job: write a temporary file, rename it,
+sync the folder.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-Part = bytes | memoryview
+BytesLike = bytes | memoryview
 
 
 class Disk(Protocol):
-    """Raises OSError where something cannot be done."""
+    """File operations; each raises OSError when it fails."""
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder, and those above it, unless it is there."""
+        """Create a folder and its parents, if missing."""
         ...
 
     def names(self, path: Path) -> list[str]:
-        """What a folder holds, hidden things included; nothing where there is none."""
+        """The names in a folder, hidden ones included; empty if the folder is missing."""
         ...
 
     def read(self, path: Path) -> bytes:
-        """The whole of a file."""
+        """A file's content."""
         ...
 
-    def write(self, path: Path, parts: Iterable[Part]) -> None:
-        """Write a file from its beginning and sync it: its bytes outlast a power cut."""
+    def write(self, path: Path, parts: Iterable[BytesLike]) -> None:
+        """Write a file and sync it: its content survives a power cut."""
         ...
 
     def sync_folder(self, path: Path) -> None:
-        """Make what was made, renamed and removed in a folder outlast a power cut."""
+        """Sync a folder: files created, renamed and removed in it survive a power cut."""
         ...
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file or folder another name in one go; a file of that name is replaced."""
+        """Rename a file or folder atomically; an existing file is replaced."""
         ...
 
     def remove(self, path: Path) -> None:
-        """Remove a file, or a folder and all in it, if it is there."""
+        """Remove a file, or a folder with its content, if it exists."""
         ...
 
 
 class RealDisk:
-    """This machine's; see `Disk`."""
+    """The local disk; see `Disk`."""
 
     def make_folder(self, path: Path) -> None:
         """See `Disk`."""
@@ -63,7 +63,7 @@ class RealDisk:
         """See `Disk`."""
         return path.read_bytes()
 
-    def write(self, path: Path, parts: Iterable[Part]) -> None:
+    def write(self, path: Path, parts: Iterable[BytesLike]) -> None:
         """See `Disk`."""
         with path.open("wb") as file:
             for part in parts:

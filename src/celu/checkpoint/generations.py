@@ -1,13 +1,13 @@
-"""A run's checkpoints on disk: one folder a generation, the last few of them.
+"""A run's checkpoints on disk: one folder for each, of which the last few are retained.
 
     round-00000100/
-        tensors.safetensors   weights, what the optimizer remembers, cached and sent tensors
+        tensors.safetensors   weights, optimizer state, cached and sent tensors
         state.json            everything else
-        checksums             of both, as `sha256sum -c checksums` reads them
+        checksums             of both, in the format of `sha256sum -c checksums`
 
-A generation is written aside, synced file by file, and only then gets its name: whatever happens on
-the way, those before it are untouched. One of which a single byte is not as it was written is not
-held. This module does not know what the tensors mean.
+A checkpoint is written to a temporary folder, synced file by file and renamed last: a crash at any
+point leaves the earlier ones intact. One that fails its checksum is reported and not used. This
+module does not interpret the tensors.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 
 from torch import Tensor
 
-from celu.checkpoint.disk import Disk, Part, RealDisk
+from celu.checkpoint.disk import BytesLike, Disk, RealDisk
 from celu.checkpoint.identity import RunIdentity, read_identity, write_identity
-from celu.checkpoint.tensors import parts_of, tensors_of
-from celu.checkpoint.writer import Background, Writer
+from celu.checkpoint.tensors import load_tensors, serialize_tensors
+from celu.checkpoint.writer import BackgroundWriter, Writer
 from celu.errors import CheckpointError
 
 FOLDER = "checkpoints"
@@ -37,17 +37,17 @@ _PARTIAL = re.compile(r"\.round-\d{8,15}\.partial")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a party has after some rounds. Nobody may write to its tensors any more."""
+    """A party's state after some rounds. Its tensors must not be modified any more."""
 
     round: int
     tensors: dict[str, Tensor]
-    state: dict[str, Any]  # as JSON has it
+    state: dict[str, Any]  # JSON values
 
 
 class Checkpoints:
     """The checkpoints of one party's run, in its run folder.
 
-    `damaged` says why a generation that is there is not held.
+    `damaged` gives the reason for each round whose checkpoint exists and cannot be used.
     """
 
     def __init__(
@@ -56,36 +56,32 @@ class Checkpoints:
         self._run_folder = folder
         self._folder = folder / FOLDER
         self._disk = disk or RealDisk()
-        self._writer = writer or Background()
+        self._writer = writer or BackgroundWriter()
         self._identity: RunIdentity | None = None
-        self._found: tuple[RunIdentity | None, list[int]] | None = None
+        self._scanned: tuple[RunIdentity | None, list[int]] | None = None
         self.damaged: dict[int, str] = {}
 
-    def find(self) -> tuple[RunIdentity | None, list[int]]:
-        """Whose checkpoints these are, by `run.json` or else the newest; and `held`.
+    def scan(self) -> tuple[RunIdentity | None, list[int]]:
+        """The run, by `run.json` or else by the newest checkpoint, and `available_rounds`.
 
-        Looked at once: large ones take longer to read than a peer would wait.
+        The result is cached: reading large checkpoints takes longer than a peer would wait.
         """
-        if self._found is None:
-            self._found = self._find()
-        return self._found
+        if self._scanned is None:
+            identity = read_identity(self._run_folder, self._disk)
+            rounds = self._verified_rounds(identity)
+            if identity is None and rounds[-1] > 0:
+                with suppress(OSError, ValueError):
+                    identity = self._read(rounds[-1])[1]
+            self._scanned = identity, rounds
+        return self._scanned
 
-    def _find(self) -> tuple[RunIdentity | None, list[int]]:
-        identity = read_identity(self._run_folder, self._disk)
-        held = self._sound(identity)
-        if identity is None and held[-1] > 0:
-            with suppress(OSError, ValueError):
-                identity = self._read(held[-1])[1]
-        return identity, held
+    def start(self, identity: RunIdentity, round_: int) -> None:
+        """Start or resume this run from this round; drop newer and damaged checkpoints.
 
-    def begin(self, identity: RunIdentity, round_: int) -> None:
-        """Go on as this run from this round; what is newer or damaged is dropped.
-
-        What is newer was not held by all parties: it is about to be made anew. Raises
-        CheckpointError.
+        Some party lacks the newer rounds, so all parties repeat them. Raises CheckpointError.
         """
         write_identity(self._run_folder, self._disk, identity)
-        self._identity, self._found = identity, None
+        self._identity, self._scanned = identity, None
         try:
             self._disk.make_folder(self._folder)
             self._disk.sync_folder(self._run_folder)
@@ -97,49 +93,50 @@ class Checkpoints:
                     self._drop(other)
             self._disk.sync_folder(self._folder)
         except OSError as error:
-            raise self._cannot("be put in order", error) from error
+            raise self._error("remove old checkpoints", error) from error
 
-    def held(self) -> list[int]:
-        """The rounds that can be gone on from, ascending; 0, the beginning, always can."""
-        return self._sound(read_identity(self._run_folder, self._disk))
+    def available_rounds(self) -> list[int]:
+        """The rounds a run can resume from, ascending; always includes 0, the start."""
+        return self._verified_rounds(read_identity(self._run_folder, self._disk))
 
-    def _sound(self, known: RunIdentity | None) -> list[int]:
+    def _verified_rounds(self, expected: RunIdentity | None) -> list[int]:
         self.damaged = {}
-        sound = [0]
+        verified = [0]
         for round_ in self._rounds():
             try:
                 _, identity, _ = self._read(round_)
-                if known is not None and identity.run != known.run:
-                    raise ValueError("it is of another run")
-                sound.append(round_)
+                if expected is not None and identity.run != expected.run:
+                    raise ValueError("it belongs to another run")
+                verified.append(round_)
             except (OSError, ValueError) as error:
                 self.damaged[round_] = str(error)
-        return sound
+        return verified
 
     def load(self, round_: int) -> Snapshot:
-        """A generation; raises CheckpointError where it is not what was written."""
+        """Read a checkpoint; raises CheckpointError if it is damaged."""
         try:
             tensors, _, state = self._read(round_)
-            return Snapshot(round_, tensors_of(tensors), state)
+            return Snapshot(round_, load_tensors(tensors), state)
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{self._path(round_)}: expected the checkpoint as it was written, got: {error}; "
-                "start again to go on from the one before"
+                f"{self._path(round_)}: the checkpoint is damaged: {error}; "
+                "start again to resume from the previous one"
             ) from error
 
-    def keep(self, snapshot: Snapshot, generations: int) -> None:
-        """Have a snapshot written, and all but the newest so many generations dropped.
+    def save(self, snapshot: Snapshot, generations: int) -> None:
+        """Write a snapshot, perhaps in the background, and retain the newest `generations`.
 
-        Raises CheckpointError, perhaps that of the last one: those before it are intact.
+        Raises CheckpointError, perhaps that of the previous snapshot; earlier checkpoints are
+        intact.
         """
-        self._writer.do(lambda: self._save(snapshot, generations))
+        self._writer.submit(lambda: self._write_checkpoint(snapshot, generations))
 
-    def settle(self) -> None:
-        """Wait until all that was to be kept is on disk; raises CheckpointError."""
-        self._writer.settle()
+    def flush(self) -> None:
+        """Wait until every saved snapshot is on disk; raises CheckpointError."""
+        self._writer.flush()
 
-    def _save(self, snapshot: Snapshot, generations: int) -> None:
-        assert self._identity is not None  # `begin` came first
+    def _write_checkpoint(self, snapshot: Snapshot, generations: int) -> None:
+        assert self._identity is not None  # `start` comes first
         state = {
             "round": snapshot.round,
             "identity": self._identity.to_json(),
@@ -152,7 +149,7 @@ class Checkpoints:
             disk.remove(partial)
             disk.make_folder(partial)
             sums = {
-                _TENSORS: self._write(partial / _TENSORS, parts_of(snapshot.tensors)),
+                _TENSORS: self._write(partial / _TENSORS, serialize_tensors(snapshot.tensors)),
                 _STATE: self._write(partial / _STATE, [json.dumps(state).encode()]),
             }
             disk.write(partial / _SUMS, [_sums(sums).encode()])
@@ -162,24 +159,24 @@ class Checkpoints:
             for old in self._rounds()[:-generations]:
                 self._drop(old)
         except OSError as error:
-            with suppress(OSError):  # it may hold the very room that is lacking
+            with suppress(OSError):  # free its space: the disk may be full
                 disk.remove(partial)
-            raise self._cannot(f"hold round {snapshot.round}", error) from error
+            raise self._error(f"write the checkpoint of round {snapshot.round}", error) from error
 
-    def _write(self, path: Path, parts: Iterable[Part]) -> str:
-        """Write and sync a file; its checksum."""
+    def _write(self, path: Path, parts: Iterable[BytesLike]) -> str:
+        """Write and sync a file; return its checksum."""
         digest = hashlib.sha256()
 
-        def noted() -> Iterator[Part]:
+        def hashed() -> Iterator[BytesLike]:
             for part in parts:
                 digest.update(part)
                 yield part
 
-        self._disk.write(path, noted())
+        self._disk.write(path, hashed())
         return digest.hexdigest()
 
     def _read(self, round_: int) -> tuple[bytes, RunIdentity, dict[str, Any]]:
-        """What a generation holds; raises OSError or ValueError unless it is as written."""
+        """Tensors, run and state of a checkpoint; OSError or ValueError if it is damaged."""
         folder = self._path(round_)
         lines = self._disk.read(folder / _SUMS).decode("ascii")
         files = {name: self._disk.read(folder / name) for name in (_TENSORS, _STATE)}
@@ -188,7 +185,7 @@ class Checkpoints:
         try:
             content = json.loads(files[_STATE])
         except RecursionError:
-            raise ValueError(f"{_STATE}: expected JSON of a few levels, got very many") from None
+            raise ValueError(f"{_STATE}: the JSON is nested too deeply") from None
         if not isinstance(content, dict) or content.keys() != {"round", "identity", "state"}:
             raise ValueError(f"{_STATE}: expected a round, an identity and a state")
         if content["round"] != round_ or not isinstance(content["state"], dict):
@@ -196,13 +193,13 @@ class Checkpoints:
         return files[_TENSORS], RunIdentity.from_json(content["identity"]), content["state"]
 
     def _rounds(self) -> list[int]:
-        """The rounds of all generations that are there, ascending."""
+        """The rounds of all checkpoint folders, ascending."""
         found = [_NAME.fullmatch(name) for name in self._disk.names(self._folder)]
         rounds = sorted(int(match[1]) for match in found if match)
         return [round_ for round_ in rounds if round_ > 0]
 
     def _drop(self, round_: int) -> None:
-        """By way of another name: one that is half removed must not look like a damaged one."""
+        """Rename first: a half-removed checkpoint must not look like a damaged one."""
         partial = self._partial(round_)
         self._disk.remove(partial)
         self._disk.rename(self._path(round_), partial)
@@ -214,10 +211,10 @@ class Checkpoints:
     def _partial(self, round_: int) -> Path:
         return self._folder / f".round-{round_:08d}.partial"
 
-    def _cannot(self, what: str, error: OSError) -> CheckpointError:
+    def _error(self, action: str, error: OSError) -> CheckpointError:
         return CheckpointError(
-            f"{self._folder}: cannot {what} ({error.strerror or error}); make room, or look at the "
-            "disk, and start again to go on from the checkpoint before"
+            f"{self._folder}: cannot {action} ({error.strerror or error}); free some space or "
+            "check the disk, and start again to resume from the previous checkpoint"
         )
 
 

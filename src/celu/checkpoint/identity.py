@@ -1,7 +1,7 @@
-"""Which run a folder belongs to: a name that its parties share, and the contract it has.
+"""The run that a folder belongs to: an id that all parties share, and the contract of the run.
 
-It is kept in `run.json`, and once more in every generation, so that neither a torn nor a flipped
-byte of it loses a run.
+It is stored in `run.json` and again in every checkpoint, so that a damaged `run.json` does not
+lose the run.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _ID_DIGITS = 32
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """A run's id, and its contract by the names of its fields."""
+    """A run's id, and its contract as a mapping from field to value."""
 
     run: str
     contract: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """What is kept of it."""
+        """As stored in files."""
         return {"run": self.run, "contract": dict(self.contract)}
 
     @staticmethod
     def from_json(value: Any) -> RunIdentity:
-        """What was kept; raises ValueError for anything else."""
+        """The inverse of `to_json`; raises ValueError."""
         if not isinstance(value, dict) or value.keys() != {"run", "contract"}:
             raise ValueError("expected a run and its contract")
         if not is_run_id(value["run"]) or not isinstance(value["contract"], dict):
@@ -43,12 +43,12 @@ class RunIdentity:
 
 
 def new_run_id() -> str:
-    """An id that no other run has."""
+    """A random id for a new run."""
     return secrets.token_hex(_ID_DIGITS // 2)
 
 
 def is_run_id(value: object) -> bool:
-    """Whether a value, which may be a peer's, is the id of a run."""
+    """Whether a value, perhaps from a peer, is a valid run id."""
     return (
         isinstance(value, str)
         and len(value) == _ID_DIGITS
@@ -57,7 +57,7 @@ def is_run_id(value: object) -> bool:
 
 
 def read_identity(folder: Path, disk: Disk) -> RunIdentity | None:
-    """Whose run a folder holds; None where there is none or it cannot be told."""
+    """The run of a folder; None if there is none or `run.json` is damaged."""
     try:
         content = json.loads(disk.read(folder / FILE))
         check = content.pop("check")
@@ -68,7 +68,7 @@ def read_identity(folder: Path, disk: Disk) -> RunIdentity | None:
 
 
 def write_identity(folder: Path, disk: Disk, identity: RunIdentity) -> None:
-    """Keep it, whole or not at all; raises CheckpointError."""
+    """Write `run.json` atomically; raises CheckpointError."""
     content = {**identity.to_json(), "check": _check(identity)}
     partial = folder / f".{FILE}.partial"
     try:
@@ -79,8 +79,8 @@ def write_identity(folder: Path, disk: Disk, identity: RunIdentity) -> None:
         disk.sync_folder(folder)
     except OSError as error:
         raise CheckpointError(
-            f"{folder / FILE}: cannot be written ({error.strerror or error}); make room or choose "
-            "another folder with --out, and start again"
+            f"{folder / FILE}: cannot be written ({error.strerror or error}); free some space, "
+            "or choose another folder with --out, and start again"
         ) from error
 
 

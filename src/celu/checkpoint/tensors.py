@@ -1,7 +1,7 @@
-"""Tensors as a safetensors file: in parts, so that a large model is neither copied nor held twice.
+"""Tensors to and from safetensors, written in parts so that a large model is not copied.
 
-The format: eight bytes that count the header's, a JSON object that gives each tensor's type, shape
-and place, then the tensors' own bytes. Nothing in it is ever executed.
+The format: the header's length in eight bytes, a JSON header with each tensor's type, shape and
+offsets, then the tensors' bytes. Nothing in it is ever executed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from celu.checkpoint.disk import Part
+from celu.checkpoint.disk import BytesLike
 from celu.errors import CheckpointError
 
 _TYPES = {
@@ -31,22 +31,22 @@ _TYPES = {
 }
 
 
-def parts_of(tensors: Mapping[str, Tensor]) -> Iterator[Part]:
-    """A file's parts, in order; raises CheckpointError for a type that the format lacks."""
+def serialize_tensors(tensors: Mapping[str, Tensor]) -> Iterator[BytesLike]:
+    """The parts of a file, in order; raises CheckpointError for an unsupported dtype."""
     header, end = {}, 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _TYPES:
             raise CheckpointError(
-                f"{name}: expected a tensor of {', '.join(sorted(_TYPES.values()))}, "
-                f"got {tensor.dtype}, which a checkpoint cannot hold"
+                f"{name}: a checkpoint cannot store {tensor.dtype}; "
+                f"expected one of {', '.join(sorted(_TYPES.values()))}"
             )
-        place = [end, end + tensor.nbytes]
+        offsets = [end, end + tensor.nbytes]
         header[name] = {
             "dtype": _TYPES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": place,
+            "data_offsets": offsets,
         }
-        end = place[1]
+        end = offsets[1]
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
@@ -56,12 +56,12 @@ def parts_of(tensors: Mapping[str, Tensor]) -> Iterator[Part]:
             yield memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
-def tensors_of(data: bytes) -> dict[str, Tensor]:
-    """The tensors of a file; raises ValueError where it is none."""
+def load_tensors(data: bytes) -> dict[str, Tensor]:
+    """The tensors of a file; raises ValueError if it is not safetensors."""
     try:
         loaded = safetensors.torch.load(data)
     except SafetensorError as error:
         raise ValueError(f"expected safetensors, got: {error}") from error
-    # Tensors of torch's own rather than views of the file's bytes: aligned as any other, so that
-    # kernels take the same path and give the same bits.
+    # Copies rather than views of the file's bytes: aligned like any other tensor, so that kernels
+    # take the same path and return the same bits.
     return {name: tensor.clone() for name, tensor in loaded.items()}

@@ -1,4 +1,4 @@
-"""Where checkpoints are written: on a thread beside the computing, or then and there."""
+"""Runs the jobs that write checkpoints: on a background thread, or inline."""
 
 from __future__ import annotations
 
@@ -11,63 +11,64 @@ from typing import Protocol
 
 from celu.errors import CheckpointError
 
-_LONGEST_S = 600.0  # that one checkpoint may take
+_TIMEOUT_S = 600.0  # for one checkpoint
 
 
 class Writer(Protocol):
-    """Does one thing at a time, in order."""
+    """Runs one job at a time, in order."""
 
-    def do(self, job: Callable[[], None]) -> None:
-        """Begin a job once the last is done; raises what that one raised."""
+    def submit(self, job: Callable[[], None]) -> None:
+        """Start a job once the previous one is done; raises what the previous one raised."""
         ...
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait for the last job; raises what it raised."""
         ...
 
 
-class Inline:
-    """Does a job before it returns; see `Writer`."""
+class InlineWriter:
+    """Runs each job before `submit` returns; see `Writer`."""
 
-    def do(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], None]) -> None:
         """See `Writer`."""
         job()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """See `Writer`."""
 
 
-class Background:
-    """Does jobs on a thread of its own, so that neither training nor a link waits for the disk.
+class BackgroundWriter:
+    """Runs jobs on its own thread, so that neither training nor a link waits for the disk.
 
-    See `Writer`. One job may be under way: the next waits for it, so memory holds two at most.
+    See `Writer`. One job runs at a time and the next waits for it, so at most two snapshots are in
+    memory.
     """
 
-    def __init__(self, longest_s: float = _LONGEST_S) -> None:
-        self._longest_s = longest_s
-        self._thread = ThreadPoolExecutor(1, "celu-checkpoint", initializer=_give_way)
+    def __init__(self, timeout_s: float = _TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._thread = ThreadPoolExecutor(1, "celu-checkpoint", initializer=_lower_priority)
         self._last: Future[None] | None = None
 
-    def do(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], None]) -> None:
         """See `Writer`."""
-        self.settle()
+        self.flush()
         self._last = self._thread.submit(job)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """See `Writer`."""
         last, self._last = self._last, None
         if last is None:
             return
         try:
-            last.result(self._longest_s)
+            last.result(self._timeout_s)
         except TimeoutError as error:
             raise CheckpointError(
-                f"a checkpoint was not written within {self._longest_s:g} s: expected a disk that "
-                "answers; look at it, and start again to go on from the checkpoint before"
+                f"a checkpoint was not written within {self._timeout_s:g} s; check the disk, and "
+                "start again to resume from the previous checkpoint"
             ) from error
 
 
-def _give_way() -> None:
-    """Where a processor is short, let this thread wait rather than training (Linux)."""
-    with suppress(OSError):  # elsewhere a thread has no priority of its own
+def _lower_priority() -> None:
+    """On a busy machine, let training run before this thread (Linux)."""
+    with suppress(OSError):  # other systems have no priority per thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

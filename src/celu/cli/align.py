@@ -1,4 +1,4 @@
-"""`celu align`: find the rows that all parties have, without showing anybody the others."""
+"""`celu align`: find the rows that all parties have, without revealing the others."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def align(
     """Find the rows that all parties have: private set intersection (ECDH on P-256).
 
     Each company runs this before [bold]celu run[/bold], with the same two files. Each learns which
-    of its own ids the others have too, and how many rows the others have in all; nothing of the
-    others' remaining ids. Stopped half-way, it goes on when all start it again.
+    of its own ids the others have too, and how many rows the others have in total; nothing about
+    the others' remaining ids. If it is interrupted, it resumes when all parties start it again.
     """
     contract = read_job(job)
     settings = with_options(read_party(party), connect, listen)
@@ -41,7 +41,7 @@ def align(
     started = time.monotonic()
     from celu.launch.aligning import align_party  # once settings are checked: torch takes seconds
 
-    with _Bar(console, settings.name) as bar:
+    with _ProgressBar(console, settings.name) as bar:
         alignment, traffic = align_party(
             settings,
             contract,
@@ -64,13 +64,13 @@ def align(
     console.print(f"written to {alignment.path}", soft_wrap=True)
 
 
-class _Bar:
-    """A bar on a terminal, a line for every tenth elsewhere."""
+class _ProgressBar:
+    """A progress bar on a terminal, otherwise a line for every tenth."""
 
     def __init__(self, console: Console, name: str) -> None:
         self._console = console
         self._name = name
-        self._told = 0
+        self._printed_tenths = 0
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -82,7 +82,7 @@ class _Bar:
         )
         self._task = self._bar.add_task(name, total=None)
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> _ProgressBar:
         self._bar.start()
         return self
 
@@ -98,6 +98,6 @@ class _Bar:
         done, total = event.done, event.total
         self._bar.update(self._task, completed=done, total=total)
         tenths = 10 * done // max(1, total)
-        if not self._console.is_terminal and tenths > self._told:
-            self._told = tenths
+        if not self._console.is_terminal and tenths > self._printed_tenths:
+            self._printed_tenths = tenths
             self._console.print(f"{self._name}: {done:,} of {total:,} ids")

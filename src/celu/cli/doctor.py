@@ -1,9 +1,8 @@
-"""`celu doctor`: measure the link before a run, and say what to change."""
+"""`celu doctor`: measure the link before a run, and print what to change."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,66 +32,69 @@ def doctor(
     listen: Listen = None,
     seconds: Annotated[
         float,
-        typer.Option(min=0.05, max=60, help="How long bulk is sent each way; the guest's counts."),
+        typer.Option(
+            min=0.05,
+            max=60,
+            help="Seconds of bulk transfer in each direction; the guest's value is used.",
+        ),
     ] = 2.0,
     out: Annotated[
-        Path | None, typer.Option(help="A file for everything that was found, as JSON.")
+        Path | None, typer.Option(help="Write all results to this file, as JSON.")
     ] = None,
 ) -> None:
-    """Measure the link to each peer before a run, and say in words what to change.
+    """Measure the link to each peer before a run, and print what to change.
 
     Each company runs this with the files and options of [bold]celu run[/bold]; no row is read and
-    nothing is trained. Each side is told latency, bandwidth one way and both ways at once, what a
-    gateway or an idle line costs, whether contracts, versions and clocks agree, and how long a
-    round of this job takes. Exit code 0 means that it could measure, whatever it found.
+    nothing is trained. Each side sees the latency, the bandwidth in each direction and in full
+    duplex, the cost of gateways and pauses, differences in contracts, versions and clocks, and the
+    estimated time of a round of this job. The exit code is 0 if the measurement succeeded, even
+    with warnings.
     """
     contract = read_job(job)
     settings = with_options(read_party(party), connect, listen)
     check_names(contract, settings, party)
     if out is not None and not out.resolve().parent.is_dir():
-        raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
+        raise ConfigError(f"--out: the folder of {out} does not exist; choose another file")
     console = Console()
-    from celu.doctor.advice import advise  # after the settings are found sound: torch takes
+    from celu.doctor.advice import advise  # after the settings are checked: torch takes
     from celu.doctor.measure import ProbePlan  # seconds
     from celu.launch.diagnosing import diagnose_party
 
-    cases = diagnose_party(
+    all_facts = diagnose_party(
         settings,
         contract,
         ProbePlan(bulk_s=seconds),
         lambda port: console.print(invitation(settings, port, "doctor"), soft_wrap=True),
-        lambda words: console.print(f"{settings.name}: {words} ..."),
+        lambda text: console.print(f"{settings.name}: {text} ..."),
     )
-    found = {case.peer: advise(case) for case in cases}
-    for case in cases:
-        console.print(_measurements(case))
-        console.print(_codecs(case))
-        for finding in found[case.peer]:
-            _show(console, finding)
+    findings = {facts.peer: advise(facts) for facts in all_facts}
+    for facts in all_facts:
+        console.print(_measurement_table(facts))
+        console.print(_codec_table(facts))
+        for finding in findings[facts.peer]:
+            _print_finding(console, finding)
     if out is not None:
-        _write(out, settings.name, cases, found)
+        _write(out, settings.name, all_facts, findings)
         console.print(f"written to {out}", soft_wrap=True)
 
 
-def _measurements(case: LinkFacts) -> Table:
+def _measurement_table(facts: LinkFacts) -> Table:
     from celu.doctor.facts import mbps, size
     from celu.doctor.facts import seconds as s
 
-    measured = case.measured
-    table = Table(title=f"{case.name}: the link to {case.peer}", show_header=False)
-    trip = f"{s(measured.rtt_median_s)}, at least {s(measured.rtt_min_s)}"
-    table.add_row("there and back", f"{trip}, jitter {s(measured.jitter_s)}")
-    for where, _, way in case.ways():
-        at_once = f"{mbps(way.duplex_mbps)} with both ways in use ({way.share:.0%})"
-        table.add_row(where, f"{mbps(way.mbps)}, {at_once}")
-    for where, _, way in case.ways():
-        rested = f"{size(way.parcel_bytes)} in {s(way.parcel_s)}, {s(way.rested_s)} after a rest"
-        table.add_row(f"some {where}", rested)
-    ahead = measured.clock_s if case.role == "guest" else -measured.clock_s
-    table.add_row(
-        "clock there", f"{ahead * 1000:+.2f} ms, ± {measured.clock_error_s * 1000:.2f} ms"
-    )
-    kernel = case.machine
+    measured = facts.measured
+    table = Table(title=f"{facts.name}: link to {facts.peer}", show_header=False)
+    spread = f"min {s(measured.rtt_min_s)}, jitter {s(measured.jitter_s)}"
+    table.add_row("round trip", f"{s(measured.rtt_median_s)} ({spread})")
+    for name, _, direction in facts.directions():
+        duplex = f"{mbps(direction.duplex_mbps)} in full duplex ({direction.share:.0%})"
+        table.add_row(name, f"{mbps(direction.mbps)}, {duplex}")
+    for name, _, direction in facts.directions():
+        burst = f"{size(direction.burst_bytes)} in {s(direction.burst_s)}"
+        table.add_row(f"burst {name}", f"{burst}, {s(direction.idle_burst_s)} after a pause")
+    error_ms = measured.clock_error_s * 1000
+    table.add_row("peer's clock", f"{facts.clock_ahead_s * 1000:+.2f} ms, ± {error_ms:.2f} ms")
+    kernel = facts.machine
     table.add_row("this machine", f"congestion control {kernel.congestion_control or 'unknown'}")
     for name in ("tcp_wmem", "tcp_rmem"):
         sizes = getattr(kernel, name)
@@ -101,48 +103,56 @@ def _measurements(case: LinkFacts) -> Table:
     return table
 
 
-def _codecs(case: LinkFacts) -> Table:
+def _codec_table(facts: LinkFacts) -> Table:
     from celu.doctor.facts import seconds, size
 
-    table = Table(title=f"a round with {case.peer}, by codec, without computing")
+    table = Table(title=f"estimated round with {facts.peer}, by codec, without computation")
     table.add_column("codec")
-    headings = ("to the guest", "to the host", "one in flight", f"{case.depth} (job.toml)", "full")
-    for heading in (*headings, "in flight when full"):
+    headings = (
+        "to the guest",
+        "to the host",
+        "1 in flight",
+        f"{facts.depth} (job.toml)",
+        "link full",
+    )
+    for heading in (*headings, "in flight to fill it"):
         table.add_column(heading, justify="right")
-    rows = {"in job.toml": case.forecast, **case.codecs}
-    for name, found in rows.items():
-        shown = f"{name}: {found.codec}" if name == "in job.toml" else name
+    rows = {"in job.toml": facts.estimate, **facts.codecs}
+    for name, estimate in rows.items():
+        shown = f"{name}: {estimate.codec}" if name == "in job.toml" else name
         table.add_row(
             escape(shown),
-            size(found.to_guest_bytes),
-            size(found.to_host_bytes),
-            seconds(found.serial_s),
-            seconds(found.seconds(case.depth)),
-            seconds(found.full_s),
-            str(found.depth),
+            size(estimate.to_guest_bytes),
+            size(estimate.to_host_bytes),
+            seconds(estimate.serial_s),
+            seconds(estimate.seconds(facts.depth)),
+            seconds(estimate.full_s),
+            str(estimate.depth),
         )
     return table
 
 
-def _show(console: Console, finding: Finding) -> None:
+def _print_finding(console: Console, finding: Finding) -> None:
     colour = "green" if finding.level == "ok" else "yellow"
     console.print(
-        f"[{colour}]{finding.level:4}[/{colour}] [bold]{finding.what}[/bold]: "
-        f"{escape(finding.words)}",
+        f"[{colour}]{finding.level:4}[/{colour}] [bold]{finding.topic}[/bold]: "
+        f"{escape(finding.message)}",
         soft_wrap=True,
         highlight=False,
     )
-    if finding.change:
-        console.print(f"     -> {escape(finding.change)}", soft_wrap=True, highlight=False)
+    if finding.fix:
+        console.print(f"     -> {escape(finding.fix)}", soft_wrap=True, highlight=False)
 
 
-def _write(path: Path, name: str, cases: list[LinkFacts], found: dict[str, list[Finding]]) -> None:
+def _write(
+    path: Path, name: str, all_facts: list[LinkFacts], findings: dict[str, list[Finding]]
+) -> None:
     peers: dict[str, Any] = {
-        case.peer: {**asdict(case), "findings": [asdict(f) for f in found[case.peer]]}
-        for case in cases
+        facts.peer: {**facts.to_json(), "findings": [f.to_json() for f in findings[facts.peer]]}
+        for facts in all_facts
     }
     text = json.dumps({"party": name, "peers": peers}, indent=2)
     try:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--out: expected a file to write, got {path}: {error}") from error
+        raise ConfigError(f"--out: {path} cannot be written: {error}") from error

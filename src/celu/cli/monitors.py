@@ -34,7 +34,7 @@ class Monitors:
         """Track and serve a run within this context."""
         with ExitStack() as stack:
             for tracker in self._trackers:
-                folder.listen(tracker.event)
+                folder.add_callback(tracker.event)
                 stack.callback(tracker.close)
             if self._port is not None:
                 self._serve(folder, self._port, stack)

@@ -83,8 +83,8 @@ def run(
         RunProgress(console, settings.name) as progress,
         InterruptHandler(console, settings.name) as interrupt,
     ):
-        folder.listen(progress.event)
-        folder.listen(interrupt.event)
+        folder.add_callback(progress.event)
+        folder.add_callback(interrupt.event)
         result = run_party(
             settings,
             contract,

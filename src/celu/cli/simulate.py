@@ -94,7 +94,7 @@ def simulate(
         hosts = {name: party for name, party in loaded.items() if isinstance(party, Host)}
         assert isinstance(guest, Guest)
         with RunProgress(console, "all parties") as progress:
-            folder.listen(progress.event)
+            folder.add_callback(progress.event)
             for name, read in rows.items():
                 for warning in read.warnings:
                     folder.emit(Warned(message=f"{name}: {warning}"))

@@ -95,13 +95,13 @@ class LiveRun:
         """The current state of the run: everything but the learning series."""
         version = (self.generation, self.position, self.record.status)
         if self._cached is None or self._cached[0] != version:
-            status = RunStatus.of(self.record)
+            status = RunStatus.from_record(self.record)
             self._cached = (version, status, self._state_of_record(status.latest))
         _, status, state = self._cached
         found = warnings(replace(status, quiet_s=self._quiet_s()))
         if self._read_error is not None:
             found.insert(0, Finding("record", "warn", self._read_error))
-        return {**state, "warnings": [[f.what, f.words, f.change] for f in found]}
+        return {**state, "warnings": [[f.topic, f.message, f.fix] for f in found]}
 
     def _state_of_record(self, recent: RecentRounds | None) -> dict[str, Any]:
         """The part of the state that changes only with the record."""

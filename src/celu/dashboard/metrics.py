@@ -50,9 +50,9 @@ def _samples(run: LiveRun) -> Iterator[_Sample]:
         yield "celu_sent_bytes", "", last.bytes_sent
         yield "celu_received_bytes", "", last.bytes_received
         yield "celu_local_steps", "", last.local_steps
-    status = RunStatus.of(record)
+    status = RunStatus.from_record(record)
     for peer in status.peers if status.is_running else ():
-        up = status.is_met and peer not in status.down
+        up = status.is_connected and peer not in status.down
         yield "celu_link_up", "," + _labels({"peer": peer}), float(up)
     for name, value in (evaluations[-1].metrics if evaluations else {}).items():
         yield "celu_metric", "," + _labels({"name": name}), value

@@ -1,1 +1,1 @@
-"""Examining the link between two parties before a run: measuring, foreseeing, advising."""
+"""`celu doctor`: measure the link between two parties before a run, estimate rounds, advise."""

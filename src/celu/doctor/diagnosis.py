@@ -1,7 +1,7 @@
-"""An examination of links: parties meet, compare what they hold, measure, and part.
+"""The session of `celu doctor`: compare contracts and versions, and measure the links.
 
-Like a session it is a coroutine over links that are open, and tells its peers why it stops. Unlike
-one it goes on under contracts that differ: what differs is part of what it finds.
+Like a training session it is a coroutine over open links and reports its failure to the peers.
+Contracts that differ do not stop it: the differences are part of its findings.
 """
 
 from __future__ import annotations
@@ -11,26 +11,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from celu.config.job import Job
-from celu.doctor.measure import ProbePlan, Say, answer, measure
-from celu.doctor.measurement import Measured
-from celu.doctor.probes import SPECS, End, Watch
+from celu.doctor.measure import Log, ProbePlan, answer, measure
+from celu.doctor.measurement import Measurement
+from celu.doctor.probes import SPECS, Clocks, Prober
 from celu.errors import ProtocolError
-from celu.handshake import close_session, differences, hello, meet, tell
+from celu.handshake import (
+    check_peer,
+    close_session,
+    contract_differences,
+    make_hello,
+    report_failure,
+)
 from celu.run_folder import versions
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
 from celu.transport.wire import VERSION
 
 _COMPARED = ("celu", "python", "torch", "protocol")
-_MAX_DIFFERING = 100  # fields named; a peer may send thousands
+_MAX_DIFFERING = 100  # fields that are reported; a peer may send thousands
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a party knows of a peer and of the link to it."""
+    """The measurement of the link to a peer, and the peer's versions and contract."""
 
     peer: str
-    measured: Measured
+    measured: Measurement
     versions: dict[str, str]  # the peer's
     differing: list[str]  # fields of the contract, with what each side has
 
@@ -42,73 +48,75 @@ def own_versions() -> dict[str, str]:
 
 
 async def diagnose_hosts(
-    name: str, job: Job, links: Mapping[str, Link], plan: ProbePlan, watch: Watch, say: Say
+    name: str, job: Job, links: Mapping[str, Link], plan: ProbePlan, clocks: Clocks, log: Log
 ) -> dict[str, Diagnosis]:
-    """The guest's part: measure one host after the other. Raises what goes wrong on a link."""
+    """The guest's side: measure one host after the other. Raises the errors of the links."""
     links = {host: links[host] for host in job.hosts}  # in the contract's order
-    present, waiting = dict(links), dict(links)
+    open_links, waiting = dict(links), dict(links)
     try:
-        met = await _meet(name, job, links)
-        found = {}
+        peers = await _handshake(name, job, links)
+        diagnoses = {}
 
-        async def still_here() -> None:
+        async def send_still_working() -> None:
             for link in waiting.values():
                 await link.send(Message(Kind.READY))
 
         for peer, link in links.items():
             del waiting[peer]
-            measured = await measure(End(link, watch), plan, say, still_here)
-            found[peer] = Diagnosis(peer, measured, *met[peer])
+            measured = await measure(Prober(link, clocks), plan, log, send_still_working)
+            diagnoses[peer] = Diagnosis(peer, measured, *peers[peer])
             await close_session({peer: link})
-            del present[peer]
+            del open_links[peer]
     except (Exception, KeyboardInterrupt) as error:
-        await tell(present, error)
+        await report_failure(open_links, error)
         raise
-    return found
+    return diagnoses
 
 
 async def diagnose_guest(
-    name: str, job: Job, link: Link, watch: Watch, say: Say
+    name: str, job: Job, link: Link, clocks: Clocks, log: Log
 ) -> dict[str, Diagnosis]:
-    """A host's part: answer what the guest measures. Raises what goes wrong on the link."""
+    """A host's side: answer the guest's probes. Raises the errors of the link."""
     links = {link.peer: link}
     try:
-        met = await _meet(name, job, links)
-        say(f"{link.peer} measures the link")
-        measured = await answer(End(link, watch))
+        peers = await _handshake(name, job, links)
+        log(f"{link.peer} measures the link")
+        measured = await answer(Prober(link, clocks))
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
-        await tell(links, error)
+        await report_failure(links, error)
         raise
-    return {link.peer: Diagnosis(link.peer, measured, *met[link.peer])}
+    return {link.peer: Diagnosis(link.peer, measured, *peers[link.peer])}
 
 
-async def _meet(
+async def _handshake(
     name: str, job: Job, links: Mapping[str, Link]
 ) -> dict[str, tuple[dict[str, str], list[str]]]:
     """Each peer's versions, and the fields in which its contract differs from ours."""
     ours = job.contract()
-    greeting = hello(name, "doctor", ours, versions=own_versions())
-    met = {}
+    hello = make_hello(name, "doctor", ours, versions=own_versions())
+    peers = {}
     for link in links.values():
-        await link.send(greeting)
+        await link.send(hello)
     for peer, link in links.items():
-        body = meet(name, greeting, peer, await link.receive())
-        differing = differences(name, ours, peer, body["contract"])[:_MAX_DIFFERING]
-        met[peer] = _versions(body.get("versions")), differing
-        link.allow(SPECS)  # before READY: what follows it may be a tensor
+        body = check_peer(name, hello, peer, await link.receive())
+        differing = contract_differences(name, ours, peer, body["contract"])[:_MAX_DIFFERING]
+        peers[peer] = _read_versions(body.get("versions")), differing
+        link.allow(SPECS)  # before READY: tensors may follow it
     for link in links.values():
         await link.send(Message(Kind.READY))
     for link in links.values():
         expect(await link.receive(), Kind.READY)
-    return met
+    return peers
 
 
-def _versions(claimed: Any) -> dict[str, str]:
+def _read_versions(claimed: Any) -> dict[str, str]:
     if not isinstance(claimed, dict):
         raise ProtocolError("HELLO: expected versions, got none")
     found = {name: claimed.get(name) for name in _COMPARED}
     for name, value in found.items():
         if not isinstance(value, str) or not value.isprintable() or len(value) > 40:
-            raise ProtocolError(f"HELLO: versions: expected one of {name} in at most 40 letters")
+            raise ProtocolError(
+                f"HELLO: versions: expected the version of {name}, at most 40 letters"
+            )
     return {name: str(value) for name, value in found.items()}

@@ -1,6 +1,6 @@
-"""What a measured link means for a job: the bytes of a round, and the seconds they take.
+"""Estimate the rounds of a job over a measured link: their bytes and their seconds.
 
-Only the line is counted. What parties compute comes on top, or, with local steps, in between.
+Only communication is counted. Computation adds to it or, with local steps, overlaps with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from celu.codecs.registry import CODECS
 from celu.config.job import Codecs, Job
-from celu.doctor.measurement import Measured
+from celu.doctor.measurement import Measurement
 from celu.engine.coding import Coding
 from celu.transport.message import Kind
 from celu.transport.wire import HEADER
@@ -18,33 +18,33 @@ from celu.transport.wire import HEADER
 
 @dataclass(frozen=True)
 class RoundEstimate:
-    """A round of a job over a link, with one way of coding."""
+    """A round of a job over a link, with one codec."""
 
     codec: str
     to_guest_bytes: int
     to_host_bytes: int
     serial_s: float  # one round in flight
-    full_s: float  # as many as fill the line
-    depth: int  # so many
+    full_s: float  # with enough rounds in flight to fill the link
+    depth: int  # that number of rounds
 
     def seconds(self, depth: int) -> float:
-        """A round with so many in flight."""
+        """Seconds of a round with `depth` rounds in flight."""
         return max(self.full_s, self.serial_s / depth)
 
 
-def estimate_rounds(job: Job, host: str, measured: Measured) -> RoundEstimate:
-    """The rounds of this job with this host."""
+def estimate_rounds(job: Job, host: str, measured: Measurement) -> RoundEstimate:
+    """Estimate the rounds of this job with this host."""
     specs = Coding(job, host).specs(Kind.ACTIVATION, Kind.DERIVATIVE)
     to_guest, to_host = (
         HEADER.size + specs[kind].max_bytes for kind in (Kind.ACTIVATION, Kind.DERIVATIVE)
     )
     serial_s = measured.rtt_median_s
     full_s = 0.0
-    for num_bytes, way in ((to_guest, measured.to_guest), (to_host, measured.to_host)):
-        serial_s += num_bytes * 8 / 1e6 / way.mbps
-        full_s = max(full_s, num_bytes * 8 / 1e6 / way.duplex_mbps)
+    for num_bytes, direction in ((to_guest, measured.to_guest), (to_host, measured.to_host)):
+        serial_s += num_bytes * 8 / 1e6 / direction.mbps
+        full_s = max(full_s, num_bytes * 8 / 1e6 / direction.duplex_mbps)
     codec = job.codec
-    assert isinstance(codec, Codecs)  # whatever was written became one
+    assert isinstance(codec, Codecs)  # Job converts every other form
     same = codec.activation == codec.derivative
     return RoundEstimate(
         codec.activation if same else f"Z {codec.activation}, dZ {codec.derivative}",
@@ -56,10 +56,10 @@ def estimate_rounds(job: Job, host: str, measured: Measured) -> RoundEstimate:
     )
 
 
-def estimate_codecs(job: Job, host: str, measured: Measured) -> dict[str, RoundEstimate]:
-    """The same job with each codec, for Z and dZ alike."""
-    found = {}
+def estimate_codecs(job: Job, host: str, measured: Measurement) -> dict[str, RoundEstimate]:
+    """Estimate the same job with each codec, for both Z and dZ."""
+    estimates = {}
     for name in CODECS:
         codec = Codecs(activation=name, derivative=name, evaluation=name)
-        found[name] = estimate_rounds(job.model_copy(update={"codec": codec}), host, measured)
-    return found
+        estimates[name] = estimate_rounds(job.model_copy(update={"codec": codec}), host, measured)
+    return estimates

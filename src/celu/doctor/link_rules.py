@@ -1,6 +1,6 @@
-"""Rules about the line: where its speed goes, and which setting gives it back.
+"""Rules about the link: what limits its speed, and which setting to change.
 
-The thresholds are judgements; each rule says what it rests on.
+The thresholds are judgements; each rule names the numbers that it is based on.
 """
 
 from __future__ import annotations
@@ -9,119 +9,122 @@ from collections.abc import Iterator
 
 from celu.doctor.facts import Finding, LinkFacts, mbps, seconds, size
 
-# What HTTP/2 lets a sender have unacknowledged before anybody says otherwise (RFC 9113, 6.9.2).
+# The initial flow-control window of HTTP/2, in bytes (RFC 9113, 6.9.2).
 WINDOW = 65535
-_DISTANT_S = 0.002  # below, a window of that size limits nobody
+_MIN_RTT_S = 0.002  # with a shorter round trip, such a window is no limit
 _LOSS_BASED = ("cubic", "reno")
 
 
-def emulation(case: LinkFacts) -> Iterator[Finding]:
-    """What is measured over an emulated line says nothing of the real one."""
-    if case.emulated:
-        words = "what this party sends is slowed down to an emulated line"
-        yield Finding("line", "warn", words, "For a real run, remove link from party.toml.")
+def emulation(facts: LinkFacts) -> Iterator[Finding]:
+    """A measurement of an emulated link says nothing about the real one."""
+    if facts.emulated:
+        message = "this party emulates a slower link"
+        yield Finding("link", "warn", message, "For a real run, remove link from party.toml.")
 
 
-def latency(case: LinkFacts) -> Iterator[Finding]:
-    """One round at a time waits for the slowest trip; rounds in flight do not."""
-    found = case.measured
-    words = (
-        f"a trip there and back takes {seconds(found.rtt_median_s)} "
-        f"(at least {seconds(found.rtt_min_s)}), give or take {seconds(found.jitter_s)}"
+def latency(facts: LinkFacts) -> Iterator[Finding]:
+    """With one round in flight, every late message delays training."""
+    measured = facts.measured
+    message = (
+        f"round trip {seconds(measured.rtt_median_s)} "
+        f"(min {seconds(measured.rtt_min_s)}, jitter {seconds(measured.jitter_s)})"
     )
-    if found.jitter_s > max(0.005, found.rtt_median_s / 4) and case.depth == 1:
-        change = "Set depth = 2 under [method] in job.toml: one late message then stops nobody."
-        yield Finding("latency", "warn", words, change)
+    if measured.jitter_s > max(0.005, measured.rtt_median_s / 4) and facts.depth == 1:
+        fix = "Set depth = 2 under [method] in job.toml: a late message then delays nothing."
+        yield Finding("latency", "warn", message, fix)
     else:
-        yield Finding("latency", "ok", words)
+        yield Finding("latency", "ok", message)
 
 
-def duplex(case: LinkFacts) -> Iterator[Finding]:
-    """Rounds in flight use both ways at once."""
-    for where, _, way in case.ways():
-        words = f"{where} {mbps(way.mbps)}, and {way.share:.0%} of it with both ways in use"
-        if way.share >= 0.7:
-            yield Finding("bandwidth", "ok", words)
+def duplex(facts: LinkFacts) -> Iterator[Finding]:
+    """Several rounds in flight use both directions at once."""
+    for name, _, direction in facts.directions():
+        message = f"{name} {mbps(direction.mbps)}, {direction.share:.0%} of it in full duplex"
+        if direction.share >= 0.7:
+            yield Finding("bandwidth", "ok", message)
         else:
             yield Finding(
                 "bandwidth",
                 "warn",
-                f"{words}: the two share a line, or the processors of one of the machines",
-                "Rounds in flight gain less here than they could; fewer bytes (codec in job.toml) "
-                "gain in full.",
+                f"{message}: both directions share the bandwidth or a machine's CPUs",
+                "More rounds in flight help less on this link; sending fewer bytes (codec in "
+                "job.toml) helps fully.",
             )
 
 
-def window(case: LinkFacts) -> Iterator[Finding]:
-    """A gateway that ends HTTP/2 itself often lets 64 KiB pass in each round trip, and no more."""
-    rtt_s = case.measured.rtt_min_s
-    for where, _, way in case.ways():
-        in_flight = way.bytes_per_s * rtt_s
-        if rtt_s >= _DISTANT_S and WINDOW / 2 <= in_flight <= WINDOW * 2:
-            who = "our" if case.connects else f"{case.peer}'s"
+def window(facts: LinkFacts) -> Iterator[Finding]:
+    """A gateway that terminates HTTP/2 often passes only 64 KiB in each round trip."""
+    rtt_s = facts.measured.rtt_min_s
+    for name, _, direction in facts.directions():
+        in_flight = direction.bytes_per_s * rtt_s
+        if rtt_s >= _MIN_RTT_S and WINDOW / 2 <= in_flight <= WINDOW * 2:
+            who = "our" if facts.connects else f"{facts.peer}'s"
             yield Finding(
                 "gateway",
                 "warn",
-                f"{where} {mbps(way.mbps)} at {seconds(rtt_s)} a trip is {in_flight / 1024:.0f} "
-                "KiB in flight: a gateway in between seems to keep HTTP/2's first window of 64 "
-                "KiB, unless the line is just that slow",
+                f"{name} {mbps(direction.mbps)} with a round trip of {seconds(rtt_s)} is "
+                f"{in_flight / 1024:.0f} KiB in flight: a gateway seems to limit HTTP/2 to its "
+                "initial window of 64 KiB, unless the link is just that slow",
                 f"Set streams = 32 in {who} party.toml (the side that connects), or carrier = "
-                '"websocket"; measure again: if it is faster, it was the gateway.',
+                '"websocket", and measure again: if it is faster, the gateway was the limit.',
             )
 
 
-def buffers(case: LinkFacts) -> Iterator[Finding]:
-    """The kernel keeps what is in flight, and about as much again for its own book-keeping."""
-    rtt_s = case.measured.rtt_median_s
+def buffers(facts: LinkFacts) -> Iterator[Finding]:
+    """A socket buffer needs about twice the bytes in flight."""
+    rtt_s = facts.measured.rtt_median_s
     sides = (
-        ("tcp_wmem", case.machine.tcp_wmem, case.sending, f"to {case.peer}"),
-        ("tcp_rmem", case.machine.tcp_rmem, case.receiving, f"from {case.peer}"),
+        ("tcp_wmem", facts.machine.tcp_wmem, facts.sending, f"to {facts.peer}"),
+        ("tcp_rmem", facts.machine.tcp_rmem, facts.receiving, f"from {facts.peer}"),
     )
-    for name, sizes, way, where in sides:
+    for name, sizes, direction, where in sides:
         if sizes is None:
             continue
-        in_flight = way.bytes_per_s * rtt_s
-        words = f"{where} {size(in_flight)} are in flight; net.ipv4.{name} allows {size(sizes[2])}"
+        in_flight = direction.bytes_per_s * rtt_s
+        message = f"{where} {size(in_flight)} in flight; net.ipv4.{name} allows {size(sizes[2])}"
         if in_flight < 0.4 * sizes[2]:
-            yield Finding("buffers", "ok", words)
+            yield Finding("buffers", "ok", message)
             continue
-        most = max(16 << 20, 1 << int(4 * in_flight).bit_length())
-        setting = f'sysctl -w net.ipv4.{name}="{sizes[0]} {sizes[1]} {most}"'
-        yield Finding("buffers", "warn", f"{words}: too little, or nearly so", f"{setting}, here.")
+        wanted = max(16 << 20, 1 << int(4 * in_flight).bit_length())
+        setting = f'sysctl -w net.ipv4.{name}="{sizes[0]} {sizes[1]} {wanted}"'
+        yield Finding(
+            "buffers", "warn", f"{message}, which is too small or nearly so", f"{setting}, here."
+        )
 
 
-def congestion(case: LinkFacts) -> Iterator[Finding]:
-    """Cubic and reno take a lost packet for a full line; bbr does not."""
-    control = case.machine.congestion_control
+def congestion(facts: LinkFacts) -> Iterator[Finding]:
+    """Cubic and reno slow down after a lost packet; bbr does not."""
+    control = facts.machine.congestion_control
     if control is None:
         return
-    if control in _LOSS_BASED and case.measured.rtt_min_s >= 0.01:
+    if control in _LOSS_BASED and facts.measured.rtt_min_s >= 0.01:
         yield Finding(
             "congestion",
             "ok",
-            f"this machine sends by {control}, which slows down at every lost packet; on a long "
-            "line that loses one in ten thousand, bbr carries nearly twice as much",
-            "If the line loses packets: sysctl -w net.ipv4.tcp_congestion_control=bbr, here.",
+            f"this machine uses {control}, which slows down at every lost packet; on a long link "
+            "with 0.01% packet loss, bbr is nearly twice as fast",
+            "If the link loses packets: sysctl -w net.ipv4.tcp_congestion_control=bbr, here.",
         )
     else:
-        yield Finding("congestion", "ok", f"this machine sends by {control}")
+        yield Finding("congestion", "ok", f"this machine uses {control}")
 
 
-def idleness(case: LinkFacts) -> Iterator[Finding]:
-    """A kernel forgets how fast a line is where nothing was sent for a while."""
-    for where, sender, way in case.ways():
-        words = (
-            f"{where} {size(way.parcel_bytes)} take {seconds(way.parcel_s)} in a stream and "
-            f"{seconds(way.rested_s)} after a rest"
+def idle_restart(facts: LinkFacts) -> Iterator[Finding]:
+    """After a pause, the kernel restarts TCP slowly."""
+    for name, sender, direction in facts.directions():
+        message = (
+            f"{name} {size(direction.burst_bytes)} take {seconds(direction.burst_s)} in a stream "
+            f"and {seconds(direction.idle_burst_s)} after a pause"
         )
-        lost_s = way.rested_s - way.parcel_s
-        if way.rested_s < 1.5 * way.parcel_s or lost_s < max(0.02, case.measured.rtt_min_s):
-            yield Finding("idle", "ok", words)
+        lost_s = direction.idle_burst_s - direction.burst_s
+        is_small = lost_s < max(0.02, facts.measured.rtt_min_s)
+        if direction.idle_burst_s < 1.5 * direction.burst_s or is_small:
+            yield Finding("idle", "ok", message)
             continue
-        depth = "more rounds in flight (depth under [method] in job.toml) keep the line warm"
-        if sender == case.name and case.machine.slow_start_after_idle is False:
-            change = f"{depth[0].upper()}{depth[1:]}."
+        depth = "more rounds in flight (depth under [method] in job.toml) avoid the pauses"
+        if sender == facts.name and facts.machine.slow_start_after_idle is False:
+            fix = f"{depth[0].upper()}{depth[1:]}."
         else:
-            at = "here" if sender == case.name else f"at {case.peer}"
-            change = f"sysctl -w net.ipv4.tcp_slow_start_after_idle=0, {at}; or {depth}."
-        yield Finding("idle", "warn", words, change)
+            at = "here" if sender == facts.name else f"at {facts.peer}"
+            fix = f"sysctl -w net.ipv4.tcp_slow_start_after_idle=0, {at}; or {depth}."
+        yield Finding("idle", "warn", message, fix)

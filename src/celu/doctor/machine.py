@@ -1,6 +1,6 @@
-"""What this party can see without its peer: the kernel's settings and the certificates' dates.
+"""Facts about this machine: TCP settings of the kernel, and the dates of certificates.
 
-Nothing of it is sent to anybody.
+Nothing of it is sent to a peer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _SETTINGS = Path("/proc/sys/net/ipv4")
 
 @dataclass(frozen=True)
 class Machine:
-    """How this machine's kernel treats TCP; None where it does not say (another system).
+    """TCP settings of this machine's kernel; None where unknown (other systems).
 
-    The buffers are least, default and most bytes, as the kernel keeps them.
+    The buffers are minimum, default and maximum bytes, as in sysctl.
     """
 
     congestion_control: str | None = None
@@ -31,19 +31,19 @@ class Machine:
 
 
 def this_machine(settings: Path = _SETTINGS) -> Machine:
-    """The settings of the kernel that we run on."""
+    """Read the settings of this machine's kernel."""
     idle = _read(settings / "tcp_slow_start_after_idle")
     return Machine(
         _read(settings / "tcp_congestion_control"),
-        _three(_read(settings / "tcp_rmem")),
-        _three(_read(settings / "tcp_wmem")),
+        _parse_sizes(_read(settings / "tcp_rmem")),
+        _parse_sizes(_read(settings / "tcp_wmem")),
         None if idle is None else idle != "0",
     )
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """One certificate of those that a link rests on."""
+    """One of the certificates that a link uses."""
 
     whose: str  # a party's name, or "authority of" one
     subject: str
@@ -54,7 +54,7 @@ class Certificate:
 def read_certificates(
     name: str, keys: tuple[Path, Path, Mapping[str, Path]], now: dt.datetime
 ) -> list[Certificate]:
-    """Our certificate and each peer's authority; raises CertificateError for unreadable files."""
+    """Our certificate and each peer's authority; raises CertificateError."""
     identity = Credentials.read(*keys)
     found = {name: identity.certificate}
     found |= {f"authority of {peer}": pem for peer, pem in identity.authorities.items()}
@@ -79,6 +79,6 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _three(text: str | None) -> tuple[int, ...] | None:
+def _parse_sizes(text: str | None) -> tuple[int, ...] | None:
     parts = (text or "").split()
     return tuple(map(int, parts)) if len(parts) == 3 and all(map(str.isdigit, parts)) else None

@@ -1,106 +1,124 @@
-"""What is measured of a link between the guest and a host, and which claims of a peer are believed.
+"""The measurement of a link between the guest and a host, and the validation of a peer's numbers.
 
-Half of the numbers come from the peer: it sees when bytes arrive there. A number that cannot be is
-refused; one that merely is not so misleads whoever reads the advice, and nothing else.
+Half of the numbers come from the peer, which sees when bytes arrive at its side. Impossible numbers
+are refused; a plausible false number can only make the advice wrong.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from celu.errors import ProtocolError
 
-MAX_S = 3600.0  # of anything that is timed
-MAX_WALL_S = 1e11  # a clock that shows the year 5000 is wrong, but may be compared
+MAX_S = 3600.0  # of any measured time
+MAX_WALL_S = 1e11  # a clock that shows the year 5000 is wrong, but can be compared
 _MAX_MBPS = 1e9
 _MIN_MBPS = 1e-6
-MAX_PARCEL = 1 << 30
+MAX_BURST = 1 << 30
 
 
 @dataclass(frozen=True)
-class Way:
-    """One direction: its bandwidth, alone and while the other is in use, and what a rest costs.
+class Direction:
+    """One direction of a link: its bandwidth, alone and in full duplex, and the cost of idling.
 
-    A parcel is some messages sent at once; its seconds count from the first one's sending until
-    the sender knows that the last one arrived.
+    A burst is a few messages in a row; its time runs from the first send until the sender knows
+    that the last message has arrived.
     """
 
     mbps: float
     duplex_mbps: float
-    parcel_bytes: int
-    parcel_s: float  # right after others
-    rested_s: float  # after nothing was sent for a while
+    burst_bytes: int
+    burst_s: float  # right after other messages
+    idle_burst_s: float  # after a pause
 
     @property
     def share(self) -> float:
-        """What is left of the bandwidth while the other direction is in use."""
+        """The fraction of the bandwidth that is left while the other direction is in use."""
         return self.duplex_mbps / self.mbps
 
     @property
     def bytes_per_s(self) -> float:
-        """The bandwidth, alone."""
+        """The bandwidth in bytes, while the other direction is unused."""
         return self.mbps * 1e6 / 8
+
+    def to_body(self) -> dict[str, Any]:
+        """As JSON, with the keys of the wire format."""
+        return {
+            "mbps": self.mbps,
+            "duplex_mbps": self.duplex_mbps,
+            "parcel_bytes": self.burst_bytes,
+            "parcel_s": self.burst_s,
+            "rested_s": self.idle_burst_s,
+        }
 
 
 @dataclass(frozen=True)
-class Measured:
-    """All that is measured between the guest and one host."""
+class Measurement:
+    """Everything that is measured between the guest and one host."""
 
     rtt_min_s: float
     rtt_median_s: float
     jitter_s: float
-    clock_s: float  # what the host's clock shows more than the guest's
+    clock_s: float  # host's clock minus guest's clock
     clock_error_s: float
-    to_host: Way
-    to_guest: Way
+    to_host: Direction
+    to_guest: Direction
 
-    def body(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
+    def to_body(self) -> dict[str, Any]:
+        """As JSON, with the keys of the wire format."""
+        return {
+            "rtt_min_s": self.rtt_min_s,
+            "rtt_median_s": self.rtt_median_s,
+            "jitter_s": self.jitter_s,
+            "clock_s": self.clock_s,
+            "clock_error_s": self.clock_error_s,
+            "to_host": self.to_host.to_body(),
+            "to_guest": self.to_guest.to_body(),
+        }
 
 
-def read_measured(body: Mapping[str, Any]) -> Measured:
-    """What a guest says was measured; raises ProtocolError naming what cannot be."""
-    ways = {}
-    for way in ("to_host", "to_guest"):
-        inner = body.get(way)
+def read_measurement(body: Mapping[str, Any]) -> Measurement:
+    """Read the guest's results; raises ProtocolError for an impossible number."""
+    directions = {}
+    for name in ("to_host", "to_guest"):
+        inner = body.get(name)
         if not isinstance(inner, dict):
-            raise ProtocolError(f"FINDINGS: {way}: expected an object")
-        ways[way] = Way(
+            raise ProtocolError(f"FINDINGS: {name}: expected an object")
+        directions[name] = Direction(
             number(inner, "mbps", _MIN_MBPS, _MAX_MBPS),
             number(inner, "duplex_mbps", _MIN_MBPS, _MAX_MBPS),
-            whole(inner, "parcel_bytes", 1, MAX_PARCEL),
+            integer(inner, "parcel_bytes", 1, MAX_BURST),
             number(inner, "parcel_s", 0.0, MAX_S),
             number(inner, "rested_s", 0.0, MAX_S),
         )
-    return Measured(
+    return Measurement(
         number(body, "rtt_min_s", 0.0, MAX_S),
         number(body, "rtt_median_s", 0.0, MAX_S),
         number(body, "jitter_s", 0.0, MAX_S),
         number(body, "clock_s", -MAX_WALL_S, MAX_WALL_S),
         number(body, "clock_error_s", 0.0, MAX_S),
-        ways["to_host"],
-        ways["to_guest"],
+        directions["to_host"],
+        directions["to_guest"],
     )
 
 
-def number(body: Mapping[str, Any], key: str, least: float, most: float) -> float:
-    """A number of a body within bounds; ProtocolError for anything else, NaN included."""
+def number(body: Mapping[str, Any], key: str, low: float, high: float) -> float:
+    """Read a number within bounds; raises ProtocolError for anything else, including NaN."""
     value = body.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise ProtocolError(
-            f"FINDINGS: {key}: expected a number from {least:g} to {most:g}, "
+            f"FINDINGS: {key}: expected a number from {low:g} to {high:g}, "
             f"got {json.dumps(value)[:40]}"
         )
     return float(value)
 
 
-def whole(body: Mapping[str, Any], key: str, least: int, most: int) -> int:
-    """A whole number of a body within bounds; ProtocolError for anything else."""
-    value = number(body, key, least, most)
+def integer(body: Mapping[str, Any], key: str, low: int, high: int) -> int:
+    """Read an integer within bounds; raises ProtocolError for anything else."""
+    value = number(body, key, low, high)
     if value != int(value):
-        raise ProtocolError(f"FINDINGS: {key}: expected a whole number, got {value:g}")
+        raise ProtocolError(f"FINDINGS: {key}: expected an integer, got {value:g}")
     return int(value)

@@ -1,4 +1,4 @@
-"""Rules about the parties: what they hold must agree, and be valid for long enough."""
+"""Rules about the parties: contracts, versions, certificates and clocks."""
 
 from __future__ import annotations
 
@@ -9,67 +9,68 @@ from celu.doctor.facts import Finding, LinkFacts, seconds
 _WARN_DAYS = 30
 
 
-def contract(case: LinkFacts) -> Iterator[Finding]:
-    """A run would refuse contracts that differ."""
-    for field_ in case.differing:
-        yield Finding("contract", "warn", field_, "Agree on one job.toml; celu run refuses two.")
-    if not case.differing:
-        yield Finding("contract", "ok", "both parties hold the same job.toml")
+def contract(facts: LinkFacts) -> Iterator[Finding]:
+    """A run refuses contracts that differ."""
+    for difference in facts.differing:
+        fix = "Use the same job.toml at all parties; celu run refuses different ones."
+        yield Finding("contract", "warn", difference, fix)
+    if not facts.differing:
+        yield Finding("contract", "ok", "both parties have the same job.toml")
 
 
-def versions(case: LinkFacts) -> Iterator[Finding]:
-    """Another release may speak another protocol; other libraries give other last bits."""
-    differing = [n for n in case.versions if case.versions[n] != case.peer_versions.get(n)]
+def versions(facts: LinkFacts) -> Iterator[Finding]:
+    """Releases may differ in their protocol, and libraries in the last bits of results."""
+    differing = [n for n in facts.versions if facts.versions[n] != facts.peer_versions.get(n)]
     for name in differing:
-        theirs = case.peer_versions.get(name)
-        words = f"{name} is {case.versions[name]} here and {theirs} at {case.peer}"
+        theirs = facts.peer_versions.get(name)
+        message = f"{name} is {facts.versions[name]} here and {theirs} at {facts.peer}"
         if name in ("celu", "protocol"):
-            yield Finding("versions", "warn", words, "Install the same release at all parties.")
+            yield Finding("versions", "warn", message, "Install the same release at all parties.")
         else:
-            yield Finding("versions", "ok", f"{words}: results may differ in their last bits")
+            yield Finding("versions", "ok", f"{message}: results may differ in their last bits")
     if not differing:
-        same = ", ".join(f"{name} {value}" for name, value in case.versions.items())
+        same = ", ".join(f"{name} {value}" for name, value in facts.versions.items())
         yield Finding("versions", "ok", f"the same at both parties: {same}")
 
 
-def certificates(case: LinkFacts) -> Iterator[Finding]:
-    """A run that outlives a certificate cannot be started again."""
-    if case.insecure:
+def certificates(facts: LinkFacts) -> Iterator[Finding]:
+    """A run that lasts longer than a certificate cannot be resumed."""
+    if facts.insecure:
         yield Finding(
             "security",
             "warn",
-            "nothing is encrypted, and nobody knows who answers",
-            "Remove insecure = true from party.toml; celu certs makes keys.",
+            "the link is neither encrypted nor authenticated",
+            "Remove insecure = true from party.toml, and make keys with celu certs.",
         )
         return
-    yield Finding("security", "ok", "mutual TLS 1.3, the only version that is accepted")
-    for found in case.certificates:
-        words = f"{found.whose} ({found.subject}) is valid until {found.expires}"
-        if found.days_left >= _WARN_DAYS:
-            yield Finding("certificate", "ok", words)
-        elif found.whose == case.name:
-            change = f"Make a new one: celu certs party {case.name}."
-            yield _expiring(words, found.days_left, change)
+    yield Finding("security", "ok", "mutual TLS 1.3; no other version is accepted")
+    for certificate in facts.certificates:
+        message = (
+            f"{certificate.whose} ({certificate.subject}) is valid until {certificate.expires}"
+        )
+        if certificate.days_left >= _WARN_DAYS:
+            yield Finding("certificate", "ok", message)
+        elif certificate.whose == facts.name:
+            fix = f"Make a new one: celu certs party {facts.name}."
+            yield _expiring(message, certificate.days_left, fix)
         else:
-            owner = found.whose.removeprefix("authority of ")
-            yield _expiring(words, found.days_left, f"Ask {owner} for a new ca.pem.")
+            owner = certificate.whose.removeprefix("authority of ")
+            yield _expiring(message, certificate.days_left, f"Ask {owner} for a new ca.pem.")
 
 
-def _expiring(words: str, days_left: float, change: str) -> Finding:
-    return Finding("certificate", "warn", f"{words}: {days_left:.0f} days left", change)
+def _expiring(message: str, days_left: float, fix: str) -> Finding:
+    return Finding("certificate", "warn", f"{message}: {days_left:.0f} days left", fix)
 
 
-def clocks(case: LinkFacts) -> Iterator[Finding]:
-    """Training does not look at clocks; certificates and whoever compares two logs do."""
-    ahead = case.measured.clock_s if case.role == "guest" else -case.measured.clock_s
-    error = case.measured.clock_error_s
+def clocks(facts: LinkFacts) -> Iterator[Finding]:
+    """Training does not depend on clocks; certificates and comparing logs do."""
+    ahead, error = facts.clock_ahead_s, facts.measured.clock_error_s
     direction = "ahead of" if ahead > 0 else "behind"
-    words = (
-        f"the clock of {case.peer} is {seconds(abs(ahead))} {direction} ours, "
-        f"give or take {seconds(error)}"
+    message = (
+        f"the clock of {facts.peer} is {seconds(abs(ahead))} {direction} ours, ± {seconds(error)}"
     )
     if abs(ahead) - error > 1.0:
-        change = "Keep both machines' clocks with NTP; a certificate's dates depend on them."
-        yield Finding("clocks", "warn", words, change)
+        fix = "Synchronize both machines' clocks with NTP; certificate dates depend on them."
+        yield Finding("clocks", "warn", message, fix)
     else:
-        yield Finding("clocks", "ok", words)
+        yield Finding("clocks", "ok", message)

@@ -129,7 +129,7 @@ class Checkpointer:
     def flush(self) -> None:
         """Wait until all checkpoints are on disk; raises CheckpointError."""
         if self._checkpoints is not None:
-            self._checkpoints.settle()
+            self._checkpoints.flush()
 
     def _save(self, round_: int, *, done: bool) -> None:
         if self._checkpoints is None:
@@ -141,5 +141,5 @@ class Checkpointer:
             trainer=metadata,
             record=self._observer.progress(self._trainer.unanswered_bytes()),
         )
-        self._checkpoints.keep(Snapshot(round_, tensors, state.model_dump()), self._generations)
+        self._checkpoints.save(Snapshot(round_, tensors, state.model_dump()), self._generations)
         self._last = round_

@@ -15,7 +15,7 @@ from celu.data.tags import ascending
 from celu.errors import ConfigError, PeerRestarted
 from celu.events import Callback, Connected, Restarted
 from celu.launch.endpoint import endpoint_of
-from celu.psi.protocol import Work, align_guest, align_host
+from celu.psi.protocol import AlignmentResources, align_guest, align_host
 from celu.psi.workers import Workers
 from celu.transport.connect import open_links
 from celu.transport.link import run_blocking
@@ -46,7 +46,7 @@ def align_party(
     }
     folder = data.alignment
     with Workers(settings.threads or os.cpu_count() or 1) as workers:
-        work = Work(folder.with_name(f".{folder.name}.work"), workers)
+        work = AlignmentResources(folder.with_name(f".{folder.name}.work"), workers)
         while True:
             try:
                 with open_links(endpoint_of(settings, emit), listening) as links:
@@ -67,7 +67,7 @@ def align_party(
         folder,
         store,
         {"train": rows[rows < first_test], "test": rows[rows >= first_test] - first_test},
-        peers=found.sizes,
+        peers=found.peer_rows,
         common=found.common,
     )
     return alignment, traffic

@@ -11,7 +11,7 @@ from celu.doctor.diagnosis import diagnose_guest, diagnose_hosts
 from celu.doctor.facts import LinkFacts, gather_facts
 from celu.doctor.machine import read_certificates
 from celu.doctor.measure import ProbePlan
-from celu.doctor.probes import Watch
+from celu.doctor.probes import Clocks
 from celu.engine.coding import Coding
 from celu.errors import ConfigError
 from celu.launch.endpoint import endpoint_of
@@ -40,8 +40,8 @@ def diagnose_party(
         certificates = read_certificates(settings.name, endpoint.keys, dt.datetime.now(dt.UTC))
     with open_links(endpoint, listening) as links:
         if settings.role == "guest":
-            program = diagnose_hosts(settings.name, job, links, plan, Watch(), say)
+            program = diagnose_hosts(settings.name, job, links, plan, Clocks(), say)
         else:
-            program = diagnose_guest(settings.name, job, links[job.guest], Watch(), say)
+            program = diagnose_guest(settings.name, job, links[job.guest], Clocks(), say)
         examined = run_blocking(program)
     return [gather_facts(settings, job, found, certificates) for found in examined.values()]

@@ -51,7 +51,7 @@ def run(
         )
     folder = open_run_folder(settings, job)
     for callback in callbacks:
-        folder.listen(callback)
+        folder.add_callback(callback)
     initial = {name: copy.deepcopy(m.state_dict()) for name, m in _modules(party).items() if m}
 
     def reset() -> Guest | Host:
@@ -123,8 +123,8 @@ def _run_once(
 ) -> Result:
     """One session with the peers, from connecting to GOODBYE."""
     checkpoints = Checkpoints(folder.path)
-    checkpoints.find()  # verify them now, while no peer waits
-    with open_links(endpoint_of(settings, folder.notice), listening) as links:
+    checkpoints.scan()  # verify them now, while no peer waits
+    with open_links(endpoint_of(settings, folder.try_emit), listening) as links:
         folder.emit(Connected(peers=sorted(links), secure=not settings.insecure))
         name, emit = settings.name, folder.emit
         if isinstance(party, Guest):

@@ -1,1 +1,1 @@
-"""Which rows the parties have in common, found without showing anybody the others."""
+"""Private set intersection: find the rows that all parties have, without revealing the others."""

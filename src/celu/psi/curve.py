@@ -1,8 +1,8 @@
 """Byte strings as points of P-256: RFC 9380, suite P256_XMD:SHA-256_SSWU_RO_, many at a time.
 
-A point's discrete logarithm is known to nobody, which is what makes it fit to be blinded. What is
-hashed is this party's own, and stays in this process: time may depend on it, so this is no place
-for keys. Nothing here imports torch, for worker processes load this module.
+Nobody knows the discrete logarithm of such a point, so it is safe to blind. The running time may
+depend on the input, which is this party's own and stays in this process; keys must not be used
+here. Nothing here imports torch, because worker processes load this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Point = tuple[mpz, mpz]
 P = mpz(2**256 - 2**224 + 2**192 + 2**96 - 1)
 A = mpz(-3)
 B = mpz(0x5AC635D8AA3A93E7B3EBBD55769886BC651D06B0CC53B0F63BCE3C3E27D2604B)
-Z = mpz(-10)  # of the suite: no square, and g(B / (Z A)) is one
+Z = mpz(-10)  # of the suite: not a square, and g(B / (Z A)) is one
 _ROOT = (P + 1) // 4  # x**_ROOT is a square root of x, or of -x where x has none
 _SQRT_MINUS_Z = powmod(-Z, _ROOT, P)
 _MINUS_B_OVER_A = -B * invert(A, P) % P
@@ -29,9 +29,9 @@ _BLOCK_BYTES = 64
 
 
 def hash_to_curve(messages: Sequence[bytes], dst: bytes, prefix: bytes = b"") -> list[Point]:
-    """The points of `prefix + message` for each message, under a domain separation tag.
+    """Hash `prefix + message` to a point, for each message, under a domain separation tag.
 
-    Raises ZeroDivisionError for a message that only one in 2**254 is: see `add`.
+    Raises ZeroDivisionError with a probability of 2**-254 for each message: see `add`.
     """
     elements = [
         mpz(int.from_bytes(half)) % P
@@ -39,7 +39,7 @@ def hash_to_curve(messages: Sequence[bytes], dst: bytes, prefix: bytes = b"") ->
         for half in (uniform[:_FIELD_BYTES], uniform[_FIELD_BYTES:])
     ]
     points = map_to_curve(elements)
-    return add(points[::2], points[1::2])  # the cofactor is 1: there is nothing to clear
+    return add(points[::2], points[1::2])  # the cofactor is 1: no clearing
 
 
 def expand_messages(
@@ -68,23 +68,23 @@ def expand_messages(
 def map_to_curve(elements: Sequence[mpz]) -> list[Point]:
     """The simplified Shallue-van de Woestijne-Ulas map of section 6.6.2, one power for each."""
     scaled = [Z * u * u % P for u in elements]
-    inverses = inverses_of([t * t + t for t in scaled])
+    inverses = invert_all([t * t + t for t in scaled])
     points = []
     for u, t, inverse in zip(elements, scaled, inverses, strict=True):
         x = _MINUS_B_OVER_A * (1 + inverse) % P if inverse else _X_EXCEPTIONAL
         square = ((x * x + A) * x + B) % P
         y = powmod(square, _ROOT, P)
-        if y * y % P != square:  # then the curve's equation at t x has a root, and this is it
+        if y * y % P != square:  # then t x is on the curve, with this y
             x, y = t * x % P, t * u % P * y % P * _SQRT_MINUS_Z % P
         points.append((x, y if (u ^ y) % 2 == 0 else P - y))
     return points
 
 
 def add(left: Sequence[Point], right: Sequence[Point]) -> list[Point]:
-    """The sums of points at the same place; ZeroDivisionError where two have the same x."""
-    steps = inverses_of([q[0] - p[0] for p, q in zip(left, right, strict=True)])
+    """Add points pairwise; raises ZeroDivisionError if two have the same x."""
+    steps = invert_all([q[0] - p[0] for p, q in zip(left, right, strict=True)])
     if not all(steps):
-        raise ZeroDivisionError("two points have the same x: their sum has another formula")
+        raise ZeroDivisionError("two points have the same x: this formula cannot add them")
     sums = []
     for (x, y), (other_x, other_y), step in zip(left, right, steps, strict=True):
         slope = (other_y - y) * step % P
@@ -93,8 +93,8 @@ def add(left: Sequence[Point], right: Sequence[Point]) -> list[Point]:
     return sums
 
 
-def inverses_of(values: Sequence[mpz]) -> list[mpz]:
-    """1 / v for each, 0 for 0, at the price of one inversion (Montgomery's trick)."""
+def invert_all(values: Sequence[mpz]) -> list[mpz]:
+    """1 / v for each value, and 0 for 0, with a single inversion (Montgomery's trick)."""
     product, before = mpz(1), []
     for value in values:
         before.append(product)

@@ -1,9 +1,9 @@
-"""Groups in which ids are blinded: P-256 for now, behind three methods.
+"""The group in which ids are blinded: P-256, behind an interface of three methods.
 
 An id is hashed to an element of the group, and each party raises it to its own secret key. The
-order of the keys does not matter, so an id that both parties hold ends as the same element, and
-none that only one holds can be told from a random one. Elements travel many at a time, as bytes
-joined without separators. Nothing here imports torch, for worker processes load this module.
+order of the keys does not matter, so an id that both parties have becomes the same element; an
+element of any other id is indistinguishable from a random one. Elements are passed in bulk, as
+concatenated bytes. Nothing here imports torch, because worker processes load this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ID_BYTES = 16
 
 
 class Group(Protocol):
-    """What an alignment needs of a group of prime order in which it is hard to find logarithms."""
+    """A group of prime order in which discrete logarithms are hard."""
 
     name: str
     element_bytes: int
@@ -29,21 +29,20 @@ class Group(Protocol):
         ...
 
     def blind(self, key: bytes, session: bytes, ids: bytes) -> bytes:
-        """Hash ids of ID_BYTES each to the group, for this session only, and raise them."""
+        """Hash ids of ID_BYTES each to the group, salted with the session, and raise them."""
         ...
 
     def reblind(self, key: bytes, elements: bytes) -> bytes:
-        """Raise a peer's elements, in their order; ProtocolError for what is no element."""
+        """Raise a peer's elements, in order; raises ProtocolError for an invalid element."""
         ...
 
 
 class P256:
-    """P-256 with points known by their x coordinate alone, in 32 bytes.
+    """P-256 with points represented by their x coordinate alone, in 32 bytes.
 
-    A point and its negative share x, and so do their multiples: either may stand for both. The
-    cofactor is 1, so every point but the identity has the full order, and there is no small
-    subgroup to be led into. The identity has no x, so it can be neither sent nor met. Multiplying
-    by a key, and all checking of points, is OpenSSL's.
+    A point and its negative share x, and so do their multiples, so x identifies the pair. The
+    cofactor is 1, so every point but the identity has full order: no small-subgroup attack. The
+    identity has no x, so it cannot be sent. OpenSSL multiplies by the key and validates points.
     """
 
     name = "P-256"
@@ -60,7 +59,7 @@ class P256:
         exchange, point, size = _private(key).exchange, _PUBLIC, self.element_bytes
         hashed = hash_to_curve(_split(ids, ID_BYTES), self.dst, session)
         return b"".join(
-            # With y at hand, OpenSSL need not take a root to find it.
+            # Passing y saves OpenSSL a square root.
             exchange(_ECDH, point(_CURVE, b"\x04" + int(x).to_bytes(size) + int(y).to_bytes(size)))
             for x, y in hashed
         )
@@ -74,7 +73,7 @@ class P256:
                 for x in _split(elements, self.element_bytes)
             )
         except ValueError:
-            raise ProtocolError("expected points of P-256, got one that is not") from None
+            raise ProtocolError("expected points of P-256, got an invalid one") from None
 
 
 GROUPS: dict[str, Group] = {"P-256": P256()}

@@ -1,13 +1,12 @@
-"""What an exchange with one peer leaves on disk, so that it can go on after a crash.
+"""The progress of an exchange with one peer on disk, so that it can resume after a crash.
 
-    state    the key, the seed of the shuffle, the session, and what they were made for
+    state    the key, the shuffle's seed, the session, and a digest of the inputs they belong to
     own      our elements under both keys, as the peer returned them, in the order we sent them
-    peers    the peer's elements under both keys, as we returned them, in the order they came
+    peers    the peer's elements under both keys, as we returned them, in the order they arrived
 
-The last two are lists of whole chunks, each with a digest bound to the session; whatever follows
-the first chunk that is torn, altered or of another session does not count. The folder and its
-files are for the owner alone, and `discard` removes them: with the key, the ids of both sides could
-be tried out against what was exchanged.
+The last two are sequences of chunks, each with a digest bound to the session; everything from the
+first chunk on that is torn, altered or of another session is ignored. Only the owner can read the
+folder, and `discard` removes it: with the key, anyone could test guessed ids against the elements.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ import numpy.typing as npt
 
 from celu.errors import CeluError
 
-VALUE_BYTES = 16  # kept of each element: enough that two different ones never look the same
+VALUE_BYTES = 16  # of each element that are stored: enough to tell different ones apart
 SECRET_BYTES = 32
 _DIGEST_BYTES = 16
 _STATE, _OWN, _PEERS = "state", "own", "peers"
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A session's secrets, and what binds them: all in hexadecimal but the count."""
+class SessionSecrets:
+    """The secrets of a session and the inputs they belong to; digests and keys in hexadecimal."""
 
     session: str
     key: str
     seed: str
-    made_for: str  # digest of our rows and of the terms
+    made_for: str  # digest of our rows and the terms
     peer_rows: int
 
 
-class State:
-    """The folder of one exchange. Nothing is written before `begin`."""
+class ExchangeState:
+    """The folder of one exchange. Nothing is written before `start`."""
 
     def __init__(self, folder: Path, made_for: str, own_rows: int, chunk_rows: int) -> None:
         self._folder = folder
@@ -55,88 +54,88 @@ class State:
         if self.saved is not None:
             self._open(self.saved)
 
-    def begin(self, session: str, key: bytes, peer_rows: int) -> Saved:
-        """Forget what was kept, and keep a new session's secrets."""
+    def start(self, session: str, key: bytes, peer_rows: int) -> SessionSecrets:
+        """Discard earlier progress, and store the secrets of a new session."""
         self.discard()
         seed = secrets.token_hex(SECRET_BYTES)
-        self.saved = Saved(session, key.hex(), seed, self._made_for, peer_rows)
+        self.saved = SessionSecrets(session, key.hex(), seed, self._made_for, peer_rows)
         record = asdict(self.saved)
         text = json.dumps({**record, "check": _check(record)})
-        with _writing(self._folder):
+        with _reporting_write_errors(self._folder):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._folder.chmod(0o700)  # also one that was there before
+            self._folder.chmod(0o700)  # it may have existed with other permissions
             _append(self._folder / _STATE, text.encode())
         self._open(self.saved)
         return self.saved
 
     def discard(self) -> None:
-        """Remove the secrets and the values."""
+        """Remove the secrets and the stored elements."""
         for name in (_STATE, _OWN, _PEERS):  # the key first
             (self._folder / name).unlink(missing_ok=True)
         self.saved = None
-        with suppress(OSError):  # never made, or not ours alone
+        with suppress(OSError):  # it does not exist, or contains other files
             self._folder.rmdir()
 
-    def _open(self, saved: Saved) -> None:
+    def _open(self, saved: SessionSecrets) -> None:
         key = bytes.fromhex(saved.session)
-        self.own = Chunks(self._folder / _OWN, key, self._own_rows, self._chunk_rows)
-        self.peers = Chunks(self._folder / _PEERS, key, saved.peer_rows, self._chunk_rows)
+        self.own = ChunkFile(self._folder / _OWN, key, self._own_rows, self._chunk_rows)
+        self.peers = ChunkFile(self._folder / _PEERS, key, saved.peer_rows, self._chunk_rows)
 
-    def _load(self) -> Saved | None:
+    def _load(self) -> SessionSecrets | None:
         try:
             record = json.loads((self._folder / _STATE).read_bytes())
             if record.pop("check") != _check(record):
                 return None
-            saved = Saved(**record)
+            saved = SessionSecrets(**record)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         return saved if saved.made_for == self._made_for else None
 
 
-class Chunks:
-    """A file of values in whole chunks; `count` of them are there and sound."""
+class ChunkFile:
+    """A file of values in chunks, of which the first `num_stored` are there and verified."""
 
     def __init__(self, path: Path, key: bytes, num_rows: int, chunk_rows: int) -> None:
         self._path = path
         self._key = key
         self.num_rows = num_rows
         self.chunk_rows = chunk_rows
-        self.total = -(-num_rows // chunk_rows)
-        self.count = sum(1 for _ in self._read())
-        self.keep(self.count)
+        self.num_chunks = -(-num_rows // chunk_rows)
+        self.num_stored = sum(1 for _ in self._read())
+        self.truncate(self.num_stored)
 
     @property
-    def rows_there(self) -> int:
-        """How many values the chunks hold."""
-        return min(self.count * self.chunk_rows, self.num_rows)
+    def num_rows_stored(self) -> int:
+        """The number of values in the stored chunks."""
+        return min(self.num_stored * self.chunk_rows, self.num_rows)
 
     def size(self, chunk: int) -> int:
-        """How many values a chunk holds: all but the last are full."""
+        """The number of values in a chunk: only the last one may be smaller."""
         return min(self.chunk_rows, self.num_rows - chunk * self.chunk_rows)
 
     def append(self, values: bytes) -> None:
-        """Add the next chunk."""
-        with _writing(self._path):
-            _append(self._path, values + self._digest(self.count, values))
-        self.count += 1
+        """Write the next chunk."""
+        with _reporting_write_errors(self._path):
+            _append(self._path, values + self._digest(self.num_stored, values))
+        self.num_stored += 1
 
-    def keep(self, count: int) -> None:
-        """Cut the file after this many chunks."""
-        self.count = count
+    def truncate(self, num_chunks: int) -> None:
+        """Cut the file after `num_chunks` chunks."""
+        self.num_stored = num_chunks
         if self._path.exists():
-            rows = min(count * self.chunk_rows, self.num_rows)
-            os.truncate(self._path, rows * VALUE_BYTES + count * _DIGEST_BYTES)
+            rows = min(num_chunks * self.chunk_rows, self.num_rows)
+            os.truncate(self._path, rows * VALUE_BYTES + num_chunks * _DIGEST_BYTES)
 
     def values(self) -> npt.NDArray[np.uint8]:
         """All values, [rows, VALUE_BYTES]."""
         return np.frombuffer(b"".join(self._read()), np.uint8).reshape(-1, VALUE_BYTES)
 
     def _read(self) -> Iterator[bytes]:
-        """The chunks up to the first that is not sound."""
+        """The chunks up to the first invalid one."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
-            for chunk in range(self.total):
+            for chunk in range(self.num_chunks):
                 values = file.read(self.size(chunk) * VALUE_BYTES)
                 if file.read(_DIGEST_BYTES) != self._digest(chunk, values):
                     return
@@ -159,12 +158,12 @@ def _append(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Say where and why something could not be written."""
+def _reporting_write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a CeluError with the path and the next step."""
     try:
         yield
     except OSError as error:
         raise CeluError(
             f"{path}: cannot be written ({error.strerror}); free some space, or choose another "
-            "folder, and start again to go on from here"
+            "folder, and start again to resume"
         ) from error

@@ -1,13 +1,13 @@
-"""Processes that do the multiplications, for one process uses one core.
+"""Worker processes for the curve multiplications, so that they use all cores.
 
-A worker is this module run by itself: it reads a request from its standard input, writes the reply
-to its standard output, and ends when its input does, so it never outlives its party. Requests and
-replies are plain bytes with their lengths before them, and keys travel in no other way.
+A worker is this module run as a process: it reads requests from standard input, writes replies to
+standard output, and exits at the end of its input, so it never outlives its party. Requests and
+replies are length-prefixed bytes; keys are passed in no other way.
 
     request   B task, I I I lengths    key, session, elements
-    reply     B whether it went well, I length    elements, or why not
+    reply     B success, I length      elements, or the error message
 
-Nothing here imports torch, so that a worker is small and quick to start.
+Nothing here imports torch, so that a worker is small and starts quickly.
 """
 
 from __future__ import annotations
@@ -33,20 +33,19 @@ _STOP_S = 5.0
 
 
 class Workers:
-    """Blinds in `num` processes; with none, at once and in this one. Close it, or use `with`.
+    """Blinds elements in `num_processes` processes; with 0, inline. Close it, or use `with`.
 
-    What fails in a worker is raised by the future: ProtocolError for what is no element of the
-    group, CeluError where the worker is gone.
+    A future raises ProtocolError for an invalid element, and CeluError if its worker died.
     """
 
-    def __init__(self, num: int = 0, group: str = "P-256") -> None:
+    def __init__(self, num_processes: int = 0, group: str = "P-256") -> None:
         self.group: Group = GROUPS[group]
-        self.multiplications = 0  # that were asked for
-        self._processes = [_start(group) for _ in range(num)]
+        self.multiplications = 0  # requested so far
+        self._processes = [_start(group) for _ in range(num_processes)]
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
-        self._threads = ThreadPoolExecutor(num, "celu-psi") if num else None
+        self._threads = ThreadPoolExecutor(num_processes, "celu-psi") if num_processes else None
 
     def __enter__(self) -> Self:
         return self
@@ -70,11 +69,11 @@ class Workers:
         return self._submit(_REBLIND, key, b"", elements)
 
     def close(self) -> None:
-        """End the workers; what they have not begun is dropped. May be called twice."""
+        """Kill the workers and cancel pending requests. May be called twice."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
-            process.kill()  # it holds nothing that is not asked for again
+            process.kill()  # it has no state; an interrupted request is repeated on resume
             process.wait(_STOP_S)
         if self._threads is not None:
             self._threads.shutdown(wait=True)
@@ -84,58 +83,58 @@ class Workers:
 
     def _submit(self, task: int, key: bytes, session: bytes, elements: bytes) -> Future[bytes]:
         if self._threads is not None:
-            return self._threads.submit(self._ask, task, key, session, elements)
+            return self._threads.submit(self._request, task, key, session, elements)
         done: Future[bytes] = Future()
         try:
-            done.set_result(_perform(self.group, task, key, session, elements))
+            done.set_result(_compute(self.group, task, key, session, elements))
         except ProtocolError as error:
             done.set_exception(error)
         return done
 
-    def _ask(self, task: int, key: bytes, session: bytes, elements: bytes) -> bytes:
+    def _request(self, task: int, key: bytes, session: bytes, elements: bytes) -> bytes:
         process = self._idle.get()
         try:
             assert process.stdin is not None and process.stdout is not None
             lengths = _REQUEST.pack(task, len(key), len(session), len(elements))
             process.stdin.write(lengths + key + session + elements)
             process.stdin.flush()
-            well, length = _REPLY.unpack(_read(process.stdout, _REPLY.size))
+            ok, length = _REPLY.unpack(_read(process.stdout, _REPLY.size))
             reply = _read(process.stdout, length)
         except (OSError, EOFError, ValueError) as error:
             raise CeluError(
-                "a worker process ended; is there memory for one on each core? "
-                "Start again to go on from here"
+                "a worker process died, perhaps for lack of memory; start again to resume, "
+                "with fewer threads in party.toml if it recurs"
             ) from error
         finally:
             self._idle.put(process)
-        if not well:
+        if not ok:
             raise ProtocolError(reply.decode())
         return reply
 
 
-def serve(requests: IO[bytes], replies: IO[bytes], group: Group) -> None:
-    """What a worker does: answer until there are no more requests."""
+def run_worker(requests: IO[bytes], replies: IO[bytes], group: Group) -> None:
+    """The main loop of a worker: answer requests until the input ends."""
     while head := requests.read(_REQUEST.size):
         task, *lengths = _REQUEST.unpack(head)
         key, session, elements = (_read(requests, length) for length in lengths)
         try:
-            well, reply = True, _perform(group, task, key, session, elements)
+            ok, reply = True, _compute(group, task, key, session, elements)
         except ProtocolError as error:
-            well, reply = False, str(error).encode()
-        replies.write(_REPLY.pack(well, len(reply)) + reply)
+            ok, reply = False, str(error).encode()
+        replies.write(_REPLY.pack(ok, len(reply)) + reply)
         replies.flush()
 
 
-def _perform(group: Group, task: int, key: bytes, session: bytes, elements: bytes) -> bytes:
+def _compute(group: Group, task: int, key: bytes, session: bytes, elements: bytes) -> bytes:
     if task == _BLIND:
         return group.blind(key, session, elements)
     return group.reblind(key, elements)
 
 
 def _start(group: str) -> subprocess.Popen[bytes]:
-    # Found where this one was found, whatever folder the party was started in.
+    # Import celu from the same place as this process, in any working directory.
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    return subprocess.Popen(  # noqa: S603 - ourselves
+    return subprocess.Popen(  # noqa: S603 - our own module
         [sys.executable, "-P", "-m", __name__, group],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -154,10 +153,10 @@ def _close(pipe: IO[bytes] | None) -> None:
     if pipe is not None:
         try:
             pipe.close()
-        except BrokenPipeError:  # a request that the worker did not live to read
+        except BrokenPipeError:  # the worker died before it read the request
             return
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the party's to handle
-    serve(sys.stdin.buffer, sys.stdout.buffer, GROUPS[sys.argv[1]])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the party handles interrupts
+    run_worker(sys.stdin.buffer, sys.stdout.buffer, GROUPS[sys.argv[1]])

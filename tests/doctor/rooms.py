@@ -1,4 +1,4 @@
-"""Links to examine: in one process and virtual time, with lines of every kind."""
+"""Diagnose links in one process and virtual time, over emulated links of any kind."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from celu.doctor.diagnosis import Diagnosis, diagnose_guest, diagnose_hosts, own
 from celu.doctor.estimate import estimate_codecs, estimate_rounds
 from celu.doctor.facts import Finding, LinkFacts
 from celu.doctor.measure import ProbePlan
-from celu.doctor.measurement import Measured
-from celu.doctor.probes import Watch
+from celu.doctor.measurement import Measurement
+from celu.doctor.probes import Clocks
 from celu.simulation import _run_together
 from celu.transport.emulation import LinkEmulator
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
 from celu.transport.virtual_clock import VirtualClock
 
-# Virtual seconds cost nothing, but each megabyte is looked at.
+# Virtual seconds cost nothing, but every megabyte is copied.
 PLAN = ProbePlan(pings=6, bulk_s=0.5, max_bytes=64 << 20)
 
 
@@ -29,9 +29,9 @@ def make_job(*hosts: str, **fields: Any) -> celu.Job:
     return celu.Job(**{"rounds": 100, "hosts": terms, **fields})
 
 
-def watch_of(clock: VirtualClock, ahead_s: float = 0.0) -> Watch:
-    """A party's virtual time; its wall clock is ahead."""
-    return Watch(
+def clocks_of(clock: VirtualClock, ahead_s: float = 0.0) -> Clocks:
+    """A party's virtual time; its time of day is ahead by `ahead_s`."""
+    return Clocks(
         clock.now,
         lambda: 1.7e9 + clock.now() + ahead_s,
         lambda seconds: clock.wait_until(clock.now() + seconds),
@@ -40,7 +40,7 @@ def watch_of(clock: VirtualClock, ahead_s: float = 0.0) -> Watch:
 
 @dataclass
 class Room:
-    """A guest and its hosts: the lines that each sends on, and what is odd about them."""
+    """A guest and its hosts: their emulated links, and what misbehaves."""
 
     job: celu.Job
     lines: Callable[
@@ -52,8 +52,8 @@ class Room:
     wrap: Callable[[Link], Link] = lambda link: link  # the guest's link
     wrap_host: Callable[[Link], Link] = lambda link: link
 
-    def examine(self) -> tuple[dict[str, Diagnosis], Mapping[str, VirtualClock]]:
-        """What the guest found; hosts find the same."""
+    def diagnose(self) -> tuple[dict[str, Diagnosis], Mapping[str, VirtualClock]]:
+        """The guest's diagnoses; asserts that the hosts have the same measurements."""
         names = list(self.job.hosts)
         clocks = {name: VirtualClock() for name in ("guest", *names)}
         pairs = {
@@ -67,14 +67,14 @@ class Room:
                 name,
                 self.host_job or self.job,
                 self.wrap_host(pairs[name][1]),
-                watch_of(clocks[name], self.host_ahead_s),
-                lambda words: None,
+                clocks_of(clocks[name], self.host_ahead_s),
+                lambda text: None,
             )
             for name in names
         }
         links = {name: self.wrap(pair[0]) for name, pair in pairs.items()}
         programs["guest"] = diagnose_hosts(
-            "guest", self.job, links, self.plan, watch_of(clocks["guest"]), lambda words: None
+            "guest", self.job, links, self.plan, clocks_of(clocks["guest"]), lambda text: None
         )
         ends = [end for pair in pairs.values() for end in pair]
         results: dict[str, Any] = _run_together(programs, ends, clocks)
@@ -82,13 +82,13 @@ class Room:
             assert results[name]["guest"].measured == results["guest"][name].measured
         return results["guest"], clocks
 
-    def measure(self) -> Measured:
-        found, _ = self.examine()
+    def measure(self) -> Measurement:
+        found, _ = self.diagnose()
         return found["host"].measured
 
 
-def case_of(measured: Measured, job: celu.Job | None = None, **more: Any) -> LinkFacts:
-    """A guest's case, all well but for what is given."""
+def make_facts(measured: Measurement, job: celu.Job | None = None, **more: Any) -> LinkFacts:
+    """A guest's facts: nothing wrong except what is passed."""
     job = job or make_job()
     defaults: dict[str, Any] = {
         "name": "guest",
@@ -102,14 +102,14 @@ def case_of(measured: Measured, job: celu.Job | None = None, **more: Any) -> Lin
     }
     return LinkFacts(
         measured=measured,
-        forecast=estimate_rounds(job, "host", measured),
+        estimate=estimate_rounds(job, "host", measured),
         codecs=estimate_codecs(job, "host", measured),
         **{**defaults, **more},
     )
 
 
-def warned(case: LinkFacts) -> dict[str, Finding]:
-    """What a case is warned of, by what was looked at; each once."""
-    findings = [finding for finding in advise(case) if finding.level == "warn"]
-    assert all(finding.change for finding in findings), "a warning says what to change"
-    return {finding.what: finding for finding in findings}
+def warned(facts: LinkFacts) -> dict[str, Finding]:
+    """The warnings by topic."""
+    findings = [finding for finding in advise(facts) if finding.level == "warn"]
+    assert all(finding.fix for finding in findings), "every warning has a fix"
+    return {finding.topic: finding for finding in findings}
