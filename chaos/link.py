@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from celu.errors import CeluError, PeerLost, PeerRestarted, ProtocolError
 from celu.transport.delivery import Delivery
-from celu.transport.message import Kind, Message, TensorSpec, TrafficBothWays, failure_of
+from celu.transport.message import Kind, Message, TensorSpec, TrafficBothWays, peer_failure
 from celu.transport.reconnect import backoff
 from celu.transport.stream import QUEUED_MESSAGES
 from celu.transport.wire import check_finite, check_sendable
@@ -135,7 +135,7 @@ class ChaosLink:
         self.traffic.received.count(message.kind, connection.connection.taken_bytes)
         connection.confirm_soon(urgent=message.kind in (Kind.GOODBYE, Kind.FAILURE))
         if message.kind is Kind.FAILURE:
-            self._finish(failure_of(self.peer, message))
+            self._finish(peer_failure(self.peer, message))
         else:
             self._incoming.append(message)
             self.around.wake()

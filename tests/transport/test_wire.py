@@ -25,7 +25,7 @@ from celu.errors import (
 )
 from celu.transport import wire
 from celu.transport.link import run_blocking
-from celu.transport.message import TENSORS, Kind, Message, TensorSpec, expect, rows_of
+from celu.transport.message import TENSORS, Kind, Message, TensorSpec, expect, require_rows
 from celu.transport.stream import StreamLink
 from celu.transport.wire import HEADER, PIECE_BYTES, Header, decode_header, encode
 from decoding import decode
@@ -170,9 +170,9 @@ def test_a_message_of_another_kind_or_number_of_rows_is_refused_by_its_reader() 
     with pytest.raises(ProtocolError, match=r"expected READY .*got VERDICT"):
         expect(BODY, Kind.READY, 9, 2)
     with pytest.raises(ShapeError, match="expected 5 rows, got 4"):
-        rows_of(TENSOR, 5)
+        require_rows(TENSOR, 5)
     with pytest.raises(ShapeError, match="expected 4 rows, got none"):
-        rows_of(BODY, 4)
+        require_rows(BODY, 4)
 
 
 @pytest.mark.parametrize("size", [0, 1, HEADER.size - 1, HEADER.size + 1, PIECE_BYTES])

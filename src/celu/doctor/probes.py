@@ -18,7 +18,7 @@ import torch
 from celu.doctor.measurement import MAX_S, number, whole
 from celu.errors import ProtocolError
 from celu.transport.link import Link
-from celu.transport.message import Kind, Message, TensorSpec, expect, rows_of
+from celu.transport.message import Kind, Message, TensorSpec, expect, require_rows
 from celu.transport.wire import HEADER, PIECE_BYTES
 
 MAX_BYTES = PIECE_BYTES  # of one message
@@ -162,7 +162,7 @@ class End:
         await self.link.send(Message(Kind.PROBE, train.number, part, tensor))
 
     async def _probe(self, train: Probe, part: int, size: int) -> None:
-        rows_of(expect(await self.link.receive(), Kind.PROBE, train.number, part), size)
+        require_rows(expect(await self.link.receive(), Kind.PROBE, train.number, part), size)
 
     async def _tell(self, train: Probe, **seconds: float) -> None:
         await self.link.send(Message(Kind.FINDINGS, train.number, body=seconds))

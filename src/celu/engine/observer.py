@@ -158,7 +158,7 @@ class Observer:
         )
 
     def _transferred_s(self) -> float:
-        return self._transfer_s + sum(t.received.training_s for t in self._traffic)
+        return self._transfer_s + sum(t.received.training_transfer_s for t in self._traffic)
 
     def chosen(self, step: Stage) -> None:
         """The guest chose how to go on."""
@@ -199,8 +199,8 @@ class Observer:
         """Where the time went since the last report, in its latest rounds, by what began first."""
         spans = self._spans.take()
         for traffic in self._traffic:
-            spans += [("send", *span) for span in traffic.sent.take_spans()]
-            spans += [("receive", *span) for span in traffic.received.take_spans()]
+            spans += [("send", *span) for span in traffic.sent.drain_spans()]
+            spans += [("receive", *span) for span in traffic.received.drain_spans()]
         since = self._round_ends[0] if len(self._round_ends) > MOST_ROUNDS else self._began
         spans = sorted((s for s in spans if s[2] > since), key=lambda s: s[1])[-MOST:]
         began = self._began

@@ -13,7 +13,7 @@ from statistics import median
 from celu.engine.spans import MOST, MOST_ROUNDS
 from celu.events import RoundDone, TrainingStarted
 from celu.record.run import RunRecord
-from celu.transport.message import MOST_SPANS
+from celu.transport.message import MAX_SPANS
 
 _LATEST = 40  # pairs that count: clocks drift
 
@@ -54,7 +54,7 @@ def _told(record: RunRecord) -> list[RoundDone]:
 def _is_whole(event: RoundDone) -> bool:
     """Whether nothing was left out of it, as happens where there is much to tell."""
     messages = max(_count(event, "send"), _count(event, "receive"))
-    return 0 < len(event.spans) < MOST and messages < MOST_SPANS
+    return 0 < len(event.spans) < MOST and messages < MAX_SPANS
 
 
 def _count(event: RoundDone, kind: str) -> int:

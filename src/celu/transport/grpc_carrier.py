@@ -28,7 +28,7 @@ from celu.errors import CeluError, CertificateError, ConfigError, PeerLost, Prot
 from celu.transport import carrier
 from celu.transport.carrier import NAME_KEY, OPEN_S, Admission, MakeConnection, Route
 from celu.transport.inner_tls import SEALED_BYTES, InnerTls
-from celu.transport.message import shown
+from celu.transport.message import printable
 from celu.transport.stream import Connection
 from celu.transport.stripes import Bundles, Deal, Stripe, gather, piece_bytes
 from celu.transport.tls import Credentials, read_authority
@@ -209,7 +209,7 @@ def _pump(connection: Connection, pieces: Iterator[bytes]) -> None:
 
 def _explain(error: Exception, peer: str, address: str) -> CeluError:
     if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
-        code, details = error.code(), shown(error.details() or "")
+        code, details = error.code(), printable(error.details() or "")
         if code == grpc.StatusCode.PERMISSION_DENIED:
             return CertificateError(f"{peer} at {address} turned us away: {details}")
         if code == grpc.StatusCode.ABORTED:

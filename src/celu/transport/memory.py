@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from celu.errors import PeerLost, ProtocolError
 from celu.transport.emulation import LinkEmulator
-from celu.transport.message import TENSORS, Kind, Message, TensorSpec, TrafficBothWays, failure_of
+from celu.transport.message import TENSORS, Kind, Message, TensorSpec, TrafficBothWays, peer_failure
 from celu.transport.virtual_clock import VirtualClock
 from celu.transport.wire import check_sendable, num_bytes
 
@@ -77,7 +77,7 @@ class MemoryLink:
                 self.traffic.received.spans.append((arrival - took, arrival))
         self.traffic.received.count(message.kind, num_bytes(message), took)
         if message.kind is Kind.FAILURE:
-            raise failure_of(self.peer, message)
+            raise peer_failure(self.peer, message)
         if message.kind in TENSORS:
             if message.kind not in self._specs or message.tensor is None:
                 raise ProtocolError(f"{message.kind.name}: not expected at this point")

@@ -16,7 +16,7 @@ from celu.errors import CeluError, CertificateError, ConfigError, PeerLost
 from celu.transport import carrier
 from celu.transport.carrier import NAME_KEY, OPEN_S, Admission, MakeConnection, Route
 from celu.transport.inner_tls import SEALED_BYTES, InnerTls
-from celu.transport.message import shown
+from celu.transport.message import printable
 from celu.transport.preflight import PREFLIGHT_PATH, SPEAKS
 from celu.transport.tls import Credentials, answering, calling, read_authority
 from celu.transport.websocket_threads import CLOSE_S, REFUSED, Loop, start
@@ -182,14 +182,14 @@ class OutgoingConnection:
     def _explain(self, error: Exception) -> CeluError:
         if isinstance(error, InvalidStatus) and error.response.status_code == 403:
             said = _text(error.response).strip()
-            return CertificateError(f"{self._where} turned us away: {shown(said)}")
+            return CertificateError(f"{self._where} turned us away: {printable(said)}")
         if isinstance(error, InvalidStatus) and error.response.status_code == 404:
             return ConfigError(
                 f"expected a way to {self._where}, got none for {PATH}; "
                 "does its gateway pass that on?"
             )
         if isinstance(error, ConnectionClosed) and error.rcvd and error.rcvd.code == REFUSED:
-            return CertificateError(f"{self._where} turned us away: {shown(error.rcvd.reason)}")
+            return CertificateError(f"{self._where} turned us away: {printable(error.rcvd.reason)}")
         if isinstance(error, InvalidMessage | InvalidHandshake):
             return PeerLost(f"{self._where} did not answer as a WebSocket does: {error}")
         return PeerLost(f"the link to {self._where} broke: {error or type(error).__name__}")
