@@ -67,7 +67,7 @@ class _Way:
     """One direction of the line."""
 
     def __init__(self, link: LinkSettings) -> None:
-        self._line = LinkEmulator.of(link)
+        self._line = LinkEmulator.from_settings(link)
         self._lock = threading.Lock()
         in_flight = int(link.mbps * 1e6 / 8 * 2 * link.delay_ms / 1000)
         self._room = (in_flight + _QUEUE_BYTES) // _CHUNK_BYTES  # chunks that a connection may have

@@ -302,7 +302,7 @@ def _endpoint(
     link = settings.link
 
     def line() -> LinkEmulator | None:
-        return None if link is None else LinkEmulator.of(link)
+        return None if link is None else LinkEmulator.from_settings(link)
 
     connect = {
         name: Route(
@@ -323,8 +323,8 @@ def _endpoint(
         deadline_s=settings.deadline_s,
         outage_s=settings.outage_s,
         heartbeat_s=settings.heartbeat_s,
-        line=line,
-        notice=notice,
+        make_emulator=line,
+        on_event=notice,
     )
 
 

@@ -12,7 +12,7 @@ from celu.doctor.measure import ProbePlan
 from celu.errors import ContractMismatch
 from celu.events import ignore
 from celu.simulation import _run_together
-from celu.transport.emulation import PAYLOAD, LinkEmulator
+from celu.transport.emulation import PAYLOAD_FRACTION, LinkEmulator
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
@@ -29,10 +29,10 @@ def both(mbps: float, delay_s: float, jitter_s: float = 0.0) -> tuple[LinkEmulat
 @pytest.mark.parametrize("name", ["wan-300", "wan-100"])
 def test_a_named_line_is_found_as_it_is_described(name: str) -> None:
     line = PROFILES[name]
-    found = Room(make_job(), lambda: (LinkEmulator.of(line), LinkEmulator.of(line))).measure()
+    found = Room(make_job(), lambda: (LinkEmulator.from_settings(line), LinkEmulator.from_settings(line))).measure()
     assert found.rtt_min_s == pytest.approx(2 * line.delay_ms / 1000, rel=0.1)
     for way in (found.to_host, found.to_guest):
-        assert way.mbps == pytest.approx(line.mbps * PAYLOAD, rel=0.05)
+        assert way.mbps == pytest.approx(line.mbps * PAYLOAD_FRACTION, rel=0.05)
         assert way.share == pytest.approx(1.0, abs=0.05)
         assert way.rested_s == pytest.approx(way.parcel_s, rel=0.1)
     assert abs(found.clock_s) <= found.clock_error_s
@@ -85,12 +85,12 @@ class Forgetful(LinkEmulator):
     slow_s: float = 0.3
     _used_at: float = 0.0
 
-    def arrival(self, num_bytes: int, given_at: float) -> float:
+    def arrival(self, num_bytes: int, sent_at: float) -> float:
         if num_bytes > 10_000:
-            if given_at - self._used_at > 1.0:
-                self.free_at = given_at + self.slow_s
-            self._used_at = given_at
-        return super().arrival(num_bytes, given_at)
+            if sent_at - self._used_at > 1.0:
+                self.free_at = sent_at + self.slow_s
+            self._used_at = sent_at
+        return super().arrival(num_bytes, sent_at)
 
 
 def test_a_line_that_starts_slowly_after_a_rest_is_told_which_side_sends() -> None:

@@ -44,7 +44,7 @@ def examine(
             keys=keys("guest", "host"),
             connect_s=20,
             deadline_s=20,
-            line=line,
+            make_emulator=line,
         )
         with open_links(here, ports.put) as links:
             said: list[str] = []
@@ -58,7 +58,7 @@ def examine(
             keys=keys("host", "guest"),
             connect_s=20,
             deadline_s=20,
-            line=line,
+            make_emulator=line,
         )
         with open_links(there) as links:
             found = diagnose_guest("host", job, links["guest"], Watch(), lambda words: None)
