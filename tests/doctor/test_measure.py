@@ -29,7 +29,9 @@ def both(mbps: float, delay_s: float, jitter_s: float = 0.0) -> tuple[LinkEmulat
 @pytest.mark.parametrize("name", ["wan-300", "wan-100"])
 def test_a_named_line_is_found_as_it_is_described(name: str) -> None:
     line = PROFILES[name]
-    found = Room(make_job(), lambda: (LinkEmulator.from_settings(line), LinkEmulator.from_settings(line))).measure()
+    found = Room(
+        make_job(), lambda: (LinkEmulator.from_settings(line), LinkEmulator.from_settings(line))
+    ).measure()
     assert found.rtt_min_s == pytest.approx(2 * line.delay_ms / 1000, rel=0.1)
     for way in (found.to_host, found.to_guest):
         assert way.mbps == pytest.approx(line.mbps * PAYLOAD_FRACTION, rel=0.05)

@@ -85,8 +85,8 @@ def test_a_run_does_not_wait_for_torch_s_compiler() -> None:
 def test_nothing_is_loaded_in_a_round() -> None:
     # It would be taken for the time that a round takes.
     code = (
-        "import sys; from chaos.cases import case; from celu.simulation import simulate; "
-        "one = case(2); seen = []; told = ('started', 'round'); "
+        "import sys; from chaos.scenarios import scenario; from celu.simulation import simulate; "
+        "one = scenario(2); seen = []; told = ('started', 'round'); "
         "note = lambda event: event.event in told and seen.append(len(sys.modules)); "
         "simulate(one.job, one.guest(), {n: one.host(n) for n in one.job.hosts}, callbacks=[note]); "
         "print(len(seen), len(set(seen)))"

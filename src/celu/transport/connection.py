@@ -98,8 +98,8 @@ class Connection:
             self.inner_tls.fail(problem)
         self.cancel()
 
-    def fail_to_open(self, problem: CeluError) -> None:
-        """Record that the carrier could not open the connection."""
+    def mark_ended(self, problem: CeluError) -> None:
+        """Record that the connection has ended or could not be opened."""
         self._link.on_receive_ended(self, problem, by_peer=False)
 
     def outgoing_pieces(self) -> Generator[bytes, None, None]:

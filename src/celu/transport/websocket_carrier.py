@@ -168,7 +168,7 @@ class OutgoingConnection:
                 problem = self._explain(error)
             else:
                 problem = PeerLost("interrupted")
-            connection.fail_to_open(error if isinstance(error, CeluError) else problem)
+            connection.mark_ended(error if isinstance(error, CeluError) else problem)
             if isinstance(error, OSError | WebSocketException | EOFError):
                 raise problem from error
             raise
