@@ -1,4 +1,4 @@
-"""The invariants of every run, whatever faults occur, and the errors that name a violation."""
+"""The invariants of every run with faults, and the errors that name a violation."""
 
 from __future__ import annotations
 

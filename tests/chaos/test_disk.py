@@ -1,4 +1,4 @@
-"""The simulated disk promises what a disk promises, and nothing more."""
+"""The simulated disk guarantees what a real disk does, and no more."""
 
 from __future__ import annotations
 

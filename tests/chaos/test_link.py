@@ -43,16 +43,16 @@ class Net:
     def wait(self, seconds: float) -> None:
         self.simulator.run(lambda: False, self.simulator.now + seconds)
 
-    def get(self, program: Coroutine[Any, Any, Any], within_s: float = 200.0) -> Any:
+    def get(self, coroutine: Coroutine[Any, Any, Any], within_s: float = 200.0) -> Any:
         """Run a send or a receive to its end."""
         until = self.simulator.now + within_s
         while self.simulator.now < until:
             try:
-                program.send(None)
+                coroutine.send(None)
             except StopIteration as done:
                 return done.value
             self.wait(0.01)
-        program.close()
+        coroutine.close()
         raise AssertionError(f"not done in {within_s} s")
 
 

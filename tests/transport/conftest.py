@@ -118,7 +118,7 @@ class Waiting:
     """The outcome of a coroutine that waits forever."""
 
 
-Program = Coroutine[Any, Any, Any]
+AnyCoroutine = Coroutine[Any, Any, Any]
 
 
 class Federation(Protocol):
@@ -127,7 +127,7 @@ class Federation(Protocol):
     guest: dict[str, Link]
     hosts: dict[str, Link]
 
-    def run(self, programs: dict[str, Program]) -> dict[str, Any]:
+    def run(self, coroutines: dict[str, AnyCoroutine]) -> dict[str, Any]:
         """Run coroutines concurrently; returns what each returned or raised, or `Waiting`."""
         ...
 
@@ -140,21 +140,21 @@ class InMemory:
         self.guest: dict[str, Link] = {name: pair[0] for name, pair in pairs.items()}
         self.hosts: dict[str, Link] = {name: pair[1] for name, pair in pairs.items()}
 
-    def run(self, programs: dict[str, Program]) -> dict[str, Any]:
+    def run(self, coroutines: dict[str, AnyCoroutine]) -> dict[str, Any]:
         ended: dict[str, Any] = {}
         before = -1
-        while len(ended) < len(programs) and before != self._progress() + len(ended):
+        while len(ended) < len(coroutines) and before != self._progress() + len(ended):
             before = self._progress() + len(ended)
-            for name, program in programs.items():
+            for name, coroutine in coroutines.items():
                 if name not in ended:
                     try:
-                        program.send(None)
+                        coroutine.send(None)
                     except StopIteration as done:
                         ended[name] = done.value
                     except Exception as error:
                         ended[name] = error
-        for name in programs.keys() - ended.keys():
-            programs[name].close()
+        for name in coroutines.keys() - ended.keys():
+            coroutines[name].close()
             ended[name] = Waiting()
         return ended
 
@@ -210,8 +210,8 @@ class OverSockets:
             self._contexts.append(host)
         self.guest.update(opening.result(timeout=15))
 
-    def run(self, programs: dict[str, Program]) -> dict[str, Any]:
-        running = {name: self._pool.submit(run_blocking, p) for name, p in programs.items()}
+    def run(self, coroutines: dict[str, AnyCoroutine]) -> dict[str, Any]:
+        running = {name: self._pool.submit(run_blocking, p) for name, p in coroutines.items()}
         return {
             name: future.exception(timeout=30) or future.result()
             for name, future in running.items()

@@ -79,12 +79,12 @@ def first(federation: Any) -> tuple[Link, Link]:
 
 def test_messages_of_every_host_arrive_once_and_in_order(federate: Federate) -> None:
     federation = federate()
-    programs: dict[str, Any] = {
+    coroutines: dict[str, Any] = {
         name: send(link, [Message(Kind.VERDICT, i, 7, body={"of": name}) for i in range(40)])
         for name, link in federation.hosts.items()
     }
-    programs["guest"] = receive(federation.guest, 40)
-    ended = federation.run(programs)
+    coroutines["guest"] = receive(federation.guest, 40)
+    ended = federation.run(coroutines)
     for name in federation.hosts:
         assert ended[name] == 40
         assert [(m.round, m.part, m.body) for m in ended["guest"][name]] == [
@@ -283,7 +283,7 @@ def test_both_sides_count_the_same_bytes_by_purpose(federate: Federate) -> None:
     for link in [*federation.guest.values(), *federation.hosts.values()]:
         allow(link)
 
-    async def host_program(link: Link) -> None:
+    async def run_host(link: Link) -> None:
         await link.send(Message(Kind.ACTIVATION, tensor=matrix()))
         await link.send(Message(Kind.TEST_ACTIVATION, tensor=matrix()))
         await link.send(Message(Kind.TEST_ACTIVATION, part=1, tensor=matrix()))
@@ -291,7 +291,7 @@ def test_both_sides_count_the_same_bytes_by_purpose(federate: Federate) -> None:
             await link.receive()
         await link.send(Message(Kind.READY))
 
-    async def guest_program() -> None:
+    async def run_guest() -> None:
         for link in federation.guest.values():
             for _ in range(3):
                 await link.receive()
@@ -300,8 +300,8 @@ def test_both_sides_count_the_same_bytes_by_purpose(federate: Federate) -> None:
             await link.send(Message(Kind.VERDICT, body=body))
             await link.receive()
 
-    programs = {name: host_program(link) for name, link in federation.hosts.items()}
-    ended = federation.run({**programs, "guest": guest_program()})
+    coroutines = {name: run_host(link) for name, link in federation.hosts.items()}
+    ended = federation.run({**coroutines, "guest": run_guest()})
     assert set(ended.values()) == {None}
     for name, link in federation.guest.items():
         to_guest = Traffic(of_tensor, 2 * of_tensor, 0, HEADER.size + len("{}"), 4)

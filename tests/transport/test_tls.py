@@ -248,9 +248,9 @@ def test_dialing_a_closed_port_raises_peer_lost_after_connect_s(
     monkeypatch.setattr(preflight.time, "monotonic", lambda: float(next(clock)))
     slept: list[float] = []
     monkeypatch.setattr(preflight.time, "sleep", slept.append)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, and not listening
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # but not listening
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
         with pytest.raises(PeerLost, match=rf"no answer from guest at {address} after 5 s"):
             call("bank", address, companies["bank"].keys(companies["guest"]), connect_s=5)
     assert len(slept) == 4, "it retries until then"

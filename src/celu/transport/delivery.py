@@ -189,7 +189,9 @@ class ConnectionProtocol:
             raise PeerRestarted(f"{delivery.peer} restarted")
         self._must_greet = not self._dials
         if knows not in (None, delivery.token):
-            self.is_over = True  # it knows an earlier process of this party; our greeting tells it
+            self.is_over = (
+                True  # it knows an earlier process of this party; our greeting shows that
+            )
             return
         delivery.acknowledge(received)
         delivery.peer_token = str(token)

@@ -74,7 +74,7 @@ class LinkEmulator:
         return self._last_arrival
 
     def _end_of_transfer(self, starts: float, seconds: float) -> float:
-        """When a transfer of so many seconds ends, not counting outages."""
+        """When a transfer that takes `seconds` of link time ends; outages interrupt it."""
         if not self.outage_s:
             return starts + seconds
         assert self._first_sent_at is not None

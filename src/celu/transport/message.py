@@ -82,8 +82,8 @@ class TensorSpec:
         rows, width = (shape[0], shape[1]) if len(shape) == 2 else (0, 0)
         if dtype != self.dtype or width != self.width or not 0 < rows <= self.max_rows:
             raise ShapeError(
-                f"{kind.name}: the contract allows {self.dtype} of at most "
-                f"[{self.max_rows}, {self.width}], got {dtype} of {list(shape)}"
+                f"{kind.name}: expected {self.dtype} of at most [{self.max_rows}, {self.width}], "
+                f"got {dtype} of {list(shape)}"
             )
 
 

@@ -1,6 +1,6 @@
 """Stripe a connection over several gRPC streams: piece i goes over stream i mod N.
 
-A gateway may give each stream a small flow-control window, such as 64 KB, which limits throughput
+A gateway may limit each stream to a small flow-control window, such as 64 KB, which limits throughput
 on a link with a long delay; N streams have N windows. Pieces carry no number: both sides visit the
 streams in the same order.
 """
@@ -57,7 +57,7 @@ class Stripe:
 
 
 class RoundRobin:
-    """Distributes pieces over `count` streams in turn, each on a thread of its own."""
+    """Distributes pieces over `count` streams in turn, each on its own thread."""
 
     def __init__(self, pieces: Iterator[bytes], count: int) -> None:
         self._pieces = pieces
