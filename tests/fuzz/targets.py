@@ -207,7 +207,7 @@ def greeting() -> Target:
         "greeting",
         [Message(Kind.GREETING, body=body) for body in bodies],
         read,
-        state=lambda: (ours[0].their_token, ours[0].received, ours[0].given, ours[0].unconfirmed),
+        state=lambda: (ours[0].peer_token, ours[0].received, ours[0].given, ours[0].unconfirmed),
         reset=anew,
     )
 

@@ -1,8 +1,8 @@
 """Stripe a connection over several gRPC streams: piece i goes over stream i mod N.
 
-A gateway may limit each stream to a small flow-control window, such as 64 KB, which limits throughput
-on a link with a long delay; N streams have N windows. Pieces carry no number: both sides visit the
-streams in the same order.
+A gateway may limit each stream to a small flow-control window, such as 64 KB, which limits the
+throughput of a link with a long delay; N streams have N windows. Pieces carry no number: both sides
+visit the streams in the same order.
 """
 
 from __future__ import annotations
