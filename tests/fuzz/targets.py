@@ -186,6 +186,11 @@ def handshake() -> Target:
 SCHEDULE = Schedule(100, 8, 50, 16, ROWS)
 
 
+def _delivery_state(delivery: Delivery) -> tuple[str | None, int, int, int]:
+    sent = (delivery.enqueued, delivery.unacknowledged)
+    return delivery.peer_token, delivery.received, *sent
+
+
 def greeting() -> Target:
     """How a connection begins: whose it is, and what that party has."""
     ours: list[Delivery] = []
@@ -207,7 +212,7 @@ def greeting() -> Target:
         "greeting",
         [Message(Kind.GREETING, body=body) for body in bodies],
         read,
-        state=lambda: (ours[0].peer_token, ours[0].received, ours[0].given, ours[0].unconfirmed),
+        state=lambda: _delivery_state(ours[0]),
         reset=anew,
     )
 
