@@ -69,7 +69,7 @@ class _Direction:
     """One direction of the link."""
 
     def __init__(self, link: LinkSettings) -> None:
-        self._link = LinkEmulator.of(link)
+        self._link = LinkEmulator.from_settings(link)
         self._lock = threading.Lock()
         in_flight = int(link.mbps * 1e6 / 8 * 2 * link.delay_ms / 1000)
         self._max_chunks = (in_flight + _QUEUE_BYTES) // _CHUNK_BYTES  # per connection

@@ -1,1 +1,1 @@
-"""One simulator: real parties over a wire, a disk and a clock that a seeded nemesis disturbs."""
+"""The fault simulator: real parties on a simulated network, disk and clock, with seeded faults."""

@@ -1,4 +1,4 @@
-"""What must hold in every run, whatever goes wrong, and how a violation is told."""
+"""The invariants of every run with faults, and the errors that name a violation."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from celu.errors import CeluError, CheckpointError, PeerFailed, PeerLost
 from celu.events import Event, RoundDone, TrainingStarted
 from celu.session import Result
 from celu.transport.message import Message
-from chaos.life import Party
+from chaos.party_process import Party
 
-# Errors that a party may stop with, and the faults without which it has no reason to. Tampering
-# with records is not among them: TLS notices, and the connection is made anew.
-_DISK = {"full disk", "disk error", "failing sync", "rot"}
+# The errors that a party may stop with, and the faults that can cause them. Tampering with records
+# is not among them: TLS detects it, and the link reconnects.
+_DISK = {"full disk", "disk error", "failed sync", "bit rot"}
 _ABSENCE = {"kill", "power cut", "blackout", "pause", "partition", "delay"} | _DISK
 CAUSES: dict[type[CeluError], set[str]] = {
     CheckpointError: _DISK,
     PeerLost: _ABSENCE,
     PeerFailed: _ABSENCE,
 }
-Kept = tuple[dict[str, torch.Tensor], dict[str, Any]]
+FinalState = tuple[dict[str, torch.Tensor], dict[str, Any]]  # tensors and other facts
 
 
-class Violated(Exception):
-    """A run broke a promise."""
+class InvariantViolated(Exception):
+    """A run violated an invariant."""
 
 
-class Ledger:
-    """Every message is delivered once, in order and as it was given: a `Watcher`."""
+class DeliveryCheck:
+    """Every message is delivered once, in order and unchanged: a `MessageObserver`."""
 
     def __init__(self) -> None:
-        self._given: dict[str, list[Message]] = {}
-        self._delivered: Counter[str] = Counter()
+        self._sent: dict[str, list[Message]] = {}
+        self._num_delivered: Counter[str] = Counter()
 
-    def given(self, token: str, message: Message) -> None:
-        """See `Watcher`."""
-        self._given.setdefault(token, []).append(message)
+    def on_sent(self, token: str, message: Message) -> None:
+        """See `MessageObserver`."""
+        self._sent.setdefault(token, []).append(message)
 
-    def delivered(self, token: str, message: Message) -> None:
-        """See `Watcher`; raises Violated."""
-        given, number = self._given.get(token, []), self._delivered[token]
-        self._delivered[token] += 1
-        if number >= len(given):
-            raise Violated(f"message {number} was delivered, but only {len(given)} were given")
-        if _what(given[number]) != _what(message) or not _same_tensor(given[number], message):
-            raise Violated(
-                f"message {number}: given {_what(given[number])}, delivered {_what(message)}"
+    def on_delivered(self, token: str, message: Message) -> None:
+        """See `MessageObserver`; raises InvariantViolated."""
+        sent, number = self._sent.get(token, []), self._num_delivered[token]
+        self._num_delivered[token] += 1
+        if number >= len(sent):
+            raise InvariantViolated(f"message {number} was delivered, but only {len(sent)} sent")
+        if _header(sent[number]) != _header(message) or not _same_tensor(sent[number], message):
+            raise InvariantViolated(
+                f"message {number}: sent {_header(sent[number])}, delivered {_header(message)}"
             )
 
 
-def _what(message: Message) -> tuple[str, int, int]:
+def _header(message: Message) -> tuple[str, int, int]:
     return message.kind.name, message.round, message.part
 
 
@@ -63,41 +63,43 @@ def _same_tensor(a: Message, b: Message) -> bool:
     return torch.equal(a.tensor, b.tensor)
 
 
-class Rounds:
-    """In each conversation a party applies every round once, in order, from where it began."""
+class RoundCheck:
+    """In each session a party applies every round once and in order."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
 
-    def see(self, party: str, event: Event) -> None:
-        """An event of a party; raises Violated."""
+    def on_event(self, party: str, event: Event) -> None:
+        """Check an event of a party; raises InvariantViolated."""
         if isinstance(event, TrainingStarted):
             self._last[party] = event.round
         elif isinstance(event, RoundDone):
             last, self._last[party] = self._last[party], event.round
             if event.round != last + 1:
-                raise Violated(f"{party} applied round {event.round} after round {last}")
+                raise InvariantViolated(f"{party} applied round {event.round} after round {last}")
 
 
-def check_error(party: str, error: CeluError, struck: Counter[str]) -> None:
-    """Raise Violated for an error that nothing that struck can have caused."""
+def check_error(party: str, error: CeluError, faults: Counter[str]) -> None:
+    """Raise InvariantViolated for an error that none of these faults can have caused."""
     causes = CAUSES.get(type(error), set())
-    if not causes & struck.keys():
-        raise Violated(
+    if not causes & faults.keys():
+        raise InvariantViolated(
             f"{party} stopped with {type(error).__name__} ({error}), which none of "
-            f"{sorted(struck)} explains"
+            f"{sorted(faults)} explains"
         )
 
 
 def check_durable(party: Party) -> None:
-    """Raise Violated unless a party holds what it was told is kept, whatever has ended it."""
-    promised, held = party.promised.round, party.checkpoints().available_rounds()
-    if promised not in held:
-        raise Violated(f"{party.name} kept round {promised}, and now holds {held} alone")
+    """Raise InvariantViolated if a party lost a checkpoint that was durable."""
+    durable, found = party.durable.round, party.checkpoints().available_rounds()
+    if durable not in found:
+        raise InvariantViolated(
+            f"{party.name} lost the checkpoint of round {durable}, and only has {found}"
+        )
 
 
-def kept_of(party: Party, result: Result) -> Kept:
-    """What a party that is done has on its disk, without times and byte counts."""
+def read_final_state(party: Party, result: Result) -> FinalState:
+    """The last checkpoint and the result of a party, without times and byte counts."""
     checkpoints = party.checkpoints()
     snapshot: Snapshot = checkpoints.load(result.rounds)
     state = dict(snapshot.state)
@@ -115,17 +117,17 @@ def kept_of(party: Party, result: Result) -> Kept:
     return snapshot.tensors, facts
 
 
-def check_kept(party: str, kept: Kept, reference: Kept) -> None:
-    """Raise Violated unless a party ended with the bits of the undisturbed run."""
-    (tensors, facts), (due_tensors, due_facts) = kept, reference
-    if facts != due_facts:
-        names = [name for name in due_facts if facts.get(name) != due_facts[name]]
-        raise Violated(f"{party} ended with other facts: {', '.join(names)}")
-    if tensors.keys() != due_tensors.keys():
-        raise Violated(f"{party} ended with other tensors than it should have")
-    differing = [name for name in tensors if not torch.equal(tensors[name], due_tensors[name])]
+def check_final_state(party: str, state: FinalState, expected: FinalState) -> None:
+    """Raise InvariantViolated unless a party ended with the bits of the run without faults."""
+    (tensors, facts), (expected_tensors, expected_facts) = state, expected
+    if facts != expected_facts:
+        names = [name for name in expected_facts if facts.get(name) != expected_facts[name]]
+        raise InvariantViolated(f"{party} ended with different values of {', '.join(names)}")
+    if tensors.keys() != expected_tensors.keys():
+        raise InvariantViolated(f"{party} ended with a different set of tensors")
+    differing = [name for name in tensors if not torch.equal(tensors[name], expected_tensors[name])]
     if differing:
-        raise Violated(f"{party} ended with other bits in {', '.join(differing)}")
+        raise InvariantViolated(f"{party} ended with different bits in {', '.join(differing)}")
 
 
 def _without_times(evaluation: dict[str, Any]) -> dict[str, Any]:

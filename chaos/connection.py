@@ -1,13 +1,12 @@
-"""One connection of a link in virtual time: TLS and a `ConnectionProtocol` between a wire and the link.
+"""One connection of a simulated link: TLS and a `ConnectionProtocol` between a socket and the link.
 
-Some links are sealed, as through a gateway: there the TLS is ours (`InnerTlsEngine`). Others are direct,
-and a carrier makes its own TLS below us (`CarriersTls`).
+Some links use inner TLS, as through a gateway (`InnerTlsEngine`). Others are direct: there the
+carrier has its own TLS below us, of which only the effect is simulated (`CarrierTls`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,181 +16,182 @@ from celu.transport.delivery import ConnectionProtocol, Delivery
 from celu.transport.inner_tls_engine import InnerTlsEngine
 from celu.transport.message import Message
 from celu.transport.reconnect import is_silent
-from celu.transport.stream import CONFIRM_S
-from chaos.keys import Keys, keys
-from chaos.wire import End, Network
-from chaos.world import Process
+from celu.transport.stream import ACK_DELAY_S
+from chaos.network import Network, Socket
+from chaos.simulator import Process
+from chaos.tls_contexts import tls_contexts
 
 HEARTBEAT_S = 2.0
-_MARK_BYTES = 8
+_DIGEST_BYTES = 8
 
 
-class Watcher(Protocol):
-    """Told of every message as it is given and as it is delivered, by the sender's token."""
+class MessageObserver(Protocol):
+    """Called with every message when it is sent and when it is delivered, by sender's token."""
 
-    def given(self, token: str, message: Message) -> None:
-        """The program sent it."""
+    def on_sent(self, token: str, message: Message) -> None:
+        """The sender's coroutine sent it."""
         ...
 
-    def delivered(self, token: str, message: Message) -> None:
-        """The peer's program gets it."""
+    def on_delivered(self, token: str, message: Message) -> None:
+        """The receiver's coroutine gets it."""
         ...
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a link is to its process: where it lives, whom to tell, and how to be woken."""
+class LinkContext:
+    """What a link needs from its process."""
 
     process: Process
     network: Network
-    watcher: Watcher
-    wake: Callable[[], None]  # the program may go on
-    piece_bytes: int  # what messages are cut into
-    sealed: bool  # whether the TLS is ours
+    observer: MessageObserver
+    wake: Callable[[], None]  # schedules the party's coroutine
+    piece_bytes: int  # size of the pieces that messages are split into
+    inner_tls: bool
 
 
-class Holder(Protocol):
+class ConnectionOwner(Protocol):
     """The link that a connection belongs to."""
 
     peer: str
-    around: Surroundings
+    context: LinkContext
     delivery: Delivery
 
-    def arrived(self, connection: Connection, piece: bytes) -> None:
-        """Take in a piece."""
+    def on_piece(self, connection: Connection, piece: bytes) -> None:
+        """Process a received piece."""
         ...
 
-    def over(self, connection: Connection, reason: str) -> None:
-        """The connection has ended."""
+    def on_ended(self, connection: Connection, reason: str) -> None:
+        """Record that the connection has ended."""
         ...
 
 
-class CarriersTls:
-    """What shows above a carrier of its TLS: a record that is not the next one sent is the last."""
+class CarrierTls:
+    """The effect of a carrier's own TLS: any record but the next one sent ends the connection."""
 
-    is_open = True  # a connection is there for us when its handshake is done
+    is_open = True  # the carrier's handshake is done before we see the connection
 
     def __init__(self) -> None:
-        self._sent = self._taken = 0
+        self._num_sent = self._num_received = 0
 
     def encrypt(self, piece: bytes) -> bytes:
-        """A piece as the record that stands for it."""
-        self._sent += 1
-        return _mark(self._sent, piece) + piece
+        """The record of a piece."""
+        self._num_sent += 1
+        return _digest(self._num_sent, piece) + piece
 
-    def take(self, record: bytes) -> bytes:
-        """The piece of a record; raises PeerLost for any other record than the one that is due."""
-        mark, piece = record[:_MARK_BYTES], record[_MARK_BYTES:]
-        self._taken += 1
-        if mark != _mark(self._taken, piece):
-            raise PeerLost("the carrier's TLS does not accept what arrived")
+    def receive(self, record: bytes) -> bytes:
+        """The piece of a record; raises PeerLost for any record but the next one."""
+        digest, piece = record[:_DIGEST_BYTES], record[_DIGEST_BYTES:]
+        self._num_received += 1
+        if digest != _digest(self._num_received, piece):
+            raise PeerLost("the carrier's TLS rejects the record")
         return piece
 
 
 class Connection:
     """One connection of a link."""
 
-    def __init__(self, link: Holder, end: End, *, calls: bool) -> None:
-        process = link.around.process
-        self.connection = ConnectionProtocol(
-            link.delivery, calls=calls, piece_bytes=link.around.piece_bytes
+    def __init__(self, link: ConnectionOwner, socket: Socket, *, dials: bool) -> None:
+        process = link.context.process
+        self.protocol = ConnectionProtocol(
+            link.delivery, dials=dials, piece_bytes=link.context.piece_bytes
         )
-        self.heard_at = process.world.now
+        self.last_received_at = process.simulator.now
         self.is_over = False
         self._link = link
         self._process = process
-        self._end = end
-        self._owes = False  # the peer has not been told what was received
-        # None before the one that is called has answered.
-        self._tls: InnerTlsEngine | CarriersTls | None = None
-        end.on_record = self._record
-        end.on_close = lambda: self.end("closed by the other side")
-        process.after(HEARTBEAT_S, self._beat)
-        if calls:
-            end.on_reached = self._reached
-        elif link.around.sealed:
-            own = keys()[process.name, link.peer]
-            self._tls = self._sealing(own, own.answering, lambda: None)
+        self._socket = socket
+        self._ack_pending = False
+        self._tls: InnerTlsEngine | CarrierTls | None = None  # None: not connected yet
+        socket.on_record = self._on_record
+        socket.on_close = lambda: self.end("closed by the other side")
+        process.after(HEARTBEAT_S, self._heartbeat)
+        if dials:
+            socket.on_connected = self._on_connected
+        elif link.context.inner_tls:
+            self._tls = self._new_inner_tls(is_server=True)
         else:
-            self._tls = CarriersTls()
+            self._tls = CarrierTls()
 
-    def pump(self) -> None:
-        """Send what is to be sent."""
+    def flush(self) -> None:
+        """Send everything that can be sent."""
         is_open = self._tls is not None and self._tls.is_open and not self.is_over
-        while is_open and (piece := self.connection.outgoing()) is not None:
-            self._say(piece)
+        while is_open and (piece := self.protocol.next_piece()) is not None:
+            self._send(piece)
 
-    def confirm(self) -> None:
-        """Say what was received, unless something that was sent has said so."""
-        if self.connection.greeted and not self.is_over:
-            self._say(self.connection.heartbeat())
+    def acknowledge(self) -> None:
+        """Send a heartbeat, which acknowledges what was received."""
+        if self.protocol.greeted and not self.is_over:
+            self._send(self.protocol.heartbeat())
 
-    def confirm_soon(self, *, urgent: bool) -> None:
-        """Say what was received, with the next message or without."""
+    def acknowledge_soon(self, *, urgent: bool) -> None:
+        """Acknowledge what was received, with the next message or after a short delay."""
         if urgent:
-            self.confirm()
-        elif not self._owes:
-            self._owes = True
-            self._process.after(CONFIRM_S, self._confirm_if_due)
+            self.acknowledge()
+        elif not self._ack_pending:
+            self._ack_pending = True
+            self._process.after(ACK_DELAY_S, self._acknowledge_if_pending)
 
     def end(self, reason: str) -> None:
-        """End it, unless it has ended."""
+        """Close it, unless it has ended."""
         if not self.is_over:
             self.is_over = True
-            self._end.close()
-            self._link.over(self, reason)
+            self._socket.close()
+            self._link.on_ended(self, reason)
 
-    def _reached(self) -> None:
-        """The one that was called has answered."""
-        if self._link.around.sealed:
-            own = keys()[self._process.name, self._link.peer]
-            self._tls = self._sealing(own, own.calling, None)
+    def _on_connected(self) -> None:
+        if self._link.context.inner_tls:
+            self._tls = self._new_inner_tls(is_server=False)
         else:
-            self._tls = CarriersTls()
-            self.pump()
+            self._tls = CarrierTls()
+            self.flush()
 
-    def _sealing(
-        self, own: Keys, context: ssl.SSLContext, admit: Callable[[], None] | None
-    ) -> InnerTlsEngine:
-        return InnerTlsEngine(context, self._link.peer, own.authority, self._end.send, admit)
+    def _new_inner_tls(self, *, is_server: bool) -> InnerTlsEngine:
+        contexts = tls_contexts()[self._process.name, self._link.peer]
+        return InnerTlsEngine(
+            contexts.server if is_server else contexts.client,
+            self._link.peer,
+            contexts.authority,
+            self._socket.send,
+            (lambda: None) if is_server else None,
+        )
 
-    def _record(self, record: bytes) -> None:
-        assert self._tls is not None  # who was called says nothing before it is spoken to
-        self.heard_at = self._process.world.now
+    def _on_record(self, record: bytes) -> None:
+        assert self._tls is not None  # the server only sends after the client did
+        self.last_received_at = self._process.simulator.now
         try:
-            piece = self._tls.take(record)
+            piece = self._tls.receive(record)
         except CeluError as error:
             self.end(f"{type(error).__name__} {error}")
             return
         if piece is None:
-            self.pump()  # the caller's greeting, once TLS is there
+            self.flush()  # the client's greeting, once the handshake is done
         else:
-            unconfirmed = self._link.delivery.unconfirmed
-            self._link.arrived(self, piece)
-            if self._link.delivery.unconfirmed < unconfirmed:
-                self._link.around.wake()  # there may be room now, or nothing more to say
+            unacknowledged = self._link.delivery.unacknowledged
+            self._link.on_piece(self, piece)
+            if self._link.delivery.unacknowledged < unacknowledged:
+                self._link.context.wake()  # there may be room now, or nothing left to send
 
-    def _say(self, piece: bytes) -> None:
+    def _send(self, piece: bytes) -> None:
         assert self._tls is not None
-        self._owes = False
-        self._end.send(self._tls.encrypt(piece))
+        self._ack_pending = False
+        self._socket.send(self._tls.encrypt(piece))
 
-    def _confirm_if_due(self) -> None:
-        if self._owes:
-            self.confirm()
+    def _acknowledge_if_pending(self) -> None:
+        if self._ack_pending:
+            self.acknowledge()
 
-    def _beat(self) -> None:
-        now = self._process.world.now
+    def _heartbeat(self) -> None:
+        now = self._process.simulator.now
         if self.is_over:
             return
-        if is_silent(self.heard_at, now, HEARTBEAT_S):
-            self.end(f"nothing was heard for {2 * HEARTBEAT_S:g} s")
+        if is_silent(self.last_received_at, now, HEARTBEAT_S):
+            self.end(f"nothing received for {2 * HEARTBEAT_S:g} s")
             return
-        self.confirm()
-        self._process.after(HEARTBEAT_S, self._beat)
+        self.acknowledge()
+        self._process.after(HEARTBEAT_S, self._heartbeat)
 
 
-def _mark(number: int, piece: bytes) -> bytes:
-    """By which a record is known: no other bytes in another place have it."""
+def _digest(number: int, piece: bytes) -> bytes:
+    """Identifies a record by its content and its position."""
     salt = number.to_bytes(8, "little")
-    return hashlib.blake2b(piece, digest_size=_MARK_BYTES, salt=salt).digest()
+    return hashlib.blake2b(piece, digest_size=_DIGEST_BYTES, salt=salt).digest()

@@ -1,9 +1,9 @@
-"""A disk in memory that keeps to the letter of what a disk promises, and to nothing more.
+"""A disk in memory with exactly the durability that POSIX guarantees, and no more.
 
-What was written and not synced is in the page cache: a killed process loses none of it, a power cut
-all or some. A folder's entries change in order, and a power cut leaves them as they were after the
-last sync or after any change since. A file's bytes outlast a power cut once its sync went well; one
-whose sync failed may hold any part of them, also after another sync.
+Writes without a sync are in the page cache: a killed process loses none of them, a power cut all or
+some. A folder's entries change in order, and a power cut leaves them as they were after the last
+sync or after any later change. A file's bytes survive a power cut once its sync succeeded; after a
+failed sync the file may hold any prefix of them, also after another sync.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from celu.checkpoint.disk import BytesLike
 
 @dataclass(frozen=True)
 class Interruption:
-    """What an operation ends with, and which part of a write is done by then."""
+    """The error that an operation raises, and the fraction of a write that is done before."""
 
     error: BaseException
     fraction: float
 
 
 class _File:
-    """Bytes as a program sees them, and as they are on the platter."""
+    """A file's bytes in the page cache, and those that are durable."""
 
     def __init__(self) -> None:
-        self.seen = b""
-        self.kept: bytes | None = b""  # None: any beginning of what is seen
+        self.cached = b""
+        self.durable: bytes | None = b""  # None: any prefix of the cached bytes
 
-    def cut(self, chance: random.Random) -> None:
-        if self.kept is None:
-            self.seen = self.seen[: chance.randrange(len(self.seen) + 1)]
+    def cut_power(self, rng: random.Random) -> None:
+        if self.durable is None:
+            self.cached = self.cached[: rng.randrange(len(self.cached) + 1)]
         else:
-            self.seen = self.kept
-        self.kept = self.seen
+            self.cached = self.durable
+        self.durable = self.cached
 
 
 class _Folder:
-    """Entries as they were after the last sync and after each change since."""
+    """A folder's entries after the last sync and after each later change."""
 
     def __init__(self) -> None:
         self.states: list[dict[str, _File | _Folder]] = [{}]
@@ -52,24 +52,24 @@ class _Folder:
         return self.states[-1]
 
     def change(self, **entries: _File | _Folder | None) -> None:
-        """Set entries, or remove them (None), all at once."""
+        """Set entries, or remove them (None), in one atomic change."""
         changed = {n: e for n, e in {**self.entries, **entries}.items() if e is not None}
         self.states.append(changed)
 
     def sync(self) -> None:
         self.states = self.states[-1:]
 
-    def cut(self, chance: random.Random) -> None:
-        self.states = [self.states[chance.randrange(len(self.states))]]
+    def cut_power(self, rng: random.Random) -> None:
+        self.states = [self.states[rng.randrange(len(self.states))]]
         for entry in self.entries.values():
-            entry.cut(chance)
+            entry.cut_power(rng)
 
 
 class SimDisk:
     """One machine's disk; see `Disk`.
 
-    `interrupt` is asked before each operation that changes something, by its name. What it gives is
-    raised instead; a write gets so far before. `sync_fails` is asked at each sync.
+    `interrupt` is called with the name of each operation that changes something, and may return an
+    error to raise; a write is then done in part. `sync_fails` is called at each sync.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class SimDisk:
 
     def make_folder(self, path: Path) -> None:
         """See `Disk`."""
-        self._begin("make_folder")
+        self._check_interrupt("make_folder")
         folder = self._root
         for name in _parts(path):
             if name not in folder.entries:
@@ -96,7 +96,7 @@ class SimDisk:
         found = self._find(path)
         if not isinstance(found, _File):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        return found.seen
+        return found.cached
 
     def write(self, path: Path, parts: Iterable[BytesLike]) -> None:
         """See `Disk`."""
@@ -107,36 +107,36 @@ class SimDisk:
             file = _File()
             folder.change(**{path.name: file})
         content = b"".join(bytes(part) for part in parts)
-        file.kept = None
+        file.durable = None
         if interruption is not None:
-            file.seen = content[: int(interruption.fraction * (len(content) + 1))]
+            file.cached = content[: int(interruption.fraction * (len(content) + 1))]
             raise interruption.error
-        file.seen = content
+        file.cached = content
         if self.sync_fails():
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        file.kept = content
+        file.durable = content
 
     def sync_folder(self, path: Path) -> None:
         """See `Disk`."""
-        self._begin("sync_folder")
+        self._check_interrupt("sync_folder")
         if self.sync_fails():
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         self._folder(path).sync()
 
     def rename(self, old: Path, new: Path) -> None:
         """See `Disk`; within one folder."""
-        self._begin("rename")
+        self._check_interrupt("rename")
         folder = self._folder(old.parent)
         if old.parent != new.parent or old.name not in folder.entries:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(old))
-        there = folder.entries.get(new.name)
-        if isinstance(there, _Folder) and there.entries:
+        existing = folder.entries.get(new.name)
+        if isinstance(existing, _Folder) and existing.entries:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(new))
         folder.change(**{old.name: None, new.name: folder.entries[old.name]})
 
     def remove(self, path: Path) -> None:
         """See `Disk`."""
-        self._begin("remove")
+        self._check_interrupt("remove")
         found = self._find(path)
         if isinstance(found, _Folder):
             for name in sorted(found.entries):
@@ -144,25 +144,25 @@ class SimDisk:
         if found is not None:
             self._folder(path.parent).change(**{path.name: None})
 
-    def cut_power(self, chance: random.Random) -> None:
-        """Everything is as it is on the platter, whatever chance makes of that."""
-        self._root.cut(chance)
+    def cut_power(self, rng: random.Random) -> None:
+        """Lose the page cache; where several outcomes are possible, choose one at random."""
+        self._root.cut_power(rng)
 
-    def rot(self, chance: random.Random, folder: str) -> str | None:
-        """Flip one bit of a file below a folder of this name, at rest; the file's path."""
+    def flip_bit(self, rng: random.Random, folder: str) -> str | None:
+        """Flip a random bit of a file below a folder of this name; returns the file's path."""
         files = [(path, file) for path, file in self._files() if folder in path.parts]
-        files = [(path, file) for path, file in files if file.seen]
+        files = [(path, file) for path, file in files if file.cached]
         if not files:
             return None
-        path, file = files[chance.randrange(len(files))]
-        place = chance.randrange(len(file.seen) * 8)
-        flipped = bytearray(file.seen)
-        flipped[place // 8] ^= 1 << place % 8
-        file.seen = bytes(flipped)
-        file.kept = None if file.kept is None else file.seen
+        path, file = files[rng.randrange(len(files))]
+        position = rng.randrange(len(file.cached) * 8)
+        flipped = bytearray(file.cached)
+        flipped[position // 8] ^= 1 << position % 8
+        file.cached = bytes(flipped)
+        file.durable = None if file.durable is None else file.cached
         return str(path)
 
-    def _begin(self, operation: str) -> None:
+    def _check_interrupt(self, operation: str) -> None:
         interruption = self.interrupt(operation)
         if interruption is not None:
             raise interruption.error

@@ -1,7 +1,7 @@
-"""What goes wrong in a run, and when: drawn from its seed, and over after a while.
+"""The faults of a run: drawn from its seed, injected by the nemesis, and over after a while.
 
-A fault strikes at a time, or at a party's n-th send or n-th operation of its disk, so that over
-many seeds every point is met.
+A fault is due at a time, at a party's n-th send or at its n-th disk operation, so that many seeds
+cover every point.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from functools import partial
 
 from celu.checkpoint.generations import FOLDER
 from chaos.disk import Interruption
-from chaos.life import Party
-from chaos.wire import Network, Tampering
-from chaos.world import Killed, World
+from chaos.network import Direction, Network, Tampering
+from chaos.party_process import Party
+from chaos.simulator import Killed, Simulator
 
-QUIET_S = 60.0  # nothing goes wrong after so long
-_NUM_FAULTS = (1, 1, 1, 2, 2, 3, 5)  # few mostly: what they do together, many seeds show
-_WIRE = ("partition", "delay", "reset", "drop", "duplicate", "reorder", "truncate", "flip")
+FAULTS_END_S = 60.0  # no faults after this time
+_NUM_FAULTS = (1, 1, 1, 2, 2, 3, 5)  # mostly few; many seeds cover the combinations
+_NETWORK = ("partition", "delay", "reset", "drop", "duplicate", "reorder", "truncate", "flip")
 _PROCESS = ("kill", "pause", "blackout", "power cut")
-_DISK = ("full disk", "disk error", "failing sync", "rot")
-KINDS = (*_PROCESS, *_WIRE, *_DISK)
-_EXACT = ("kill", "power cut")  # may also strike at a send or at an operation
-_AT_OPERATION = ("full disk", "disk error", "failing sync")
+_DISK = ("full disk", "disk error", "failed sync", "bit rot")
+KINDS = (*_PROCESS, *_NETWORK, *_DISK)
+_COUNTABLE = ("kill", "power cut")  # may also be due at a send or a disk operation
+_AT_OPERATION = ("full disk", "disk error", "failed sync")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How long an undisturbed run is: in seconds, and in a party's sends and disk operations."""
+    """The length of a run without faults: seconds, and a party's sends and disk operations."""
 
     seconds: float
     sends: int
@@ -41,87 +41,91 @@ class Scale:
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong."""
+    """One fault of a run."""
 
     kind: str
     party: str
-    peer: str  # of a wire, its other side
+    peer: str  # for a network fault, the other side
     at: float | int  # seconds, or a count
     by: str  # what `at` counts: "time", "sends" or "operations"
-    seconds: float  # how long it lasts, if it does
-    fraction: float  # how much of a write gets through, which bit is flipped
+    seconds: float  # how long it lasts, for faults that last
+    fraction: float  # of a write that succeeds, or the position of a flipped bit
 
     def __str__(self) -> str:
         when = f"at {self.at:.2f} s" if self.by == "time" else f"at {self.at} {self.by}"
-        where = f"{self.party}-{self.peer}" if self.kind in _WIRE else self.party
+        where = f"{self.party}-{self.peer}" if self.kind in _NETWORK else self.party
         return f"{self.kind} of {where} {when}"
 
 
 def draw(
-    chance: random.Random, names: Sequence[str], scale: Scale, kinds: Sequence[str] = KINDS
+    rng: random.Random, names: Sequence[str], scale: Scale, kinds: Sequence[str] = KINDS
 ) -> list[Fault]:
-    """The faults of a run; the first name is the guest's, and every wire is one of its."""
+    """Draw the faults of a run; the first name is the guest's, which has all the links."""
     faults = []
-    for _ in range(chance.choice(_NUM_FAULTS)):
-        kind = chance.choice(list(kinds))
-        host = chance.choice(list(names[1:]))
-        pair = [names[0], host] if chance.random() < 0.5 else [host, names[0]]
+    for _ in range(rng.choice(_NUM_FAULTS)):
+        kind = rng.choice(list(kinds))
+        host = rng.choice(list(names[1:]))
+        pair = [names[0], host] if rng.random() < 0.5 else [host, names[0]]
         by = "time"
-        if kind in _EXACT:
-            by = chance.choice(["time", "sends", "operations"])
+        if kind in _COUNTABLE:
+            by = rng.choice(["time", "sends", "operations"])
         elif kind in _AT_OPERATION:
             by = "operations"
-        counted = {"sends": scale.sends, "operations": scale.operations}
-        late = chance.choice([1.2, 1.2, 1.2, 15.0])
-        at = chance.uniform(0.0, late * scale.seconds)
-        if by in counted:
-            at = chance.randint(1, 1 + int(1.3 * counted[by]))
-        seconds = chance.choice([chance.uniform(0.01, 6.0), chance.uniform(0.01, 40.0)])
-        faults.append(Fault(kind, pair[0], pair[1], at, by, seconds, chance.random()))
+        counts = {"sends": scale.sends, "operations": scale.operations}
+        stretch = rng.choice([1.2, 1.2, 1.2, 15.0])
+        at = rng.uniform(0.0, stretch * scale.seconds)
+        if by in counts:
+            at = rng.randint(1, 1 + int(1.3 * counts[by]))
+        seconds = rng.choice([rng.uniform(0.01, 6.0), rng.uniform(0.01, 40.0)])
+        faults.append(Fault(kind, pair[0], pair[1], at, by, seconds, rng.random()))
     return faults
 
 
 class Nemesis:
-    """Strikes as it was drawn, and counts what struck."""
+    """Injects the faults of a run, and counts those that took effect."""
 
     def __init__(
-        self, faults: Sequence[Fault], world: World, network: Network, parties: dict[str, Party]
+        self,
+        faults: Sequence[Fault],
+        simulator: Simulator,
+        network: Network,
+        parties: dict[str, Party],
     ) -> None:
-        self.struck: Counter[str] = Counter()
-        self._world = world
+        self.injected: Counter[str] = Counter()
+        self._simulator = simulator
         self._network = network
         self._parties = parties
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._counted = {
+        self._due_at_count = {
             (fault.party, fault.by, int(fault.at)): fault for fault in faults if fault.by != "time"
         }
         self._full_until: dict[str, float] = {}
-        self._failing: set[str] = set()  # parties of which the next sync fails
+        self._failing: set[str] = set()  # parties whose next sync fails
         for fault in faults:
             if fault.by == "time":
-                world.after(fault.at, partial(self._strike, fault))
+                simulator.after(fault.at, partial(self._inject, fault))
         for party in parties.values():
-            self._watch(party)
-        world.after(QUIET_S, self._calm)
+            self._hook_disk(party)
+        simulator.after(FAULTS_END_S, self._end_faults)
 
     def count(self, party: str, what: str) -> Fault | None:
-        """One more of a party's sends or operations; the fault that is due there."""
+        """Count a party's send or disk operation; returns the fault that is due at it."""
         self._counts[party, what] += 1
-        return self._counted.pop((party, what, self._counts[party, what]), None)
+        return self._due_at_count.pop((party, what, self._counts[party, what]), None)
 
-    def counted(self, what: str) -> int:
-        """The most sends or operations that a party made."""
+    def max_count(self, what: str) -> int:
+        """The number of sends or operations of the party with the most."""
         return max((n for (_, counted), n in self._counts.items() if counted == what), default=0)
 
-    def sends(self, party: str) -> None:
-        """A party is about to send a message; raises Killed where it does not live to see it."""
+    def before_send(self, party: str) -> None:
+        """Count a send; raises Killed if the party dies at it."""
         fault = self.count(party, "sends")
         if fault is not None:
-            self._note(fault)
+            self._record(fault)
             raise Killed(power_cut=fault.kind == "power cut")
 
-    def _watch(self, party: Party) -> None:
-        """Have the party's disk ask before each operation."""
+    def _hook_disk(self, party: Party) -> None:
+        """Let the party's disk ask for faults before each operation."""
 
         def sync_fails() -> bool:
             fails = party.name in self._failing
@@ -134,80 +138,80 @@ class Nemesis:
     def _interrupt(self, party: str, operation: str) -> Interruption | None:
         fault = self.count(party, "operations")
         if fault is not None:
-            self._note(fault)
-            error = self._at_operation(fault)
+            self._record(fault)
+            error = self._operation_error(fault)
             if error is not None:
                 return Interruption(error, fault.fraction)
-        if self._full_until.get(party, 0.0) > self._world.now and operation != "remove":
-            return Interruption(_failure(errno.ENOSPC), 0.5)
+        if self._full_until.get(party, 0.0) > self._simulator.now and operation != "remove":
+            return Interruption(_os_error(errno.ENOSPC), 0.5)
         return None
 
-    def _at_operation(self, fault: Fault) -> BaseException | None:
-        """What an operation ends with; None where only its sync is to fail."""
-        if fault.kind in _EXACT:
+    def _operation_error(self, fault: Fault) -> BaseException | None:
+        """What a disk operation raises; None if only its sync fails."""
+        if fault.kind in _COUNTABLE:
             return Killed(power_cut=fault.kind == "power cut")
         if fault.kind == "full disk":
-            self._full_until[fault.party] = self._world.now + fault.seconds
-            return _failure(errno.ENOSPC)
+            self._full_until[fault.party] = self._simulator.now + fault.seconds
+            return _os_error(errno.ENOSPC)
         if fault.kind == "disk error":
-            return _failure(errno.EIO)
+            return _os_error(errno.EIO)
         self._failing.add(fault.party)
         return None
 
-    def _strike(self, fault: Fault) -> None:
-        """At a time: whatever that does to a process, a wire or a disk at rest."""
-        if fault.kind in _WIRE:
-            self._note(fault)
-            self._strike_wire(fault)
+    def _inject(self, fault: Fault) -> None:
+        """Inject a fault that is due at a time: in a process, the network or a disk at rest."""
+        if fault.kind in _NETWORK:
+            self._record(fault)
+            self._inject_network(fault)
             return
         party = self._parties[fault.party]
-        if fault.kind == "rot":
-            self._note(fault)
-            path = party.disk.rot(self._world.chance, FOLDER)
-            self._world.note(fault.party, f"a bit of {path} is flipped")
+        if fault.kind == "bit rot":
+            self._record(fault)
+            path = party.disk.flip_bit(self._simulator.rng, FOLDER)
+            self._simulator.log(fault.party, f"flipped a bit of {path}")
             return
         targets = list(self._parties.values()) if fault.kind == "blackout" else [party]
         for target in targets:
-            if target.life is None:
+            if target.running is None:
                 continue
-            self._note(fault)
+            self._record(fault)
             if fault.kind == "pause":
-                target.life.process.pause(fault.seconds)
+                target.running.process.pause(fault.seconds)
             else:
-                target.life.process.kill(power_cut=fault.kind != "kill")
+                target.running.process.kill(power_cut=fault.kind != "kill")
 
-    def _strike_wire(self, fault: Fault) -> None:
-        network, way = self._network, (fault.party, fault.peer)
+    def _inject_network(self, fault: Fault) -> None:
+        network, direction = self._network, (fault.party, fault.peer)
         if fault.kind == "partition":
-            network.cut(way, fault.seconds)
+            network.partition(direction, fault.seconds)
             if fault.fraction < 0.7:  # else in one direction only
-                network.cut(way[::-1], fault.seconds)
+                network.partition(direction[::-1], fault.seconds)
         elif fault.kind == "delay":
-            network.hold(way, fault.seconds)
+            network.delay(direction, fault.seconds)
         elif fault.kind == "reset":
-            network.reset(way)
+            network.reset(direction)
         elif fault.kind == "reorder":
-            network.tamper(way, self._swap(way))
+            network.tamper(direction, self._swap(direction))
         else:
-            network.tamper(way, _tampering(fault))
+            network.tamper(direction, _tampering(fault))
 
-    def _swap(self, way: tuple[str, str]) -> Tampering:
+    def _swap(self, direction: Direction) -> Tampering:
         def hold_back(record: bytes) -> list[bytes]:
-            self._network.tamper(way, lambda later: [later, record])
+            self._network.tamper(direction, lambda later: [later, record])
             return []
 
         return hold_back
 
-    def _calm(self) -> None:
-        self._world.note("", "from here on nothing goes wrong")
-        self._network.calm()
-        self._counted.clear()
+    def _end_faults(self) -> None:
+        self._simulator.log("", "no faults from here on")
+        self._network.heal()
+        self._due_at_count.clear()
         self._full_until.clear()
         self._failing.clear()
 
-    def _note(self, fault: Fault) -> None:
-        self.struck[fault.kind] += 1
-        self._world.note(fault.party, f"nemesis: {fault}")
+    def _record(self, fault: Fault) -> None:
+        self.injected[fault.kind] += 1
+        self._simulator.log(fault.party, f"nemesis: {fault}")
 
 
 def _tampering(fault: Fault) -> Tampering:
@@ -219,18 +223,18 @@ def _tampering(fault: Fault) -> Tampering:
         if fault.kind == "truncate":
             return [record[: int(fault.fraction * len(record))]]
         flipped = bytearray(record)
-        flipped[_place(fault.fraction, len(record))] ^= 1 << int(fault.fraction * 1e6) % 8
+        flipped[_position(fault.fraction, len(record))] ^= 1 << int(fault.fraction * 1e6) % 8
         return [bytes(flipped)]
 
     return tamper
 
 
-def _place(fraction: float, length: int) -> int:
-    """Near the beginning or the end: in between, a handshake's lengths differ from run to run."""
+def _position(fraction: float, length: int) -> int:
+    """A byte near the start or the end: the length of a handshake record differs between runs."""
     if fraction < 0.7:
         return int(fraction / 0.7 * min(length, 200))
     return length - 1 - int((fraction - 0.7) / 0.3 * min(length, 32))
 
 
-def _failure(number: int) -> OSError:
+def _os_error(number: int) -> OSError:
     return OSError(number, os.strerror(number))

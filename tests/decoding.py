@@ -1,4 +1,4 @@
-"""A message from its header and its pieces, as a link takes it in."""
+"""A message from its header and its pieces, as a link receives it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from celu.errors import ProtocolError
 from celu.transport.message import Message
-from celu.transport.wire import Assembly, Header
+from celu.transport.wire import Header, PartialMessage
 
 
 def decode(header: Header, pieces: Iterator[bytes]) -> Message:
     """Read the payload that follows a checked header; raises ProtocolError where it is cut off."""
-    coming = Assembly(header)
-    while coming.missing:
+    partial = PartialMessage(header)
+    while partial.missing_bytes:
         piece = next(pieces, None)
         if piece is None:
-            raise ProtocolError(f"expected {coming.missing} more bytes, got 0")
-        coming.add(piece)
-    return coming.message()
+            raise ProtocolError(f"expected {partial.missing_bytes} more bytes, got 0")
+        partial.add(piece)
+    return partial.message()

@@ -49,7 +49,7 @@ def test_a_faster_party_takes_less_time() -> None:
 
 
 def test_a_line_in_virtual_time_is_the_line_of_a_real_run() -> None:
-    line = LinkEmulator.of(LinkSettings(mbps=8.0, delay_ms=500.0))
+    line = LinkEmulator.from_settings(LinkSettings(mbps=8.0, delay_ms=500.0))
     # A megabyte of payload, 52 bytes of headers in every packet of 1500, acknowledgements, and
     # one part in fifty of the time in which TCP all but stops.
     assert line.arrival(1_000_000, 0.0) == pytest.approx(0.5 + 1526 / 1448 / 0.98)
@@ -61,12 +61,12 @@ def test_a_line_in_virtual_time_is_the_line_of_a_real_run() -> None:
 
 def test_jitter_delays_at_random_and_never_reorders() -> None:
     link = LinkSettings(mbps=800.0, delay_ms=10.0, jitter_ms=50.0)
-    late = [LinkEmulator.of(link, seed).arrival(1000, 0.0) for seed in range(200)]
+    late = [LinkEmulator.from_settings(link, seed).arrival(1000, 0.0) for seed in range(200)]
     assert 0.01 < min(late) < 0.02 and 0.05 < max(late) < 0.0601
-    line = LinkEmulator.of(link, 3)
+    line = LinkEmulator.from_settings(link, 3)
     arrivals = [line.arrival(1000, 0.001 * i) for i in range(300)]
     assert arrivals == sorted(arrivals)
-    again = LinkEmulator.of(link, 3)
+    again = LinkEmulator.from_settings(link, 3)
     assert arrivals == [again.arrival(1000, 0.001 * i) for i in range(300)]
 
 

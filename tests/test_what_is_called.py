@@ -123,7 +123,7 @@ def test_what_arrives_is_read_within_a_bound() -> None:
             if unbounded:
                 said = ast.unparse(node)
                 # What TLS has ready to send, and a message whose size the carrier bounds.
-                assert said in ("self._leaving.read()", "socket.recv()"), f"{name}: {said}"
+                assert said in ("self._outgoing.read()", "socket.recv()"), f"{name}: {said}"
 
 
 def test_every_test_that_the_threat_model_names_exists() -> None:

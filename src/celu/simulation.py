@@ -57,9 +57,12 @@ def simulate(
             job.guest,
             name,
             clocks=None if link is None else (clocks[job.guest], clocks[name]),
-            lines=None
+            emulators=None
             if link is None
-            else (LinkEmulator.of(link, job.seed), LinkEmulator.of(link, job.seed + 1)),
+            else (
+                LinkEmulator.from_settings(link, job.seed),
+                LinkEmulator.from_settings(link, job.seed + 1),
+            ),
         )
         for name in job.hosts
     }

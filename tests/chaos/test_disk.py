@@ -1,4 +1,4 @@
-"""The simulated disk promises what a disk promises, and nothing more."""
+"""The simulated disk guarantees what a real disk does, and no more."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from chaos.disk import Interruption, SimDisk
 RUN = Path("/run")
 
 
-def after_cuts(disk: SimDisk, look: Callable[[SimDisk], object]) -> set[object]:
-    """All that can be seen after a power cut."""
+def after_power_cuts(disk: SimDisk, look: Callable[[SimDisk], object]) -> set[object]:
+    """Every outcome of a power cut."""
     seen = set()
     for seed in range(100):
         cut = copy.deepcopy(disk)
@@ -35,31 +35,31 @@ def content(path: Path) -> Callable[[SimDisk], bytes | None]:
 
 @pytest.fixture
 def disk() -> SimDisk:
-    """With an empty folder that is there for good."""
+    """A disk with a durable empty folder."""
     disk = SimDisk()
     disk.make_folder(RUN)
     disk.sync_folder(Path("/"))
     return disk
 
 
-def test_a_file_is_there_for_good_once_its_folder_is_synced(disk: SimDisk) -> None:
+def test_a_file_is_durable_once_its_folder_is_synced(disk: SimDisk) -> None:
     disk.write(RUN / "a", [b"12", b"34"])
-    assert after_cuts(disk, content(RUN / "a")) == {None, b"1234"}
+    assert after_power_cuts(disk, content(RUN / "a")) == {None, b"1234"}
     disk.sync_folder(RUN)
-    assert after_cuts(disk, content(RUN / "a")) == {b"1234"}
+    assert after_power_cuts(disk, content(RUN / "a")) == {b"1234"}
 
 
-def test_a_rename_happens_whole_or_not_at_all(disk: SimDisk) -> None:
+def test_a_rename_is_atomic(disk: SimDisk) -> None:
     disk.write(RUN / "a", [b"new"])
     disk.write(RUN / "b", [b"old"])
     disk.sync_folder(RUN)
     disk.rename(RUN / "a", RUN / "b")
     assert disk.read(RUN / "b") == b"new"
-    both = after_cuts(disk, lambda d: (content(RUN / "a")(d), content(RUN / "b")(d)))
+    both = after_power_cuts(disk, lambda d: (content(RUN / "a")(d), content(RUN / "b")(d)))
     assert both == {(b"new", b"old"), (None, b"new")}
 
 
-def test_a_folder_cannot_take_the_place_of_one_that_holds_something(disk: SimDisk) -> None:
+def test_a_folder_cannot_replace_one_that_is_not_empty(disk: SimDisk) -> None:
     for name in "ab":
         disk.make_folder(RUN / name)
         disk.write(RUN / name / "file", [b"x"])
@@ -67,46 +67,48 @@ def test_a_folder_cannot_take_the_place_of_one_that_holds_something(disk: SimDis
         disk.rename(RUN / "a", RUN / "b")
 
 
-def test_a_file_whose_sync_failed_may_hold_any_part_even_after_another_sync(disk: SimDisk) -> None:
+def test_after_a_failed_sync_a_file_may_hold_any_prefix_even_after_another_sync(
+    disk: SimDisk,
+) -> None:
     disk.sync_fails = lambda: True
     with pytest.raises(OSError, match="Input/output"):
         disk.write(RUN / "a", [b"123"])
     assert disk.read(RUN / "a") == b"123"
     disk.sync_fails = lambda: False
     disk.sync_folder(RUN)
-    assert after_cuts(disk, content(RUN / "a")) == {b"", b"1", b"12", b"123"}
+    assert after_power_cuts(disk, content(RUN / "a")) == {b"", b"1", b"12", b"123"}
 
 
-def test_a_write_may_get_through_in_part(disk: SimDisk) -> None:
+def test_an_interrupted_write_is_done_in_part(disk: SimDisk) -> None:
     disk.interrupt = lambda operation: Interruption(OSError(errno.ENOSPC, "full"), 0.5)
     with pytest.raises(OSError, match="full"):
         disk.write(RUN / "a", [b"1234"])
     assert disk.read(RUN / "a") == b"12"
 
 
-def test_removing_is_not_for_good_before_a_sync(disk: SimDisk) -> None:
+def test_a_removal_is_not_durable_before_a_sync(disk: SimDisk) -> None:
     disk.make_folder(RUN / "a")
     disk.write(RUN / "a" / "file", [b"x"])
     disk.sync_folder(RUN / "a")
     disk.sync_folder(RUN)
     disk.remove(RUN / "a")
     assert disk.names(RUN) == []
-    seen = after_cuts(disk, lambda d: (*d.names(RUN), *d.names(RUN / "a")))
+    seen = after_power_cuts(disk, lambda d: (*d.names(RUN), *d.names(RUN / "a")))
     assert seen == {("a", "file"), ("a",), ()}
 
 
-def test_rot_flips_one_bit_of_one_file_below_a_folder(disk: SimDisk) -> None:
-    disk.make_folder(RUN / "kept")
-    disk.write(RUN / "kept" / "a", [bytes(8)])
+def test_flip_bit_flips_one_bit_of_one_file_below_a_folder(disk: SimDisk) -> None:
+    disk.make_folder(RUN / "data")
+    disk.write(RUN / "data" / "a", [bytes(8)])
     disk.write(RUN / "b", [bytes(8)])
-    assert disk.rot(random.Random(1), "kept") == "/run/kept/a"
+    assert disk.flip_bit(random.Random(1), "data") == "/run/data/a"
     assert disk.read(RUN / "b") == bytes(8)
-    assert sum(byte.bit_count() for byte in disk.read(RUN / "kept" / "a")) == 1
-    assert disk.rot(random.Random(1), "elsewhere") is None
+    assert sum(byte.bit_count() for byte in disk.read(RUN / "data" / "a")) == 1
+    assert disk.flip_bit(random.Random(1), "elsewhere") is None
 
 
 @pytest.mark.parametrize("real", [True, False], ids=["real", "simulated"])
-def test_left_alone_it_does_what_a_real_disk_does(real: bool, tmp_path: Path) -> None:
+def test_without_faults_it_behaves_like_a_real_disk(real: bool, tmp_path: Path) -> None:
     disk: Disk = RealDisk() if real else SimDisk()
     here = tmp_path / "run"
     disk.make_folder(here / "deep")

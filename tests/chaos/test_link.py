@@ -1,4 +1,4 @@
-"""Links in virtual time: what they bear, and what ends them."""
+"""Links in virtual time: which faults they survive, and what ends them."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ import pytest
 from celu.errors import CeluError, PeerFailed, PeerLost, PeerRestarted
 from celu.transport.message import Kind, Message
 from celu.transport.wire import PIECE_BYTES
-from chaos.checks import Ledger
-from chaos.connection import HEARTBEAT_S, Surroundings
+from chaos.checks import DeliveryCheck
+from chaos.connection import HEARTBEAT_S, LinkContext
 from chaos.link import CONNECT_S, DEADLINE_S, OUTAGE_S, ChaosLink
-from chaos.wire import Network
-from chaos.world import Process, World
+from chaos.network import Network
+from chaos.simulator import Process, Simulator
 
 
 class Net:
-    """Processes with one link each; the guest listens."""
+    """Processes with one link each; the guest listens, the host dials."""
 
-    def __init__(self, *, sealed: bool) -> None:
-        self.sealed = sealed
-        self.world = World(1)
-        self.network = Network(self.world)
-        self.ledger = Ledger()
+    def __init__(self, *, inner_tls: bool) -> None:
+        self.inner_tls = inner_tls
+        self.simulator = Simulator(1)
+        self.network = Network(self.simulator)
+        self.check = DeliveryCheck()
 
     def link(self, name: str, peer: str) -> ChaosLink:
-        process = Process(self.world, name, lambda power_cut: None)
-        around = Surroundings(
-            process, self.network, self.ledger, lambda: None, PIECE_BYTES, self.sealed
+        process = Process(self.simulator, name, lambda power_cut: None)
+        context = LinkContext(
+            process, self.network, self.check, lambda: None, PIECE_BYTES, self.inner_tls
         )
-        link = ChaosLink(around, peer, calls=name != "guest")
+        link = ChaosLink(context, peer, dials=name != "guest")
         if name == "guest":
             self.network.listen(process, link.accept)
         return link
 
     def kill(self, link: ChaosLink, *, silently: bool = False) -> None:
-        link.around.process.exit()
-        self.network.gone(link.around.process, silently=silently)
+        link.context.process.exit()
+        self.network.disconnect(link.context.process, silently=silently)
 
     def wait(self, seconds: float) -> None:
-        self.world.run(lambda: False, self.world.now + seconds)
+        self.simulator.run(lambda: False, self.simulator.now + seconds)
 
-    def get(self, program: Coroutine[Any, Any, Any], within_s: float = 200.0) -> Any:
-        """What a send or a receive gives, once it does."""
-        until = self.world.now + within_s
-        while self.world.now < until:
+    def get(self, coroutine: Coroutine[Any, Any, Any], within_s: float = 200.0) -> Any:
+        """Run a send or a receive to its end."""
+        until = self.simulator.now + within_s
+        while self.simulator.now < until:
             try:
-                program.send(None)
+                coroutine.send(None)
             except StopIteration as done:
                 return done.value
             self.wait(0.01)
-        program.close()
-        raise AssertionError(f"nothing in {within_s} s")
+        coroutine.close()
+        raise AssertionError(f"not done in {within_s} s")
 
 
-@pytest.fixture(params=[True, False], ids=["sealed", "direct"])
+@pytest.fixture(params=[True, False], ids=["inner-tls", "direct"])
 def net(request: pytest.FixtureRequest) -> Net:
-    return Net(sealed=request.param)
+    return Net(inner_tls=request.param)
 
 
 @pytest.fixture
@@ -70,23 +70,23 @@ def pair(net: Net) -> tuple[ChaosLink, ChaosLink]:
     return guest, host
 
 
-def say(net: Net, link: ChaosLink, round_: int) -> None:
+def send(net: Net, link: ChaosLink, round_: int) -> None:
     net.get(link.send(Message(Kind.VERDICT, round_, body={})))
 
 
-def test_what_is_said_while_the_wire_is_cut_arrives_afterwards(
+def test_messages_sent_during_a_partition_arrive_afterwards(
     net: Net, pair: tuple[ChaosLink, ChaosLink]
 ) -> None:
     guest, host = pair
-    net.network.cut(("host", "guest"), 10.0)
+    net.network.partition(("host", "guest"), 10.0)
     for round_ in range(3):
-        say(net, host, round_)
+        send(net, host, round_)
     assert [net.get(guest.receive()).round for _ in range(3)] == [0, 1, 2]
-    assert net.world.now > 10.0
+    assert net.simulator.now > 10.0
 
 
 @pytest.mark.parametrize(
-    "arrives",
+    "tampering",
     [
         lambda record: [],
         lambda record: [record, record],
@@ -95,34 +95,34 @@ def test_what_is_said_while_the_wire_is_cut_arrives_afterwards(
         lambda record: [bytes([record[0] ^ 1]) + record[1:]],
         lambda record: [record[:-1] + bytes([record[-1] ^ 0x80])],
     ],
-    ids=["nothing", "twice", "cut short", "hardly", "a bit flipped", "the last bit flipped"],
+    ids=["drop", "duplicate", "truncate", "truncate to 3 bytes", "flip", "flip the last bit"],
 )
-def test_what_does_not_arrive_as_it_was_sent_ends_the_connection_alone(
-    net: Net, pair: tuple[ChaosLink, ChaosLink], arrives: Callable[[bytes], list[bytes]]
+def test_a_damaged_record_ends_the_connection_but_not_the_link(
+    net: Net, pair: tuple[ChaosLink, ChaosLink], tampering: Callable[[bytes], list[bytes]]
 ) -> None:
     guest, host = pair
     before = guest._current
-    net.network.tamper(("host", "guest"), arrives)
+    net.network.tamper(("host", "guest"), tampering)
     for round_ in range(3):
-        say(net, host, round_)
+        send(net, host, round_)
     assert [net.get(guest.receive()).round for _ in range(3)] == [0, 1, 2]
     assert before is not None and before.is_over
     assert guest._current is not before
 
 
-def test_a_second_process_does_not_push_out_the_first_while_that_is_heard(
+def test_a_second_process_does_not_replace_one_that_is_alive(
     net: Net, pair: tuple[ChaosLink, ChaosLink]
 ) -> None:
     guest, host = pair
     second = net.link("host", "guest")
     net.wait(5.0)
-    say(net, host, 7)
+    send(net, host, 7)
     assert net.get(guest.receive()).round == 7
     second.end()
 
 
-@pytest.mark.parametrize("silently", [False, True], ids=["killed", "without power"])
-def test_a_process_that_follows_another_is_taken_for_a_restart(
+@pytest.mark.parametrize("silently", [False, True], ids=["killed", "power cut"])
+def test_a_new_process_after_a_dead_one_is_a_restart(
     net: Net, pair: tuple[ChaosLink, ChaosLink], silently: bool
 ) -> None:
     guest, host = pair
@@ -132,7 +132,7 @@ def test_a_process_that_follows_another_is_taken_for_a_restart(
         net.get(guest.receive(), within_s=4 * HEARTBEAT_S)
 
 
-def test_a_caller_learns_that_the_one_it_called_began_anew(
+def test_the_dialing_side_detects_a_restart_of_its_peer(
     net: Net, pair: tuple[ChaosLink, ChaosLink]
 ) -> None:
     guest, host = pair
@@ -142,33 +142,33 @@ def test_a_caller_learns_that_the_one_it_called_began_anew(
         net.get(host.receive(), within_s=10.0)
 
 
-def ends(net: Net, link: ChaosLink) -> tuple[CeluError, float]:
-    began = net.world.now
+def receive_error(net: Net, link: ChaosLink) -> tuple[CeluError, float]:
+    began = net.simulator.now
     with pytest.raises(CeluError) as raised:
         net.get(link.receive())
-    return raised.value, net.world.now - began
+    return raised.value, net.simulator.now - began
 
 
 def test_every_wait_has_a_deadline(net: Net, pair: tuple[ChaosLink, ChaosLink]) -> None:
     guest, host = pair
-    error, seconds = ends(net, guest)  # the host is there, and says nothing
+    error, seconds = receive_error(net, guest)  # the host is connected and sends nothing
     assert isinstance(error, PeerLost) and seconds == pytest.approx(DEADLINE_S, abs=1.0)
     net.kill(guest)
-    error, seconds = ends(net, host)
+    error, seconds = receive_error(net, host)
     assert isinstance(error, PeerLost) and seconds == pytest.approx(OUTAGE_S, abs=1.0)
 
 
-def test_nobody_to_call_ends_a_link_that_was_never_up(net: Net) -> None:
-    error, seconds = ends(net, net.link("host", "guest"))
+def test_a_link_that_never_connects_ends_at_the_deadline(net: Net) -> None:
+    error, seconds = receive_error(net, net.link("host", "guest"))
     assert isinstance(error, PeerLost) and seconds == pytest.approx(CONNECT_S, abs=1.0)
 
 
-def test_a_failure_that_is_told_ends_the_link_after_all_that_was_said_before(
+def test_a_failure_message_ends_the_link_after_earlier_messages(
     net: Net, pair: tuple[ChaosLink, ChaosLink]
 ) -> None:
     guest, host = pair
-    say(net, host, 3)
+    send(net, host, 3)
     net.get(host.send(Message(Kind.FAILURE, body={"reason": "enough"})))
     assert net.get(guest.receive()).round == 3
-    error, _ = ends(net, guest)
+    error, _ = receive_error(net, guest)
     assert isinstance(error, PeerFailed) and "enough" in str(error)

@@ -1,4 +1,4 @@
-"""Whole runs under a nemesis keep their promises, and one that does not is caught."""
+"""Complete runs with faults satisfy the invariants, and bugs that break one are caught."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from celu.transport.delivery import ConnectionProtocol, Delivery
 from chaos import connection, link
 from chaos.disk import SimDisk, _File
 from chaos.nemesis import KINDS
-from chaos.running import Verdict, run_seed
+from chaos.run import Verdict, run_seed
 
-NUM_SEEDS, MOST_S = 300, 50.0
-PATIENCE = 200  # seeds within which what is broken must show
+NUM_SEEDS, MAX_S = 300, 50.0
+MAX_SEEDS = 200  # within which a bug must be caught
 
 
 def problems(verdicts: Iterable[Verdict]) -> list[str]:
     return [f"seed {v.seed}: {v.problem}" for v in verdicts if v.problem is not None]
 
 
-def test_every_seed_ends_with_the_bits_of_the_undisturbed_run() -> None:
+def test_every_seed_ends_with_the_bits_of_a_run_without_faults() -> None:
     began, verdicts = time.monotonic(), []
     for seed in range(1, NUM_SEEDS + 1):
-        if time.monotonic() - began > MOST_S:  # the rest is for a faster machine
+        if time.monotonic() - began > MAX_S:  # a faster machine does more
             break
         verdicts.append(run_seed(seed))
     assert not problems(verdicts)
-    assert sum((v.struck for v in verdicts), Counter()).keys() == set(KINDS)
+    assert sum((v.faults for v in verdicts), Counter()).keys() == set(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_fault_alone_is_borne(kind: str) -> None:
+def test_each_kind_of_fault_alone_is_survived(kind: str) -> None:
     verdicts = [run_seed(seed, kinds=[kind]) for seed in range(5)]
     assert not problems(verdicts)
-    assert sum(v.struck[kind] for v in verdicts) > 0
+    assert sum(v.faults[kind] for v in verdicts) > 0
 
 
 @pytest.mark.parametrize("kind", ["reset", "drop", "duplicate", "reorder", "truncate", "flip"])
-def test_what_befalls_single_records_stops_nobody(kind: str) -> None:
+def test_damaged_records_stop_no_party(kind: str) -> None:
     ends = sum((run_seed(seed, kinds=[kind]).ends for seed in range(5)), Counter())
     assert ends.keys() == {"done"}
 
 
-def test_the_same_seed_gives_the_same_run_also_in_another_process() -> None:
-    code = "from chaos.running import run_seed; print(*run_seed(9, traced=True).trace, sep='\\n')"
+def test_a_seed_gives_the_same_run_in_another_process() -> None:
+    code = "from chaos.run import run_seed; print(*run_seed(9, traced=True).trace, sep='\\n')"
     trace = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": "3"},
@@ -66,55 +66,57 @@ def test_the_same_seed_gives_the_same_run_also_in_another_process() -> None:
     assert first != run_seed(10, traced=True).trace
 
 
-def is_caught(words: str, **broken: Any) -> bool:
-    """Whether some seed notices what is broken, in such words."""
-    verdicts = (run_seed(seed, **broken) for seed in range(PATIENCE))
-    return any(verdict.problem and words in verdict.problem for verdict in verdicts)
+def is_caught(text: str, **options: Any) -> bool:
+    """Whether some seed reports a problem with this text."""
+    verdicts = (run_seed(seed, **options) for seed in range(MAX_SEEDS))
+    return any(verdict.problem and text in verdict.problem for verdict in verdicts)
 
 
-def forgetful(folder: str) -> type[SimDisk]:
-    """A disk that says it has synced folders of such a name, and has not."""
+def without_sync(folder: str) -> type[SimDisk]:
+    """A disk that does not sync folders whose name matches, but reports success."""
 
-    class Forgetful(SimDisk):
+    class WithoutSync(SimDisk):
         def sync_folder(self, path: Path) -> None:
             if not fnmatch(path.name, folder):
                 super().sync_folder(path)
 
-    return Forgetful
+    return WithoutSync
 
 
 @pytest.mark.parametrize("folder", ["", "run", "checkpoints", ".round-*"])
-def test_a_folder_that_is_not_synced_is_caught(folder: str) -> None:
-    assert is_caught("now holds", kinds=["power cut", "blackout"], make_disk=forgetful(folder))
+def test_a_missing_sync_of_a_folder_is_caught(folder: str) -> None:
+    assert is_caught(
+        "lost the checkpoint", kinds=["power cut", "blackout"], make_disk=without_sync(folder)
+    )
 
 
-class Slow(SimDisk):
-    """Says that a file is synced, and leaves it in the page cache."""
+class NoFileSync(SimDisk):
+    """A disk that leaves files in the page cache, but reports a sync."""
 
     def write(self, path: Path, parts: Iterable[BytesLike]) -> None:
         super().write(path, parts)
         file = self._find(path)
         assert isinstance(file, _File)
-        file.kept = None
+        file.durable = None
 
 
-def test_a_file_that_is_not_synced_is_caught() -> None:
-    assert is_caught("now holds", kinds=["power cut", "blackout"], make_disk=Slow)
+def test_a_missing_sync_of_a_file_is_caught() -> None:
+    assert is_caught("lost the checkpoint", kinds=["power cut", "blackout"], make_disk=NoFileSync)
 
 
-class Unsure(ConnectionProtocol):
-    """Asks for a message once more that it has had."""
+class ForgetsOne(ConnectionProtocol):
+    """Requests the last message again on every new connection."""
 
-    def __init__(self, delivery: Delivery, *, calls: bool, piece_bytes: int) -> None:
-        super().__init__(delivery, calls=calls, piece_bytes=piece_bytes)
+    def __init__(self, delivery: Delivery, *, dials: bool, piece_bytes: int) -> None:
+        super().__init__(delivery, dials=dials, piece_bytes=piece_bytes)
         delivery.received = max(0, delivery.received - 1)
 
 
-def test_a_message_that_is_delivered_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "ConnectionProtocol", Unsure)
+def test_a_message_delivered_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "ConnectionProtocol", ForgetsOne)
     assert is_caught("delivered", kinds=["reset"])
 
 
-def test_a_link_that_never_comes_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "backoff", lambda chance: iter(lambda: 1e9, None))
+def test_a_link_that_never_reconnects_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "backoff", lambda rng: iter(lambda: 1e9, None))
     assert is_caught("PeerLost", kinds=["reset"])

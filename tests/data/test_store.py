@@ -44,7 +44,7 @@ def store(tmp_path: Path) -> Store:
     return write_store(tmp_path / "store", columns(), SIZES)
 
 
-def rows_of(store: Store, **options: Any) -> StoreDatasets:
+def require_rows(store: Store, **options: Any) -> StoreDatasets:
     return open_datasets(store, store.inputs(), label=True, **options)
 
 
@@ -69,7 +69,7 @@ def test_a_host_reads_no_label_and_a_guest_may_read_nothing_else(store: Store) -
 
 def test_a_store_opens_its_own_datasets_with_all_features_and_its_label(store: Store) -> None:
     opened = open_store(str(store.path)).datasets()
-    expected = rows_of(store)
+    expected = require_rows(store)
     assert opened.train.commitment == expected.train.commitment
     assert opened.test.labels is not None
     for name, values in expected.train.inputs.items():
@@ -96,30 +96,30 @@ def test_datasets_take_an_alignment_by_its_path(store: Store, tmp_path: Path) ->
 
 def test_columns_are_laid_out_once_and_again_when_anything_changes(store: Store) -> None:
     folder = store.path / "columns"
-    first = rows_of(store)
+    first = require_rows(store)
     (made,) = folder.iterdir()
     before = (made / "columns.json").stat().st_mtime_ns
-    assert rows_of(store).train.inputs["ids"].equal(first.train.inputs["ids"])
+    assert require_rows(store).train.inputs["ids"].equal(first.train.inputs["ids"])
     assert (made / "columns.json").stat().st_mtime_ns == before
     (made / "train.ids.bin").unlink()
     (made / "train.ids.bin").write_bytes(b"cut")  # found out by its size, and made again
-    assert rows_of(store).train.inputs["ids"].equal(first.train.inputs["ids"])
+    assert require_rows(store).train.inputs["ids"].equal(first.train.inputs["ids"])
     open_datasets(store, {"x": ["x"]}, label=True)
     assert len(list(folder.iterdir())) == 2
     store = write_store(store.path, columns(x=np.ones(ROWS, np.float32)), SIZES)
-    assert rows_of(store).train.inputs["numbers"][:, 0].tolist() == [1.0] * ROWS
+    assert require_rows(store).train.inputs["numbers"][:, 0].tolist() == [1.0] * ROWS
 
 
 def test_training_on_mapped_rows_does_not_change_the_files(store: Store) -> None:
-    rows_of(store).train.inputs["numbers"].zero_()
-    assert rows_of(store).train.inputs["numbers"].abs().sum() > 0
+    require_rows(store).train.inputs["numbers"].zero_()
+    assert require_rows(store).train.inputs["numbers"].abs().sum() > 0
 
 
 def test_an_alignment_gives_its_rows_in_its_order(store: Store, tmp_path: Path) -> None:
     wanted = {"train": np.array([5, 199, 0, 17]), "test": np.array([3])}
     path = tmp_path / "alignment"
     write_alignment(path, store, wanted, peers={"host": 9}, common={"host": 5})
-    rows = rows_of(store, alignment=read_alignment(path, store))
+    rows = require_rows(store, alignment=read_alignment(path, store))
     expected = columns()
     assert rows.train.inputs["numbers"][:, 0].tolist() == expected["x"][wanted["train"]].tolist()
     assert rows.train.inputs["ids"][:, 0].tolist() == expected["c"][wanted["train"]].tolist()
@@ -145,7 +145,7 @@ def test_an_alignment_of_another_state_of_the_store_is_refused(
             names[7] = "somebody else"
         other = write_store(store.path, columns(), SIZES, ids={**ids, "train": names})
         with pytest.raises(AlignmentError, match=r"train rows are not those .* .celu align"):
-            rows_of(other, alignment=read_alignment(path, other))
+            require_rows(other, alignment=read_alignment(path, other))
     shorter = {name: values[:-1] for name, values in columns().items()}
     other = write_store(store.path, shorter, SIZES)
     with pytest.raises(AlignmentError, match="made for a store of"):
@@ -320,7 +320,7 @@ def test_a_broken_store_is_refused_by_file_column_and_count(store: Store, name: 
     spoil_it, said = BROKEN[name]
     spoil_it(store)
     with pytest.raises(DataError) as error:
-        rows_of(open_store(store.path))
+        require_rows(open_store(store.path))
     assert said in str(error.value)
     assert str(store.path) in str(error.value) or "column" in str(error.value)
     assert "87654" not in str(error.value)
@@ -332,7 +332,7 @@ def test_several_errors_are_told_together(store: Store) -> None:
     rewrite(store, with_column("x", put(4, None), F32))
     rewrite(store, with_column("c", put(4, 99), I32))
     with pytest.raises(DataError, match=r"column 'x'.*column 'c'.*celu inspect"):
-        rows_of(open_store(store.path))
+        require_rows(open_store(store.path))
 
 
 @pytest.mark.parametrize(
@@ -347,8 +347,8 @@ def test_what_is_merely_useless_is_a_warning(
     tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     store = write_store(tmp_path / "store", columns(**changes), SIZES)
-    assert said in rows_of(store).warnings
-    assert said in rows_of(store).warnings, "also when the columns are there already"
+    assert said in require_rows(store).warnings
+    assert said in require_rows(store).warnings, "also when the columns are there already"
 
 
 BROKEN_ALIGNMENTS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -407,7 +407,7 @@ def test_a_broken_alignment_is_refused(store: Store, tmp_path: Path, name: str) 
     spoil_it, said = BROKEN_ALIGNMENTS[name]
     spoil_it(path)
     with pytest.raises(CeluError) as error:
-        rows_of(store, alignment=read_alignment(path, store))
+        require_rows(store, alignment=read_alignment(path, store))
     assert isinstance(error.value, DataError | AlignmentError)
     assert said in str(error.value)
 
@@ -428,7 +428,7 @@ def test_a_failed_write_leaves_what_was_there(store: Store) -> None:
 
     with pytest.raises(pa.ArrowInvalid):
         fail()
-    assert rows_of(open_store(store.path)).train.num_rows == ROWS
+    assert require_rows(open_store(store.path)).train.num_rows == ROWS
     assert [p.name for p in store.path.parent.iterdir()] == ["store"]
 
 
@@ -457,6 +457,6 @@ def test_labels_of_classes_are_int64(tmp_path: Path) -> None:
     rewrite(store, with_column("label", lambda v: [int(x) for x in v], pa.int64()))
     rewrite(store, with_column("label", lambda v: [int(x) for x in v], pa.int64()), "test")
     edit_schema(store, label_type="class")
-    labels = rows_of(open_store(store.path)).train.labels
+    labels = require_rows(open_store(store.path)).train.labels
     assert labels is not None
     assert labels.dtype == torch.int64

@@ -58,7 +58,7 @@ class Room:
         clocks = {name: VirtualClock() for name in ("guest", *names)}
         pairs = {
             name: memory_links(
-                "guest", name, clocks=(clocks["guest"], clocks[name]), lines=self.lines()
+                "guest", name, clocks=(clocks["guest"], clocks[name]), emulators=self.lines()
             )
             for name in names
         }

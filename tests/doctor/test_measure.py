@@ -12,7 +12,7 @@ from celu.doctor.measure import ProbePlan
 from celu.errors import ContractMismatch
 from celu.events import ignore
 from celu.simulation import _run_together
-from celu.transport.emulation import PAYLOAD, LinkEmulator
+from celu.transport.emulation import PAYLOAD_FRACTION, LinkEmulator
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
@@ -29,10 +29,13 @@ def both(mbps: float, delay_s: float, jitter_s: float = 0.0) -> tuple[LinkEmulat
 @pytest.mark.parametrize("name", ["wan-300", "wan-100"])
 def test_the_measurement_matches_a_named_profile(name: str) -> None:
     profile = PROFILES[name]
-    found = Room(make_job(), lambda: (LinkEmulator.of(profile), LinkEmulator.of(profile))).measure()
+    found = Room(
+        make_job(),
+        lambda: (LinkEmulator.from_settings(profile), LinkEmulator.from_settings(profile)),
+    ).measure()
     assert found.rtt_min_s == pytest.approx(2 * profile.delay_ms / 1000, rel=0.1)
     for direction in (found.to_host, found.to_guest):
-        assert direction.mbps == pytest.approx(profile.mbps * PAYLOAD, rel=0.05)
+        assert direction.mbps == pytest.approx(profile.mbps * PAYLOAD_FRACTION, rel=0.05)
         assert direction.share == pytest.approx(1.0, abs=0.05)
         assert direction.idle_burst_s == pytest.approx(direction.burst_s, rel=0.1)
     assert abs(found.clock_s) <= found.clock_error_s
@@ -85,12 +88,12 @@ class SlowRestart(LinkEmulator):
     slow_s: float = 0.3
     _used_at: float = 0.0
 
-    def arrival(self, num_bytes: int, given_at: float) -> float:
+    def arrival(self, num_bytes: int, sent_at: float) -> float:
         if num_bytes > 10_000:
-            if given_at - self._used_at > 1.0:
-                self.free_at = given_at + self.slow_s
-            self._used_at = given_at
-        return super().arrival(num_bytes, given_at)
+            if sent_at - self._used_at > 1.0:
+                self.free_at = sent_at + self.slow_s
+            self._used_at = sent_at
+        return super().arrival(num_bytes, sent_at)
 
 
 def test_a_slow_restart_after_a_pause_names_the_side_that_sends() -> None:

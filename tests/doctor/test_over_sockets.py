@@ -50,7 +50,7 @@ def diagnose(
             keys=keys("guest", "host"),
             connect_s=WAIT_S,
             deadline_s=WAIT_S,
-            line=line,
+            make_emulator=line,
         )
         with open_links(here, ports.put) as links:
             said: list[str] = []
@@ -64,7 +64,7 @@ def diagnose(
             keys=keys("host", "guest"),
             connect_s=WAIT_S,
             deadline_s=WAIT_S,
-            line=line,
+            make_emulator=line,
         )
         with open_links(there) as links:
             found = diagnose_guest("host", job, links["guest"], CLOCKS, lambda text: None)

@@ -91,8 +91,8 @@ def test_training_does_not_import_torchs_compiler() -> None:
 def test_no_module_is_imported_during_a_round() -> None:
     # It would be measured as part of the round.
     code = (
-        "import sys; from chaos.cases import case; from celu.simulation import simulate; "
-        "one = case(2); counts = []; names = ('started', 'round'); "
+        "import sys; from chaos.scenarios import scenario; from celu.simulation import simulate; "
+        "one = scenario(2); counts = []; names = ('started', 'round'); "
         "count = lambda event: event.event in names and counts.append(len(sys.modules)); "
         "hosts = {name: one.host(name) for name in one.job.hosts}; "
         "simulate(one.job, one.guest(), hosts, callbacks=[count]); "

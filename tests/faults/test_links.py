@@ -110,7 +110,7 @@ def test_a_link_that_stays_down_ends_the_run_at_both_which_can_go_on(
         for party in federation.parties.values():
             said = " ".join(party.said().split())
             assert "down for 1.5 s (outage_s)" in said
-            assert "Start again at all parties; a run goes on from its last checkpoint" in said
+            assert "Start again at all parties; the run resumes from its last checkpoint" in said
         proxy.restore()
         federation.start()
         federation.wait()

@@ -37,7 +37,7 @@ from celu.psi.workers import Workers
 from celu.transport.delivery import ConnectionProtocol, Delivery
 from celu.transport.link import run_blocking
 from celu.transport.memory import memory_links
-from celu.transport.message import Kind, Message, TensorSpec, expect, failure_of, rows_of
+from celu.transport.message import Kind, Message, TensorSpec, expect, peer_failure, require_rows
 from celu.transport.stripes import Stripe
 from celu.transport.wire import encode
 
@@ -187,19 +187,24 @@ def handshake() -> Target:
 SCHEDULE = Schedule(100, 8, 50, 16, ROWS)
 
 
+def _delivery_state(delivery: Delivery) -> tuple[str | None, int, int, int]:
+    sent = (delivery.enqueued, delivery.unacknowledged)
+    return delivery.peer_token, delivery.received, *sent
+
+
 def greeting() -> Target:
     """How a connection begins: whose it is, and what that party has."""
     ours: list[Delivery] = []
 
     def anew() -> None:
         ours[:] = [Delivery("host", "a" * 32)]
-        ours[0].give(Message(Kind.READY))
+        ours[0].enqueue(Message(Kind.READY))
 
     def read(message: Message) -> None:
-        connection = ConnectionProtocol(ours[0], calls=False)
+        connection = ConnectionProtocol(ours[0], dials=False)
         for piece in encode(message, 0):
-            connection.take(piece)
-        assert not connection.greeted or ours[0].their_token is not None
+            connection.receive_piece(piece)
+        assert not connection.greeted or ours[0].peer_token is not None
 
     anew()
     known = [None, "a" * 32]
@@ -208,7 +213,7 @@ def greeting() -> Target:
         "greeting",
         [Message(Kind.GREETING, body=body) for body in bodies],
         read,
-        state=lambda: (ours[0].their_token, ours[0].received, ours[0].given, ours[0].unconfirmed),
+        state=lambda: _delivery_state(ours[0]),
         reset=anew,
     )
 
@@ -284,7 +289,7 @@ def failure() -> Target:
     """Why a peer stops: shown to an operator."""
 
     def read(message: Message) -> None:
-        said = str(failure_of("host", expect(message, Kind.FAILURE)))
+        said = str(peer_failure("host", expect(message, Kind.FAILURE)))
         assert said.isprintable() and len(said) < 1100
 
     return Target("failure", [Message(Kind.FAILURE, body={"reason": "DataError"})], read)
@@ -298,7 +303,7 @@ def examination_of_a_link() -> Target:
 
     def read(message: Message) -> None:
         if message.kind is Kind.PROBE:
-            rows_of(expect(message, Kind.PROBE, 1), 64)
+            require_rows(expect(message, Kind.PROBE, 1), 64)
             return
         body = expect(message, Kind.FINDINGS, message.round).body or {}
         if body.get("do") == "end":
@@ -363,7 +368,7 @@ def alignment_elements() -> Target:
     values = blinded[:, :VALUE_BYTES].contiguous()
 
     def read(message: Message) -> None:
-        data = rows_of(expect(message, message.kind, 1), 4).numpy().tobytes()
+        data = require_rows(expect(message, message.kind, 1), 4).numpy().tobytes()
         if message.kind is Kind.BLINDED:
             group.reblind(key, data)
 

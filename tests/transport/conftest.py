@@ -1,4 +1,4 @@
-"""Parties to test links with: their certificates, and links of every kind between them."""
+"""Test parties: their certificates, and links of every kind between them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from celu.transport import stream
 from celu.transport.connect import Endpoint, open_links
 from celu.transport.link import Link, run_blocking
 from celu.transport.memory import memory_links
-from transport.ways import WAYS, Way
+from transport.transports import TRANSPORTS, Transport
 
 GUEST = "guest"
 HOSTS = ["airline", "bank", "clinic"]
@@ -71,7 +71,7 @@ class Company:
         use_rsa: bool = False,
         self_signed: bool = False,
     ) -> tuple[Path, Path]:
-        """A certificate and key signed by this company's authority, as odd as asked for."""
+        """A certificate and key signed by this company's authority, with these changes."""
         key: Any = (
             rsa.generate_private_key(65537, 2048)
             if use_rsa
@@ -104,7 +104,7 @@ class Company:
 
 @pytest.fixture(scope="session")
 def companies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Company]:
-    """The guest and three hosts. All authorities bear one name, as they do by default."""
+    """The guest and three hosts. All authorities have the same name, as by default."""
     made = {}
     for name in [GUEST, *HOSTS]:
         company = Company(name, tmp_path_factory.mktemp(name))
@@ -115,46 +115,46 @@ def companies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Company]:
 
 
 class Waiting:
-    """What became of a program that waits and that nobody will wake."""
+    """The outcome of a coroutine that waits forever."""
 
 
-Program = Coroutine[Any, Any, Any]
+AnyCoroutine = Coroutine[Any, Any, Any]
 
 
 class Federation(Protocol):
-    """The guest's links and the hosts', by host; and a way to run programs over them."""
+    """The guest's links and the hosts', by host; runs coroutines over them."""
 
     guest: dict[str, Link]
     hosts: dict[str, Link]
 
-    def run(self, programs: dict[str, Program]) -> dict[str, Any]:
-        """Run programs side by side; what each returned or raised, or `Waiting`."""
+    def run(self, coroutines: dict[str, AnyCoroutine]) -> dict[str, Any]:
+        """Run coroutines concurrently; returns what each returned or raised, or `Waiting`."""
         ...
 
 
 class InMemory:
-    """Links of one process, and a scheduler that gives each program its turn."""
+    """Links in one process, and a scheduler that runs the coroutines in turn."""
 
     def __init__(self, hosts: list[str]) -> None:
         pairs = {name: memory_links(GUEST, name) for name in hosts}
         self.guest: dict[str, Link] = {name: pair[0] for name, pair in pairs.items()}
         self.hosts: dict[str, Link] = {name: pair[1] for name, pair in pairs.items()}
 
-    def run(self, programs: dict[str, Program]) -> dict[str, Any]:
+    def run(self, coroutines: dict[str, AnyCoroutine]) -> dict[str, Any]:
         ended: dict[str, Any] = {}
         before = -1
-        while len(ended) < len(programs) and before != self._progress() + len(ended):
+        while len(ended) < len(coroutines) and before != self._progress() + len(ended):
             before = self._progress() + len(ended)
-            for name, program in programs.items():
+            for name, coroutine in coroutines.items():
                 if name not in ended:
                     try:
-                        program.send(None)
+                        coroutine.send(None)
                     except StopIteration as done:
                         ended[name] = done.value
                     except Exception as error:
                         ended[name] = error
-        for name in programs.keys() - ended.keys():
-            programs[name].close()
+        for name in coroutines.keys() - ended.keys():
+            coroutines[name].close()
             ended[name] = Waiting()
         return ended
 
@@ -164,7 +164,7 @@ class InMemory:
 
 
 class OverSockets:
-    """Links on this machine, carried in some way, and a thread for each program."""
+    """Links over a transport on this machine, and a thread for each coroutine."""
 
     def __init__(self, num_hosts: int) -> None:
         self._pool = ThreadPoolExecutor(num_hosts + 1)
@@ -175,15 +175,15 @@ class OverSockets:
     def open(
         self,
         hosts: list[str],
-        way: Way,
+        transport: Transport,
         made: dict[str, Company],
         deadline_s: float,
         outage_s: float,
     ) -> None:
         ports: queue.Queue[int] = queue.Queue()
-        companies = made if way.secure else None
+        companies = made if transport.secure else None
         common: Any = {
-            "carrier": way.carrier,
+            "carrier": transport.carrier,
             "connect_s": 10,
             "deadline_s": deadline_s,
             "outage_s": outage_s,
@@ -191,7 +191,12 @@ class OverSockets:
         }
         keys = companies and companies[GUEST].keys(*(companies[name] for name in hosts))
         here = Endpoint(
-            GUEST, "127.0.0.1:0", tuple(hosts), keys=keys, behind_gateway=way.sealed, **common
+            GUEST,
+            "127.0.0.1:0",
+            tuple(hosts),
+            keys=keys,
+            behind_gateway=transport.inner_tls,
+            **common,
         )
         guest = open_links(here, ports.put)
         self._contexts.append(guest)
@@ -199,14 +204,14 @@ class OverSockets:
         address = f"127.0.0.1:{ports.get(timeout=10)}"
         for name in hosts:
             keys = companies and companies[name].keys(companies[GUEST])
-            there = Endpoint(name, connect={GUEST: way.route(address)}, keys=keys, **common)
+            there = Endpoint(name, connect={GUEST: transport.route(address)}, keys=keys, **common)
             host = open_links(there)
             self.hosts[name] = host.__enter__()[GUEST]
             self._contexts.append(host)
         self.guest.update(opening.result(timeout=15))
 
-    def run(self, programs: dict[str, Program]) -> dict[str, Any]:
-        running = {name: self._pool.submit(run_blocking, p) for name, p in programs.items()}
+    def run(self, coroutines: dict[str, AnyCoroutine]) -> dict[str, Any]:
+        running = {name: self._pool.submit(run_blocking, p) for name, p in coroutines.items()}
         return {
             name: future.exception(timeout=30) or future.result()
             for name, future in running.items()
@@ -228,22 +233,22 @@ def federate(
     companies: dict[str, Company],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Federate]:
-    """Makes a federation of the kind and size in the parameter: (carrier, number of hosts)."""
-    carrier, num_hosts = request.param
-    monkeypatch.setattr(stream, "CLOSE_S", 0.5)  # a peer that does not answer is usual here
+    """Makes a federation; the parameter is (transport, number of hosts)."""
+    transport, num_hosts = request.param
+    monkeypatch.setattr(stream, "CLOSE_S", 0.5)  # peers often do not answer here
     with ExitStack() as stack:
 
         def make(deadline_s: float = 10.0, outage_s: float = 0.5) -> Federation:
-            if carrier == "memory":
+            if transport == "memory":
                 return InMemory(HOSTS[:num_hosts])
             made = OverSockets(num_hosts)
             stack.callback(made.close)
-            made.open(HOSTS[:num_hosts], WAYS[carrier], companies, deadline_s, outage_s)
+            made.open(HOSTS[:num_hosts], TRANSPORTS[transport], companies, deadline_s, outage_s)
             return made
 
         yield make
     for thread in threading.enumerate():
-        if thread.name.startswith(("from-", "to-", "keep-", "celu-websocket")):
+        if thread.name.startswith(("from-", "to-", "reconnect-", "celu-websocket")):
             thread.join(timeout=5)
             stack = sys._current_frames().get(thread.ident or 0)
             where = "".join(traceback.format_stack(stack)[-6:]) if thread.is_alive() else ""

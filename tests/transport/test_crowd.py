@@ -1,4 +1,4 @@
-"""Callers who never say who they are, while two parties train: they change nothing."""
+"""Clients that never identify themselves, while two parties train, have no effect."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from celu.transport.connect import find_carrier
 from celu.transport.stream import StreamLink
 from celu.transport.tls import Credentials
 from federation import assert_same_bits, federation, train_in_memory, train_over_grpc
-from transport.ways import WAYS, Way
+from transport.transports import TRANSPORTS, Transport
 
 CROWD = 200
-NAMES = ["tls", "websocket", "sealed", "websocket-sealed"]
-every_way = pytest.mark.parametrize("way", [WAYS[name] for name in NAMES], ids=NAMES)
-# A TLS record that announces a client's hello of 508 bytes, and the beginning of that.
+NAMES = ["tls", "websocket", "inner-tls", "websocket-inner-tls"]
+every_transport = pytest.mark.parametrize(
+    "transport", [TRANSPORTS[name] for name in NAMES], ids=NAMES
+)
+# A TLS record that announces a ClientHello of 508 bytes, and its first bytes.
 HELLO = bytes.fromhex("16030101fc010001f80303") + bytes(100)
-WORDS = [
-    b"",  # says nothing
+OPENINGS = [
+    b"",  # nothing
     HELLO,
-    b"PRI * HTTP/2.0\r\n\r\n",  # half of a preface of HTTP/2
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",  # all of it, and no settings
-    b"GET /celu HTTP/1.1\r\nHost: celu\r\n",  # a request without an end
+    b"PRI * HTTP/2.0\r\n\r\n",  # half of an HTTP/2 preface
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",  # all of it, without settings
+    b"GET /celu HTTP/1.1\r\nHost: celu\r\n",  # an incomplete request
     os.urandom(300),
 ]
 
@@ -41,7 +43,7 @@ def descriptors() -> int:
 
 
 class Crowd:
-    """So many connections to a port, that dribble what they have to say until they are left."""
+    """Many connections to a port that send one byte at a time and never get anywhere."""
 
     def __init__(self, port: int, size: int = CROWD) -> None:
         self._over = threading.Event()
@@ -50,24 +52,24 @@ class Crowd:
         self._thread.start()
 
     def _dribble(self) -> None:
-        for at in range(max(map(len, WORDS))):
+        for at in range(max(map(len, OPENINGS))):
             for number, sock in enumerate(self.sockets):
-                byte = WORDS[number % len(WORDS)][at : at + 1]
+                byte = OPENINGS[number % len(OPENINGS)][at : at + 1]
                 try:
                     if byte:
                         sock.send(byte)
-                except OSError:  # it was shown the door
+                except OSError:  # it was disconnected
                     continue
             if self._over.wait(0.01):
                 return
 
-    def left_after(self, seconds: float) -> int:
-        """How many were not hung up on when so many seconds are over, or as soon as none is."""
-        left, give_up = list(self.sockets), time.monotonic() + seconds
-        while left and time.monotonic() < give_up:
-            left = [sock for sock in left if not _is_closed(sock)]
+    def num_open_after(self, seconds: float) -> int:
+        """How many are still open after a number of seconds; returns early when none is."""
+        still_open, give_up = list(self.sockets), time.monotonic() + seconds
+        while still_open and time.monotonic() < give_up:
+            still_open = [sock for sock in still_open if not _is_closed(sock)]
             time.sleep(0.05)
-        return len(left)
+        return len(still_open)
 
     def close(self) -> None:
         self._over.set()
@@ -88,9 +90,9 @@ def _is_closed(sock: socket.socket) -> bool:
         return True
 
 
-@every_way
-def test_two_parties_train_to_the_same_bits_in_a_crowd_of_strangers(
-    tmp_path: Path, way: Way
+@every_transport
+def test_two_parties_train_to_the_same_bits_among_200_unknown_clients(
+    tmp_path: Path, transport: Transport
 ) -> None:
     fed = federation(rounds=40)
     alone = train_in_memory(fed)
@@ -98,52 +100,52 @@ def test_two_parties_train_to_the_same_bits_in_a_crowd_of_strangers(
     threads: list[int] = []
 
     def route(address: str) -> Any:
-        crowds.append(Crowd(int(address.rsplit(":", 1)[1])))  # they come before the host does
-        return way.route(address)
+        crowds.append(Crowd(int(address.rsplit(":", 1)[1])))  # they connect before the host does
+        return transport.route(address)
 
-    def look(result: Any) -> None:
+    def check(result: Any) -> None:
         threads.append(threading.active_count())
         assert result.rounds == 40
 
     before = threading.active_count()
-    more = {"carrier": way.carrier, "behind_gateway": way.sealed}
+    more = {"carrier": transport.carrier, "behind_gateway": transport.inner_tls}
     try:
-        trained = train_over_grpc(fed, tmp_path, route=route, result=look, **more)
+        trained = train_over_grpc(fed, tmp_path, route=route, result=check, **more)
     finally:
         for crowd in crowds:
             crowd.close()
     assert_same_bits(alone, trained)
-    assert threads[0] - before < 20, "a stranger costs no thread"
+    assert threads[0] - before < 20, "an unknown client costs no thread"
 
 
 @contextmanager
-def listening(companies: dict[str, Any], way: Way) -> Iterator[int]:
+def listening(companies: dict[str, Any], transport: Transport) -> Iterator[int]:
     guest, bank = companies["guest"], companies["bank"]
     credentials = Credentials.read(*guest.keys(bank))
-    arrivals = Admission(
-        {"bank": StreamLink("bank", deadline_s=5)}, credentials, behind_gateway=way.sealed
+    admission = Admission(
+        {"bank": StreamLink("bank", deadline_s=5)}, credentials, behind_gateway=transport.inner_tls
     )
-    listener = find_carrier(way.carrier).listen("127.0.0.1:0", arrivals)
+    listener = find_carrier(transport.carrier).listen("127.0.0.1:0", admission)
     try:
         yield listener.port
     finally:
         listener.stop()
 
 
-@every_way
-def test_strangers_are_shown_the_door_after_a_while(
-    companies: dict[str, Any], way: Way, monkeypatch: pytest.MonkeyPatch
+@every_transport
+def test_unknown_clients_are_disconnected_after_a_timeout(
+    companies: dict[str, Any], transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short_s = 0.5
-    quick = [(name, int(short_s * 1000)) for name, _ in grpc_carrier._AT_THE_DOOR]
-    monkeypatch.setattr(grpc_carrier, "_AT_THE_DOOR", quick)
+    quick = [(name, int(short_s * 1000)) for name, _ in grpc_carrier._SERVER_TIMEOUTS]
+    monkeypatch.setattr(grpc_carrier, "_SERVER_TIMEOUTS", quick)
     monkeypatch.setitem(websocket_carrier._LIMITS, "open_timeout", short_s)
-    with listening(companies, way) as port:
+    with listening(companies, transport) as port:
         before = descriptors()
         crowd = Crowd(port, size=60)
         try:
-            assert crowd.left_after(20) == 0
-            # Each socket of ours is still open; the listener's ends of them are not.
+            assert crowd.num_open_after(20) == 0
+            # Our ends are still open; the listener's ends are not.
             assert descriptors() - before < 60 + 20
         finally:
             crowd.close()

@@ -1,4 +1,4 @@
-"""Each message once and in order, whatever becomes of the connections."""
+"""Each message is delivered once and in order, over connections that break at any point."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 from celu.errors import PeerRestarted, ProtocolError
 from celu.transport.delivery import (
-    FEW_MESSAGES,
-    KEPT_BYTES,
-    KEPT_MESSAGES,
+    MAX_UNACKED_BYTES,
+    MAX_UNACKED_MESSAGES,
+    MIN_UNACKED_MESSAGES,
     ConnectionProtocol,
     Delivery,
 )
@@ -34,19 +34,19 @@ def tensor(number: int, rows: int = 1) -> Message:
     return Message(Kind.ACTIVATION, number, tensor=torch.full((rows, 8), float(number)))
 
 
-def connect(caller: Delivery, called: Delivery) -> tuple[ConnectionProtocol, ConnectionProtocol]:
-    """Two ends of a connection, greeted."""
-    ours, theirs = ConnectionProtocol(caller, calls=True), ConnectionProtocol(called, calls=False)
-    carry(ours, theirs)
-    carry(theirs, ours)
+def connect(client: Delivery, server: Delivery) -> tuple[ConnectionProtocol, ConnectionProtocol]:
+    """Two ends of a connection that have exchanged their greetings."""
+    ours, theirs = ConnectionProtocol(client, dials=True), ConnectionProtocol(server, dials=False)
+    transfer(ours, theirs)
+    transfer(theirs, ours)
     return ours, theirs
 
 
-def carry(sender: ConnectionProtocol, receiver: ConnectionProtocol) -> list[Message]:
-    """All that one side has to say, at the other."""
+def transfer(sender: ConnectionProtocol, receiver: ConnectionProtocol) -> list[Message]:
+    """Move all pieces that one side has to send; returns the messages they complete."""
     arrived = []
-    while (piece := sender.outgoing()) is not None:
-        message = receiver.take(piece)
+    while (piece := sender.next_piece()) is not None:
+        message = receiver.receive_piece(piece)
         if message is not None:
             arrived.append(message)
     return arrived
@@ -58,7 +58,7 @@ def rounds(messages: list[Message]) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_each_message_arrives_once_in_order_over_connections_cut_anywhere(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     sides = deliveries()
     sent: tuple[list[Message], ...] = ([], [])
     got: tuple[list[Message], ...] = ([], [])
@@ -66,21 +66,21 @@ def test_each_message_arrives_once_in_order_over_connections_cut_anywhere(seed: 
         if min(map(len, got)) == 20:
             break
         connections = [
-            ConnectionProtocol(side, calls=i == 0, piece_bytes=64) for i, side in enumerate(sides)
+            ConnectionProtocol(side, dials=i == 0, piece_bytes=64) for i, side in enumerate(sides)
         ]
-        wires: tuple[deque[bytes], ...] = (deque(), deque())  # what each side has sent
-        for _ in range(chance.randrange(1, 120)):  # then it is cut, and all on the wire is lost
+        in_flight: tuple[deque[bytes], ...] = (deque(), deque())  # by sender
+        for _ in range(rng.randrange(1, 120)):  # then it breaks, and what is in flight is lost
             for i, (side, connection) in enumerate(zip(sides, connections, strict=True)):
-                if len(sent[i]) < 20 and chance.random() < 0.3:
-                    sent[i].append(tensor(len(sent[i]), chance.randrange(1, 20)))
-                    side.give(sent[i][-1])
-                piece = connection.outgoing()
-                if piece is None and connection.greeted and chance.random() < 0.2:
+                if len(sent[i]) < 20 and rng.random() < 0.3:
+                    sent[i].append(tensor(len(sent[i]), rng.randrange(1, 20)))
+                    side.enqueue(sent[i][-1])
+                piece = connection.next_piece()
+                if piece is None and connection.greeted and rng.random() < 0.2:
                     piece = connection.heartbeat()
                 if piece is not None:
-                    wires[i].append(piece)
-                while wires[1 - i] and chance.random() < 0.7:
-                    message = connection.take(wires[1 - i].popleft())
+                    in_flight[i].append(piece)
+                while in_flight[1 - i] and rng.random() < 0.7:
+                    message = connection.receive_piece(in_flight[1 - i].popleft())
                     if message is not None:
                         got[i].append(message)
     for i in range(2):
@@ -90,63 +90,63 @@ def test_each_message_arrives_once_in_order_over_connections_cut_anywhere(seed: 
             assert torch.equal(ours.tensor, theirs.tensor)
 
 
-def test_only_what_the_peer_lacks_is_sent_again() -> None:
+def test_only_messages_that_the_peer_lacks_are_resent() -> None:
     host, guest = deliveries()
     for number in range(5):
-        host.give(tensor(number))
+        host.enqueue(tensor(number))
     ours, theirs = connect(host, guest)
     arrived = []
     while len(arrived) < 3:
-        piece = ours.outgoing()
+        piece = ours.next_piece()
         assert piece is not None
-        message = theirs.take(piece)
+        message = theirs.receive_piece(piece)
         arrived += [message] if message else []
     ours, theirs = connect(host, guest)
-    assert host.unconfirmed == 2
-    assert rounds(carry(ours, theirs)) == [3, 4]
+    assert host.unacknowledged == 2
+    assert rounds(transfer(ours, theirs)) == [3, 4]
 
 
-def test_a_message_that_was_cut_off_is_sent_again_whole() -> None:
+def test_a_message_that_arrived_in_part_is_resent_from_its_start() -> None:
     host, guest = deliveries()
-    host.give(tensor(0))
+    host.enqueue(tensor(0))
     ours, theirs = connect(host, guest)
-    header = ours.outgoing()
-    assert header is not None and theirs.take(header) is None
+    header = ours.next_piece()
+    assert header is not None and theirs.receive_piece(header) is None
     ours, theirs = connect(host, guest)
-    assert rounds(carry(ours, theirs)) == [0]
+    assert rounds(transfer(ours, theirs)) == [0]
     assert host.resent == 1
 
 
-def test_what_is_received_is_confirmed_by_a_message_or_a_pulse() -> None:
+def test_a_heartbeat_acknowledges_received_messages() -> None:
     host, guest = deliveries()
     for number in range(2):
-        host.give(tensor(number))
+        host.enqueue(tensor(number))
     ours, theirs = connect(host, guest)
-    carry(ours, theirs)
-    assert host.unconfirmed == 2
-    assert ours.take(theirs.heartbeat()) is None
-    assert host.unconfirmed == 0
+    transfer(ours, theirs)
+    assert host.unacknowledged == 2
+    assert ours.receive_piece(theirs.heartbeat()) is None
+    assert host.unacknowledged == 0
 
 
-def test_a_process_that_began_anew_is_told_from_a_broken_connection() -> None:
+def test_a_restarted_peer_is_distinguished_from_a_broken_connection() -> None:
     host, guest = deliveries()
     connect(host, guest)
-    with pytest.raises(PeerRestarted, match="host began anew"):
+    with pytest.raises(PeerRestarted, match="host restarted"):
         connect(deliveries()[0], guest)
     again = deliveries()[1]
-    ours, theirs = ConnectionProtocol(host, calls=True), ConnectionProtocol(again, calls=False)
-    carry(ours, theirs)
-    assert theirs.is_over and again.their_token is None, "it was not meant for this process"
-    with pytest.raises(PeerRestarted, match="guest began anew"):
-        carry(theirs, ours)
+    ours, theirs = ConnectionProtocol(host, dials=True), ConnectionProtocol(again, dials=False)
+    transfer(ours, theirs)
+    assert theirs.is_over and again.peer_token is None, "it was meant for another process"
+    with pytest.raises(PeerRestarted, match="guest restarted"):
+        transfer(theirs, ours)
 
 
-def test_a_greeting_whose_answer_was_lost_can_be_said_again() -> None:
+def test_a_greeting_can_be_repeated_if_the_answer_was_lost() -> None:
     host, guest = deliveries()
-    carry(ConnectionProtocol(host, calls=True), ConnectionProtocol(guest, calls=False))
-    host.give(tensor(0))
+    transfer(ConnectionProtocol(host, dials=True), ConnectionProtocol(guest, dials=False))
+    host.enqueue(tensor(0))
     ours, theirs = connect(host, guest)
-    assert rounds(carry(ours, theirs)) == [0]
+    assert rounds(transfer(ours, theirs)) == [0]
 
 
 GREETING = {"token": "0" * 32, "knows": None, "received": 0}
@@ -171,20 +171,20 @@ GREETING = {"token": "0" * 32, "knows": None, "received": 0}
     ],
     ids=str,
 )
-def test_a_greeting_that_makes_no_sense_is_refused(changes: dict[str, object]) -> None:
+def test_an_invalid_greeting_is_refused(changes: dict[str, object]) -> None:
     guest = deliveries()[1]
-    connection = ConnectionProtocol(guest, calls=False)
+    connection = ConnectionProtocol(guest, dials=False)
     with pytest.raises(ProtocolError):
         for piece in encode(Message(Kind.GREETING, body={**GREETING, **changes}), 0):
-            connection.take(piece)
-    assert not connection.greeted and guest.their_token is None
+            connection.receive_piece(piece)
+    assert not connection.greeted and guest.peer_token is None
 
 
 def greeted() -> tuple[Delivery, ConnectionProtocol]:
     guest = deliveries()[1]
-    connection = ConnectionProtocol(guest, calls=False)
+    connection = ConnectionProtocol(guest, dials=False)
     for piece in encode(Message(Kind.GREETING, body=GREETING), 0):
-        connection.take(piece)
+        connection.receive_piece(piece)
     return guest, connection
 
 
@@ -197,62 +197,68 @@ def greeted() -> tuple[Delivery, ConnectionProtocol]:
         encode(Message(Kind.HEARTBEAT), 0, received=2**64 - 1),
         encode(Message(Kind.HEARTBEAT), 7),
     ],
-    ids=["a second greeting", "a gap", "a claim", "a heartbeat's claim", "a heartbeat out of turn"],
+    ids=[
+        "second greeting",
+        "gap",
+        "false ack",
+        "false ack of a heartbeat",
+        "heartbeat out of order",
+    ],
 )
-def test_what_cannot_follow_a_greeting_is_refused(pieces: object) -> None:
+def test_an_invalid_message_after_the_greeting_is_refused(pieces: object) -> None:
     guest, connection = greeted()
     with pytest.raises(ProtocolError):
         for piece in pieces:  # type: ignore[attr-defined]
-            connection.take(piece)
+            connection.receive_piece(piece)
     assert guest.received == 0
 
 
 @pytest.mark.parametrize("kind", [Kind.READY, Kind.HEARTBEAT, Kind.ACTIVATION, Kind.FAILURE])
-def test_nothing_goes_before_a_greeting(kind: Kind) -> None:
+def test_nothing_is_accepted_before_the_greeting(kind: Kind) -> None:
     message = tensor(0) if kind is Kind.ACTIVATION else Message(kind)
     guest = deliveries()[1]
     with pytest.raises(ProtocolError, match="expected a greeting"):
-        ConnectionProtocol(guest, calls=False).take(next(encode(message, 0)))
+        ConnectionProtocol(guest, dials=False).receive_piece(next(encode(message, 0)))
 
 
-def test_a_peer_cannot_take_back_what_it_confirmed() -> None:
+def test_a_peer_cannot_take_back_an_acknowledgement() -> None:
     guest, connection = greeted()
-    guest.give(tensor(0))
-    while connection.outgoing() is not None:
+    guest.enqueue(tensor(0))
+    while connection.next_piece() is not None:
         pass
-    connection.take(next(encode(Message(Kind.HEARTBEAT), 0, received=1)))
+    connection.receive_piece(next(encode(Message(Kind.HEARTBEAT), 0, received=1)))
     with pytest.raises(ProtocolError, match="between 1 and 1 messages"):
-        connection.take(next(encode(Message(Kind.HEARTBEAT), 0, received=0)))
+        connection.receive_piece(next(encode(Message(Kind.HEARTBEAT), 0, received=0)))
 
 
-def test_what_a_message_took_on_the_wire_is_told_at_both_ends() -> None:
+def test_both_ends_count_the_bytes_that_were_on_the_wire() -> None:
     host, guest = deliveries()
     ours, theirs = connect(host, guest)
     for message in (tensor(0, rows=3), Message(Kind.READY, body={"a": [1, "b"]})):
-        given = host.give(message)
-        pieces = list(iter(ours.outgoing, None))
-        assert [theirs.take(piece) for piece in pieces][-1] is not None
-        assert given == theirs.taken_bytes == sum(map(len, pieces))
+        size = host.enqueue(message)
+        pieces = list(iter(ours.next_piece, None))
+        assert [theirs.receive_piece(piece) for piece in pieces][-1] is not None
+        assert size == theirs.received_bytes == sum(map(len, pieces))
 
 
 def test_a_body_is_counted_as_the_peer_wrote_it() -> None:
     guest, connection = greeted()
     frame = Frame.of(Message(Kind.READY, body={"a": 1}), 0)
     spaced = frame.with_payload(frame.payload + b" " * 100, honest=True)
-    assert [connection.take(piece) for piece in spaced.pieces()][-1] is not None
-    assert connection.taken_bytes == sum(map(len, spaced.pieces()))
+    assert [connection.receive_piece(piece) for piece in spaced.pieces()][-1] is not None
+    assert connection.received_bytes == sum(map(len, spaced.pieces()))
     assert guest.received == 1
 
 
-def test_what_is_kept_for_a_peer_is_bounded() -> None:
+def test_the_buffer_of_unacknowledged_messages_is_bounded() -> None:
     small, large = deliveries()
-    for number in range(KEPT_MESSAGES):
+    for number in range(MAX_UNACKED_MESSAGES):
         assert small.has_room()
-        small.give(Message(Kind.READY, number))
+        small.enqueue(Message(Kind.READY, number))
     assert not small.has_room()
-    rows = KEPT_BYTES // FEW_MESSAGES // 32
+    rows = MAX_UNACKED_BYTES // MIN_UNACKED_MESSAGES // 32
     big = Message(Kind.ACTIVATION, tensor=torch.zeros(1, 8).expand(rows, 8))
-    for _ in range(FEW_MESSAGES):
+    for _ in range(MIN_UNACKED_MESSAGES):
         assert large.has_room()
-        large.give(big)
+        large.enqueue(big)
     assert not large.has_room()

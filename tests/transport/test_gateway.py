@@ -1,4 +1,4 @@
-"""Through a really running nginx: training, who gets in, and what goes wrong on the way."""
+"""Through a real nginx: training, admission, and errors on the way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from celu.transport.link import run_blocking
 from celu.transport.message import Kind, Message
 from celu.transport.preflight import Gateway
 from federation import assert_same_bits, federation, train_in_memory, train_over_grpc
-from transport.callers import BAD_CALLERS, Keys
+from transport.bad_certificates import BAD_CLIENTS, Keys
 
 pytestmark = pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed here")
 CARRIERS = [("grpc", 1), ("grpc", 32), ("websocket", 1)]
@@ -32,7 +32,7 @@ every_carrier = pytest.mark.parametrize(("carrier", "streams"), CARRIERS)
 
 @dataclass(frozen=True)
 class InFront:
-    """An nginx in front of a port that a guest may listen at."""
+    """An nginx in front of the port of a guest."""
 
     port: int
     upstream: int
@@ -79,37 +79,37 @@ def test_training_through_nginx_ends_with_the_bits_of_a_simulation(
 
 
 @every_carrier
-def test_a_wrong_certificate_inside_is_refused_through_nginx(
+def test_a_wrong_inner_certificate_is_rejected_through_nginx(
     nginx: InFront, companies: dict[str, Any], tmp_path: Path, carrier: str, streams: int
 ) -> None:
     guest, bank = companies["guest"], companies["bank"]
-    came: queue.Queue[str] = queue.Queue()
+    outcome: queue.Queue[str] = queue.Queue()
     ready = threading.Event()
 
     def wait() -> None:
         here = nginx.guest(guest.keys(bank), carrier=carrier, connect_s=2)
         try:
             with open_links(here, lambda port: ready.set()):
-                came.put("somebody")
+                outcome.put("connected")
         except PeerLost as error:
-            came.put(str(error))
+            outcome.put(str(error))
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     assert ready.wait(10)
-    wrong = BAD_CALLERS["another authority"](companies, tmp_path)
+    wrong = BAD_CLIENTS["another authority"](companies, tmp_path)
     there = Endpoint(
         "bank", connect={"guest": nginx.route(streams)}, keys=wrong, carrier=carrier, connect_s=5
     )
     with pytest.raises(CertificateError), open_links(there):
         pass
     waiting.join(10)
-    assert "bank did not connect with an acceptable certificate" in came.get(timeout=1)
+    assert "bank did not connect with an acceptable certificate" in outcome.get(timeout=1)
 
 
 @pytest.mark.parametrize("carrier", ["grpc", "websocket"])
 @pytest.mark.parametrize("wrong", ["authority", "name"])
-def test_a_gateway_whose_certificate_will_not_do_is_refused(
+def test_a_gateway_with_a_bad_certificate_is_rejected(
     nginx: InFront, companies: dict[str, Any], carrier: str, wrong: str
 ) -> None:
     guest, bank = companies["guest"], companies["bank"]
@@ -121,13 +121,13 @@ def test_a_gateway_whose_certificate_will_not_do_is_refused(
         carrier=carrier,
         connect_s=5,
     )
-    said = "the certificate of the gateway of guest at .* is not acceptable"
-    with pytest.raises(CertificateError, match=said), open_links(there):
+    error = "the certificate of the gateway of guest at .* is not acceptable"
+    with pytest.raises(CertificateError, match=error), open_links(there):
         pass
 
 
 @every_carrier
-def test_a_party_that_is_not_behind_its_gateway_yet_is_waited_for(
+def test_dialing_waits_for_a_party_that_is_not_behind_its_gateway_yet(
     nginx: InFront,
     companies: dict[str, Any],
     carrier: str,
@@ -137,7 +137,7 @@ def test_a_party_that_is_not_behind_its_gateway_yet_is_waited_for(
     guest, bank = companies["guest"], companies["bank"]
     tried, pause = threading.Event(), connect.time.sleep
     monkeypatch.setattr(connect.time, "sleep", lambda s: (tried.set(), pause(s))[1])
-    heard: list[Message] = []
+    received: list[Message] = []
 
     def call() -> None:
         there = Endpoint(
@@ -149,20 +149,20 @@ def test_a_party_that_is_not_behind_its_gateway_yet_is_waited_for(
             deadline_s=10,
         )
         with open_links(there) as links:
-            heard.append(run_blocking(links["guest"].receive()))
+            received.append(run_blocking(links["guest"].receive()))
 
-    caller = threading.Thread(target=call)
-    caller.start()
-    assert tried.wait(10)  # nginx answered for nobody once
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert tried.wait(10)  # nginx answered once while nobody was behind it
     here = nginx.guest(guest.keys(bank), carrier=carrier, connect_s=15, deadline_s=10)
     with open_links(here) as links:
         run_blocking(links["bank"].send(Message(Kind.READY)))
-        caller.join(10)
-    assert [message.kind for message in heard] == [Kind.READY]
+        thread.join(10)
+    assert [message.kind for message in received] == [Kind.READY]
 
 
 @pytest.mark.parametrize("carrier", ["grpc", "websocket"])
-def test_a_party_that_never_comes_behind_its_gateway_is_lost(
+def test_a_party_that_never_appears_behind_its_gateway_is_lost(
     nginx: InFront, companies: dict[str, Any], carrier: str
 ) -> None:
     guest, bank = companies["guest"], companies["bank"]
@@ -173,14 +173,14 @@ def test_a_party_that_never_comes_behind_its_gateway_is_lost(
         carrier=carrier,
         connect_s=0.1,
     )
-    # nginx answers 502 and then resets the stream. gRPC may see the reset first, and tells of that.
+    # nginx answers 502 and then resets the stream. gRPC may see the reset first and report that.
     answer = {"grpc": "(502|Stream removed)", "websocket": "502"}[carrier]
-    said = answer + r".*tried for 0\.1 s, connect_s.*does its gateway pass on what arrives"
-    with pytest.raises(PeerLost, match=said), open_links(there):
+    error = answer + r".*tried for 0\.1 s, connect_s.*does its gateway forward the requests"
+    with pytest.raises(PeerLost, match=error), open_links(there):
         pass
 
 
-def test_a_gateway_without_http2_is_named(
+def test_an_error_names_a_gateway_without_http2(
     tmp_path: Path, nginx: InFront, companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bench import nginx as configured

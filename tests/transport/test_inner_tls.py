@@ -1,4 +1,4 @@
-"""TLS inside byte strings: what arrives is what was sent, or an error; a gateway sees neither."""
+"""The inner TLS: pieces arrive as they were sent or raise an error; a gateway sees ciphertext."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 
 from celu.errors import CeluError, PeerLost, ProtocolError
 from celu.transport import inner_tls
-from celu.transport.inner_tls import FLIGHT_BYTES, SEALED_BYTES, InnerTls
+from celu.transport.inner_tls import MAX_ENCRYPTED_BYTES, MAX_FLIGHT_BYTES, InnerTls
 from celu.transport.inner_tls_engine import InnerTlsEngine
-from celu.transport.tls import Credentials, answering, calling
+from celu.transport.tls import Credentials, client_context, server_context
 from celu.transport.wire import PIECE_BYTES
 
 
 def pair(companies: dict[str, Any]) -> tuple[InnerTls, InnerTls]:
-    """The bank, which calls, and the guest."""
+    """The bank, which dials, and the guest."""
     guest, bank = companies["guest"], companies["bank"]
     return (
         InnerTls(Credentials.read(*bank.keys(guest)), "guest"),
@@ -39,37 +39,37 @@ class Pipe:
         return iter(lambda: self.strings.get(timeout=10), None)  # type: ignore[arg-type]
 
 
-Conversation = tuple[InnerTls, Iterator[bytes], Pipe]
+Session = tuple[InnerTls, Iterator[bytes], Pipe]
 
 
 @pytest.fixture
-def shaken(companies: dict[str, Any]) -> Iterator[Conversation]:
-    """The bank's end after a handshake; the guest's pieces, and what brings them there."""
+def session(companies: dict[str, Any]) -> Iterator[Session]:
+    """After a handshake: the bank's end, the pieces that the guest receives, and the pipe to it."""
     ours, theirs = pair(companies)
     there, back = Pipe(), Pipe()
 
-    def talk(inner_tls: InnerTls, into: Pipe) -> None:
-        for flight in inner_tls.flights():
+    def send_handshake(inner_tls: InnerTls, into: Pipe) -> None:
+        for flight in inner_tls.handshake_flights():
             into.strings.put(flight)
 
-    ours_opened, theirs_opened = ours.opened(iter(back)), theirs.opened(iter(there))
+    at_bank, at_guest = ours.decrypted(iter(back)), theirs.decrypted(iter(there))
     pieces: queue.Queue[bytes | CeluError] = queue.Queue()
 
-    def pump(opened: Iterator[bytes], keep: bool) -> None:
+    def receive(decrypted: Iterator[bytes], collect: bool) -> None:
         try:
-            for piece in opened:
-                if keep:
+            for piece in decrypted:
+                if collect:
                     pieces.put(piece)
         except CeluError as error:
             pieces.put(error)
 
-    works: list[tuple[Callable[..., None], Any]] = [
-        (talk, (ours, there)),
-        (talk, (theirs, back)),
-        (pump, (ours_opened, False)),
-        (pump, (theirs_opened, True)),
+    tasks: list[tuple[Callable[..., None], Any]] = [
+        (send_handshake, (ours, there)),
+        (send_handshake, (theirs, back)),
+        (receive, (at_bank, False)),
+        (receive, (at_guest, True)),
     ]
-    threads = [threading.Thread(target=work, args=arguments) for work, arguments in works]
+    threads = [threading.Thread(target=task, args=arguments) for task, arguments in tasks]
     for thread in threads:
         thread.start()
     ours.wait(10)
@@ -89,13 +89,13 @@ def shaken(companies: dict[str, Any]) -> Iterator[Conversation]:
         thread.join(10)
 
 
-def test_a_piece_is_one_string_of_ciphertext_and_opens_to_itself(shaken: Conversation) -> None:
-    ours, received, there = shaken
+def test_a_piece_is_encrypted_to_one_string_and_decrypted_to_itself(session: Session) -> None:
+    ours, received, there = session
     for size in (1, 60, 16 * 1024, 16 * 1024 + 1, PIECE_BYTES):
         piece = os.urandom(size)
         string = ours.encrypt(piece)
         assert piece[:16] not in string or size < 16
-        assert size < len(string) <= SEALED_BYTES
+        assert size < len(string) <= MAX_ENCRYPTED_BYTES
         there.strings.put(string)
         assert next(received) == piece
 
@@ -105,78 +105,78 @@ def flipped(string: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "tamper",
     [
         flipped,
         lambda string: string[:20],
         lambda string: b"",
         lambda string: b"GET / HTTP/1.1\r\n\r\n",
-        lambda string: bytes(SEALED_BYTES + 1),
+        lambda string: bytes(MAX_ENCRYPTED_BYTES + 1),
         lambda string: string[: len(string) // 2] + string,
     ],
     ids=["flipped", "cut", "empty", "plain", "too long", "spliced"],
 )
-def test_what_the_peer_did_not_seal_is_refused(shaken: Conversation, spoil: Any) -> None:
-    ours, received, there = shaken
-    there.strings.put(spoil(ours.encrypt(os.urandom(1000))))
-    with pytest.raises(ProtocolError, match="sealed"):
+def test_bytes_that_the_peer_did_not_encrypt_are_refused(session: Session, tamper: Any) -> None:
+    ours, received, there = session
+    there.strings.put(tamper(ours.encrypt(os.urandom(1000))))
+    with pytest.raises(ProtocolError, match="encrypted"):
         next(received)
 
 
-@pytest.mark.parametrize("order", [[0, 0], [1], [1, 0]], ids=["again", "left out", "swapped"])
+@pytest.mark.parametrize("order", [[0, 0], [1], [1, 0]], ids=["repeated", "dropped", "swapped"])
 def test_pieces_that_a_gateway_repeats_drops_or_swaps_are_refused(
-    shaken: Conversation, order: list[int]
+    session: Session, order: list[int]
 ) -> None:
-    ours, received, there = shaken
+    ours, received, there = session
     strings = [ours.encrypt(bytes([i]) * 100) for i in range(2)]
     for i in order:
         there.strings.put(strings[i])
-    with pytest.raises(ProtocolError, match="do not open"):
+    with pytest.raises(ProtocolError, match="do not decrypt"):
         for _ in order:
             next(received)
 
 
-def sealings(companies: dict[str, Any]) -> tuple[InnerTlsEngine, InnerTlsEngine]:
-    """The bank's end and the guest's after a handshake, with nothing between them."""
-    said: dict[str, list[bytes]] = {"bank": [], "guest": []}
-    identities = {
+def engines(companies: dict[str, Any]) -> tuple[InnerTlsEngine, InnerTlsEngine]:
+    """The bank's and the guest's engine after a handshake."""
+    flights: dict[str, list[bytes]] = {"bank": [], "guest": []}
+    credentials = {
         "bank": Credentials.read(*companies["bank"].keys(companies["guest"])),
         "guest": Credentials.read(*companies["guest"].keys(companies["bank"])),
     }
     ends = {
         name: InnerTlsEngine(
-            calling(own, peer) if name == "bank" else answering(own, [peer]),
+            client_context(own, peer) if name == "bank" else server_context(own, [peer]),
             peer,
             own.authorities[peer],
-            said[name].append,
+            flights[name].append,
             None if name == "bank" else lambda: None,
         )
-        for (name, own), peer in zip(identities.items(), ["guest", "bank"], strict=True)
+        for (name, own), peer in zip(credentials.items(), ["guest", "bank"], strict=True)
     }
     while not all(end.is_open for end in ends.values()):
         for name, peer in (("bank", "guest"), ("guest", "bank")):
-            strings, said[name][:] = list(said[name]), []
+            strings, flights[name][:] = list(flights[name]), []
             for string in strings:
-                assert ends[peer].take(string) is None
+                assert ends[peer].receive(string) is None
     return ends["bank"], ends["guest"]
 
 
-def test_a_seal_that_was_broken_by_what_arrived_seals_no_more(companies: dict[str, Any]) -> None:
-    ours, theirs = sealings(companies)
-    assert theirs.take(ours.encrypt(b"piece")) == b"piece"
-    with pytest.raises(ProtocolError, match="do not open"):
-        theirs.take(flipped(ours.encrypt(bytes(100))))
+def test_after_tampered_bytes_nothing_is_encrypted_any_more(companies: dict[str, Any]) -> None:
+    ours, theirs = engines(companies)
+    assert theirs.receive(ours.encrypt(b"piece")) == b"piece"
+    with pytest.raises(ProtocolError, match="do not decrypt"):
+        theirs.receive(flipped(ours.encrypt(bytes(100))))
     with pytest.raises(PeerLost, match="broken"):
         theirs.encrypt(b"piece")
 
 
-@pytest.mark.parametrize("after", [b"", b"more"], ids=["alone", "and more"])
-def test_a_goodbye_of_tls_is_no_piece(companies: dict[str, Any], after: bytes) -> None:
-    ours, theirs = sealings(companies)
-    with pytest.raises(ssl.SSLWantReadError):  # it waits for ours
+@pytest.mark.parametrize("after", [b"", b"more"], ids=["alone", "with more"])
+def test_a_close_notify_of_tls_is_not_a_piece(companies: dict[str, Any], after: bytes) -> None:
+    ours, theirs = engines(companies)
+    with pytest.raises(ssl.SSLWantReadError):  # it waits for the other side's
         ours._tls.unwrap()
-    with pytest.raises(ProtocolError, match=r"without one|do not open"):
-        theirs.take(ours._leaving.read() + after)
+    with pytest.raises(ProtocolError, match=r"without one|do not decrypt"):
+        theirs.receive(ours._outgoing.read() + after)
 
 
 @pytest.mark.parametrize(
@@ -184,31 +184,31 @@ def test_a_goodbye_of_tls_is_no_piece(companies: dict[str, Any], after: bytes) -
     [
         ([b"PRI * HTTP/2.0\r\n\r\n"], ProtocolError),
         ([random.Random(1).randbytes(100)], ProtocolError),
-        ([bytes(FLIGHT_BYTES + 1)], ProtocolError),
+        ([bytes(MAX_FLIGHT_BYTES + 1)], ProtocolError),
         ([], PeerLost),
     ],
     ids=["another protocol", "noise", "too long", "nothing"],
 )
-def test_what_is_no_handshake_ends_it(
+def test_bytes_that_are_no_handshake_fail_it(
     companies: dict[str, Any], strings: list[bytes], error: type[CeluError]
 ) -> None:
     for side in pair(companies):
         with pytest.raises(error):
-            next(side.opened(iter(strings)))
-        assert side.is_over()
+            next(side.decrypted(iter(strings)))
+        assert side.handshake_ended()
         with pytest.raises(error):
             side.wait(0)
-        last = list(side.flights())  # perhaps a first word and an alert, and then no more
-        assert len(last) <= 2
+        flights = list(side.handshake_flights())  # at most a ClientHello and an alert
+        assert len(flights) <= 2
 
 
-def test_a_handshake_that_does_not_go_on_ends_at_its_deadline(
+def test_a_stalled_handshake_fails_at_its_deadline(
     companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inner_tls, "HANDSHAKE_S", 0.05)
     ours, theirs = pair(companies)
-    assert len(list(ours.flights())) == 1  # its first word, and no answer
-    assert list(theirs.flights()) == []
+    assert len(list(ours.handshake_flights())) == 1  # its ClientHello, without an answer
+    assert list(theirs.handshake_flights()) == []
     for side in (ours, theirs):
         with pytest.raises(PeerLost, match=r"within 0\.05 s"):
             side.wait(0)

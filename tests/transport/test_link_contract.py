@@ -1,4 +1,4 @@
-"""What every link promises, whatever carries it, with one host and with three."""
+"""The contract of every link, over every transport, with one host and with three."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celu.errors import (
     ProtocolError,
     ShapeError,
 )
-from celu.transport.delivery import KEPT_BYTES
+from celu.transport.delivery import MAX_UNACKED_BYTES
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, TensorSpec, Traffic
 from celu.transport.stream import QUEUED_MESSAGES
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.parametrize(
         ("tls", 1),
         ("tls", 3),
         ("insecure", 1),
-        ("sealed", 1),
+        ("inner-tls", 1),
         ("streams", 1),
         ("channels", 3),
-        ("sealed-streams", 1),
+        ("inner-tls-streams", 1),
         ("websocket", 3),
         ("websocket-insecure", 1),
-        ("websocket-sealed", 1),
+        ("websocket-inner-tls", 1),
     ],
     ids=lambda kind: f"{kind[0]}-{kind[1]}",
     indirect=True,
@@ -79,12 +79,12 @@ def first(federation: Any) -> tuple[Link, Link]:
 
 def test_messages_of_every_host_arrive_once_and_in_order(federate: Federate) -> None:
     federation = federate()
-    programs: dict[str, Any] = {
+    coroutines: dict[str, Any] = {
         name: send(link, [Message(Kind.VERDICT, i, 7, body={"of": name}) for i in range(40)])
         for name, link in federation.hosts.items()
     }
-    programs["guest"] = receive(federation.guest, 40)
-    ended = federation.run(programs)
+    coroutines["guest"] = receive(federation.guest, 40)
+    ended = federation.run(coroutines)
     for name in federation.hosts:
         assert ended[name] == 40
         assert [(m.round, m.part, m.body) for m in ended["guest"][name]] == [
@@ -180,7 +180,7 @@ def test_a_tensor_beyond_the_contract_is_refused(
     [matrix().double(), matrix().half(), torch.ones(3), torch.ones(0, 3), torch.ones(1, 2, 3)],
     ids=["float64", "float16", "vector", "no rows", "three dimensions"],
 )
-def test_a_tensor_that_no_wire_carries_is_refused_at_the_sender(
+def test_a_tensor_that_cannot_be_encoded_is_refused_at_the_sender(
     federate: Federate, tensor: torch.Tensor
 ) -> None:
     guest, host = first(federation := federate())
@@ -190,7 +190,7 @@ def test_a_tensor_that_no_wire_carries_is_refused_at_the_sender(
     ended = federation.run(
         {"host": send(host, [activation(matrix(), 5)]), "guest": receive_one(guest)}
     )
-    assert ended["guest"].round == 5, "the refused one must leave nothing behind"
+    assert ended["guest"].round == 5, "the refused message has no effect"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -219,7 +219,7 @@ def test_finite_values_whose_sum_overflows_pass(federate: Federate) -> None:
     assert torch.equal(ended["guest"].tensor, large)
 
 
-def test_a_peers_failure_is_raised_with_its_reason_after_what_came_before(
+def test_a_peers_failure_is_raised_with_its_reason_after_earlier_messages(
     federate: Federate,
 ) -> None:
     guest, host = first(federation := federate())
@@ -237,7 +237,7 @@ def test_a_peers_failure_is_raised_with_its_reason_after_what_came_before(
 @pytest.mark.parametrize(
     "body", [{"reason": "\x1b[2J\x07red\r\nherring \ud800 \u202e"}, {"reason": ["x" * 5000]}, {}]
 )
-def test_a_peers_reason_is_short_and_printable_whatever_it_sent(
+def test_a_peers_reason_is_truncated_and_made_printable(
     federate: Federate, body: dict[str, Any]
 ) -> None:
     guest, host = first(federation := federate())
@@ -250,7 +250,7 @@ def test_a_peers_reason_is_short_and_printable_whatever_it_sent(
 
 
 @pytest.mark.parametrize("closing", ["guest", "host"])
-def test_what_was_sent_before_closing_arrives_and_then_the_peer_is_lost(
+def test_messages_sent_before_closing_arrive_and_then_the_peer_is_lost(
     federate: Federate, closing: str
 ) -> None:
     ends = dict(zip(["guest", "host"], first(federation := federate()), strict=True))
@@ -265,17 +265,17 @@ def test_what_was_sent_before_closing_arrives_and_then_the_peer_is_lost(
         rounds = [(await other.receive()).round for _ in range(5)]
         with pytest.raises(PeerLost) as lost:
             await other.receive()
-        assert "deadline_s" not in str(lost.value), "the end is noticed, not waited for"
+        assert "deadline_s" not in str(lost.value), "the close is detected, without a timeout"
         with pytest.raises(PeerLost) as again:
             await other.receive()
-        assert "deadline_s" not in str(again.value), "an ended link stays ended"
+        assert "deadline_s" not in str(again.value), "a closed link stays closed"
         return rounds
 
     ended = federation.run({"one": leave(), "other": listen()})
     assert ended == {"one": None, "other": [0, 1, 2, 3, 4]}
 
 
-def test_both_sides_count_the_same_bytes_by_what_they_were_for(federate: Federate) -> None:
+def test_both_sides_count_the_same_bytes_by_purpose(federate: Federate) -> None:
     federation = federate()
     body = {"stop": False}
     of_body, of_tensor = HEADER.size + len(json.dumps(body)), HEADER.size + 4 * 3 * 4
@@ -283,7 +283,7 @@ def test_both_sides_count_the_same_bytes_by_what_they_were_for(federate: Federat
     for link in [*federation.guest.values(), *federation.hosts.values()]:
         allow(link)
 
-    async def host_program(link: Link) -> None:
+    async def run_host(link: Link) -> None:
         await link.send(Message(Kind.ACTIVATION, tensor=matrix()))
         await link.send(Message(Kind.TEST_ACTIVATION, tensor=matrix()))
         await link.send(Message(Kind.TEST_ACTIVATION, part=1, tensor=matrix()))
@@ -291,7 +291,7 @@ def test_both_sides_count_the_same_bytes_by_what_they_were_for(federate: Federat
             await link.receive()
         await link.send(Message(Kind.READY))
 
-    async def guest_program() -> None:
+    async def run_guest() -> None:
         for link in federation.guest.values():
             for _ in range(3):
                 await link.receive()
@@ -300,8 +300,8 @@ def test_both_sides_count_the_same_bytes_by_what_they_were_for(federate: Federat
             await link.send(Message(Kind.VERDICT, body=body))
             await link.receive()
 
-    programs = {name: host_program(link) for name, link in federation.hosts.items()}
-    ended = federation.run({**programs, "guest": guest_program()})
+    coroutines = {name: run_host(link) for name, link in federation.hosts.items()}
+    ended = federation.run({**coroutines, "guest": run_guest()})
     assert set(ended.values()) == {None}
     for name, link in federation.guest.items():
         to_guest = Traffic(of_tensor, 2 * of_tensor, 0, HEADER.size + len("{}"), 4)
@@ -319,8 +319,8 @@ def test_a_tensor_far_beyond_the_carriers_default_limit_passes(federate: Federat
     assert torch.equal(ended["guest"].tensor, large)
 
 
-def waits_for_good(outcome: Any) -> bool:
-    """In one process nothing can happen any more; over a network a deadline ends the wait."""
+def waits_forever(outcome: Any) -> bool:
+    """In memory the coroutine waits forever; over a network it ends at the deadline."""
     if isinstance(outcome, PeerLost):
         return "0.3 s (deadline_s)" in str(outcome)
     return type(outcome).__name__ == "Waiting"
@@ -328,10 +328,10 @@ def waits_for_good(outcome: Any) -> bool:
 
 def test_a_wait_for_a_silent_peer_ends_at_the_deadline(federate: Federate) -> None:
     guest, _ = first(federation := federate(deadline_s=0.3))
-    assert waits_for_good(federation.run({"guest": receive_one(guest)})["guest"])
+    assert waits_forever(federation.run({"guest": receive_one(guest)})["guest"])
 
 
-def test_a_sender_that_outruns_its_receiver_is_held_back_and_nothing_is_lost(
+def test_a_fast_sender_is_slowed_down_and_nothing_is_lost(
     federate: Federate,
 ) -> None:
     guest, host = first(federation := federate(deadline_s=0.3))
@@ -345,11 +345,11 @@ def test_a_sender_that_outruns_its_receiver_is_held_back_and_nothing_is_lost(
             await host.send(activation(tensor, i))
             accepted.append(i)
 
-    assert waits_for_good(federation.run({"host": outrun()})["host"])
-    # What a carrier's windows hold is mostly less. It is never more than is kept for a peer that
-    # has not confirmed it (here of 1 MiB each), what that has taken in, and one on the way.
-    most = KEPT_BYTES // tensor.nbytes + QUEUED_MESSAGES + 1
-    assert len(accepted) <= most, "an unbounded buffer is an unbounded allocation"
+    assert waits_forever(federation.run({"host": outrun()})["host"])
+    # A carrier's flow control usually allows less. The limit is the buffer of unacknowledged
+    # messages (1 MiB each), the receiver's queue, and one message in between.
+    max_accepted = MAX_UNACKED_BYTES // tensor.nbytes + QUEUED_MESSAGES + 1
+    assert len(accepted) <= max_accepted, "an unbounded buffer is an unbounded allocation"
 
     async def drain() -> list[int]:
         return [(await guest.receive()).round for _ in accepted]

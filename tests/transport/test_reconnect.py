@@ -1,4 +1,4 @@
-"""Connections that end, over real sockets: the conversation goes on as if nothing had been."""
+"""Connections that break, over real sockets: the session continues without loss."""
 
 from __future__ import annotations
 
@@ -13,27 +13,32 @@ import pytest
 import torch
 
 from celu.errors import PeerLost
-from celu.transport.connect import Caller
+from celu.transport.connect import Dialer
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, TensorSpec
 from celu.transport.stream import StreamLink
 from transport.conftest import Federate
-from transport.ways import WAYS
+from transport.transports import TRANSPORTS
 
-each_way = pytest.mark.parametrize("federate", [(way, 1) for way in WAYS], indirect=True, ids=WAYS)
-some_ways = pytest.mark.parametrize(
-    "federate", [(way, 1) for way in ("tls", "websocket")], indirect=True, ids=["tls", "websocket"]
+every_transport = pytest.mark.parametrize(
+    "federate", [(name, 1) for name in TRANSPORTS], indirect=True, ids=TRANSPORTS
+)
+both_carriers = pytest.mark.parametrize(
+    "federate",
+    [(name, 1) for name in ("tls", "websocket")],
+    indirect=True,
+    ids=["tls", "websocket"],
 )
 SPEC = TensorSpec(300, 256)
 COUNT = 60
 
 
 def message(number: int) -> Message:
-    rows = 1 + number * 37 % 300  # up to 300 KB, so that a cut falls within a message
+    rows = 1 + number * 37 % 300  # up to 300 KB, so that a connection breaks within a message
     return Message(Kind.ACTIVATION, number, tensor=torch.full((rows, 256), float(number)))
 
 
-async def talk(link: Link) -> list[Message]:
+async def exchange(link: Link) -> list[Message]:
     """Send and receive in turn."""
     await link.send(Message(Kind.READY))
     link.allow({Kind.ACTIVATION: SPEC})
@@ -47,31 +52,31 @@ async def talk(link: Link) -> list[Message]:
     return arrived
 
 
-def cut(link: Link) -> None:
+def break_connection(link: Link) -> None:
     assert isinstance(link, StreamLink)
     connection = link._current
     assert connection is not None
-    connection.cut(PeerLost("cut by the test"))
+    connection.abort(PeerLost("aborted by the test"))
 
 
-@each_way
+@every_transport
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_conversation_survives_its_connections(federate: Federate, seed: int) -> None:
+def test_a_session_survives_broken_connections(federate: Federate, seed: int) -> None:
     federation = federate(deadline_s=20, outage_s=20)
     ends = [federation.guest["airline"], federation.hosts["airline"]]
-    chance, over = random.Random(seed), threading.Event()
+    rng, done = random.Random(seed), threading.Event()
 
     def nemesis() -> None:
         for _ in range(6):
-            if over.wait(chance.uniform(0.0, 0.15)):
+            if done.wait(rng.uniform(0.0, 0.15)):
                 return
-            cut(chance.choice(ends))
+            break_connection(rng.choice(ends))
 
-    cutting = threading.Thread(target=nemesis)
-    cutting.start()
-    got = federation.run({"guest": talk(ends[0]), "host": talk(ends[1])})
-    over.set()
-    cutting.join(10)
+    thread = threading.Thread(target=nemesis)
+    thread.start()
+    got = federation.run({"guest": exchange(ends[0]), "host": exchange(ends[1])})
+    done.set()
+    thread.join(10)
     for arrived in got.values():
         assert isinstance(arrived, list), arrived
         assert [m.round for m in arrived] == list(range(COUNT))
@@ -81,50 +86,50 @@ def test_a_conversation_survives_its_connections(federate: Federate, seed: int) 
             assert torch.equal(m.tensor, expected)
 
 
-@some_ways
-def test_what_is_said_while_the_link_is_down_arrives_later(federate: Federate) -> None:
+@both_carriers
+def test_messages_sent_while_the_link_is_down_arrive_later(federate: Federate) -> None:
     federation = federate(deadline_s=20, outage_s=20)
     guest, host = federation.guest["airline"], federation.hosts["airline"]
-    cut(guest)
-    got = federation.run({"guest": talk(guest), "host": talk(host)})
+    break_connection(guest)
+    got = federation.run({"guest": exchange(guest), "host": exchange(host)})
     assert [m.round for m in got["guest"]] == [m.round for m in got["host"]] == list(range(COUNT))
 
 
-@some_ways
-def test_a_peer_that_falls_silent_is_noticed_within_two_heartbeats(
+@both_carriers
+def test_a_silent_peer_is_detected_within_two_heartbeats(
     federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation = federate(deadline_s=60, outage_s=60)
     guest, host = federation.guest["airline"], federation.hosts["airline"]
     assert isinstance(guest, StreamLink) and isinstance(host, StreamLink)
     down: list[float] = []
-    monkeypatch.setattr(guest, "_notice", lambda event: down.append(time.monotonic()))
+    monkeypatch.setattr(guest, "_on_event", lambda event: down.append(time.monotonic()))
     connection = host._current
     assert connection is not None
     silent_since = time.monotonic()
-    with host._changed:  # what a stopped process does: connected, and nothing is sent
+    with host._changed:  # like a stopped process: connected, but sends nothing
         while not down and time.monotonic() < silent_since + 30:
             time.sleep(0.05)
-    assert down, "not noticed"
-    # Two heartbeats of 2 s; the watch looks four times a heartbeat. The rest is for this machine.
+    assert down, "not detected"
+    # Two heartbeats of 2 s, checked four times per heartbeat; the rest is for a slow machine.
     assert down[0] - silent_since < 3 * guest.heartbeat_s
-    got = federation.run({"guest": talk(guest), "host": talk(host)})
+    got = federation.run({"guest": exchange(guest), "host": exchange(host)})
     assert [m.round for m in got["guest"]] == list(range(COUNT))
 
 
-@some_ways
-def test_a_link_that_nobody_keeps_up_any_more_says_so(
+@both_carriers
+def test_an_unexpected_error_while_reconnecting_fails_the_link(
     federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation = federate(deadline_s=60, outage_s=60)
     guest, host = federation.guest["airline"], federation.hosts["airline"]
 
-    def fail(caller: Caller) -> None:
-        raise ZeroDivisionError("of a library, say")
+    def fail(dialer: Dialer) -> None:
+        raise ZeroDivisionError("in a library")
 
-    monkeypatch.setattr(Caller, "call", fail)
+    monkeypatch.setattr(Dialer, "dial", fail)
     began = time.monotonic()
-    cut(host)
+    break_connection(host)
     got = federation.run({"host": host.receive()})
     assert isinstance(got["host"], PeerLost) and "ZeroDivisionError" in str(got["host"])
     assert isinstance(got["host"].__cause__, ZeroDivisionError)
@@ -132,8 +137,8 @@ def test_a_link_that_nobody_keeps_up_any_more_says_so(
     guest.close()
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are not listed here")
-def test_grpc_is_not_taken_down_between_attempts() -> None:
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc/self/task")
+def test_the_thread_pool_of_grpc_stays_between_attempts() -> None:
     code = """if True:
     import time
     from pathlib import Path
@@ -142,10 +147,10 @@ def test_grpc_is_not_taken_down_between_attempts() -> None:
     from celu.transport.stream import StreamLink
 
     def make_connection():
-        return StreamLink("guest", deadline_s=1).connection(calls=True)
+        return StreamLink("guest", deadline_s=1).new_connection(dials=True)
 
     OutgoingConnection(Route("127.0.0.1:9"), "bank", "guest", None, make_connection).stop()
-    time.sleep(1)  # what is taken down, is within some ms
+    time.sleep(1)  # a shutdown would take a few ms
     threads = {task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")}
     assert "event_engine" in threads, threads
     """

@@ -1,4 +1,4 @@
-"""One connection takes over from another, step by step: threads are where the test has them."""
+"""One connection replaces another, step by step, with threads at known points."""
 
 from __future__ import annotations
 
@@ -8,49 +8,50 @@ from collections.abc import Iterator
 import pytest
 
 from celu.errors import PeerLost
+from celu.transport.connection import Connection
 from celu.transport.delivery import ConnectionProtocol, Delivery
 from celu.transport.link import run_blocking
 from celu.transport.message import Kind, Message
-from celu.transport.stream import QUEUED_MESSAGES, Connection, StreamLink
+from celu.transport.stream import QUEUED_MESSAGES, StreamLink
 
 WAIT_S = 20.0
 
 
 class Peer:
-    """Who calls: a real delivery, of which one connection at a time is moved by hand."""
+    """The dialing side: a real delivery whose pieces the test moves."""
 
     def __init__(self) -> None:
         self.delivery = Delivery("guest")
-        self.connection = self.call()
+        self.connection = self.dial()
 
-    def call(self) -> ConnectionProtocol:
-        self.connection = ConnectionProtocol(self.delivery, calls=True)
+    def dial(self) -> ConnectionProtocol:
+        self.connection = ConnectionProtocol(self.delivery, dials=True)
         return self.connection
 
     def pieces(self) -> list[bytes]:
-        """All that is to be sent for now."""
-        return list(iter(self.connection.outgoing, None))
+        """All pieces that can be sent now."""
+        return list(iter(self.connection.next_piece, None))
 
-    def say(self, number: int) -> list[bytes]:
-        self.delivery.give(Message(Kind.READY, number))
+    def send(self, number: int) -> list[bytes]:
+        self.delivery.enqueue(Message(Kind.READY, number))
         return self.pieces()
 
 
-def bring(link: StreamLink, connection: Connection, pieces: list[bytes]) -> None:
+def deliver(link: StreamLink, connection: Connection, pieces: list[bytes]) -> None:
     for piece in pieces:
-        link.arrived(connection, piece)
+        link.on_piece(connection, piece)
 
 
-def until(what: str, event: threading.Event) -> None:
+def wait_for(what: str, event: threading.Event) -> None:
     assert event.wait(WAIT_S), what
 
 
-def answered(link: StreamLink, connection: Connection, peer: Peer) -> None:
-    """The link's greeting on a connection, taken by the peer."""
+def answer(link: StreamLink, connection: Connection, peer: Peer) -> None:
+    """Deliver the link's greeting to the peer."""
     while not peer.connection.greeted:
         piece = link.next_piece(connection)
         assert piece is not None
-        peer.connection.take(piece)
+        peer.connection.receive_piece(piece)
 
 
 @pytest.fixture
@@ -62,61 +63,61 @@ def link() -> Iterator[StreamLink]:
         link._changed.notify_all()
 
 
-def test_what_an_old_connection_still_brings_is_not_taken_twice(link: StreamLink) -> None:
+def test_late_messages_of_an_old_connection_are_not_delivered_twice(link: StreamLink) -> None:
     peer = Peer()
-    old = link.connection(calls=False)
-    bring(link, old, peer.pieces())
-    answered(link, old, peer)
-    bring(link, old, peer.say(0))
-    on_the_way = [peer.say(number) for number in (1, 2, 3)]
-    # The peer has heard nothing for a while and calls anew; the rest of what it said is still on
-    # its way over the old connection, which does not end at once.
-    cut = threading.Event()
-    old.cancel = cut.set
-    peer.call()
-    new = link.connection(calls=False)
-    taking_over = threading.Thread(target=bring, args=(link, new, peer.pieces()))
+    old = link.new_connection(dials=False)
+    deliver(link, old, peer.pieces())
+    answer(link, old, peer)
+    deliver(link, old, peer.send(0))
+    in_flight = [peer.send(number) for number in (1, 2, 3)]
+    # The peer received nothing for a while and dials again; its other messages are still in flight
+    # on the old connection, which does not end at once.
+    aborted = threading.Event()
+    old.cancel = aborted.set
+    peer.dial()
+    new = link.new_connection(dials=False)
+    taking_over = threading.Thread(target=deliver, args=(link, new, peer.pieces()))
     taking_over.start()
-    until("the old connection is cut", cut)
-    answered(link, new, peer)  # we have one message
-    for pieces in on_the_way:
-        bring(link, old, pieces)
-    old.end(PeerLost("at last"))
+    wait_for("the old connection is not aborted", aborted)
+    answer(link, new, peer)  # it says that we received one message
+    for pieces in in_flight:
+        deliver(link, old, pieces)
+    old.mark_ended(PeerLost("closed"))
     taking_over.join(WAIT_S)
-    bring(link, new, peer.pieces())
+    deliver(link, new, peer.pieces())
     assert peer.delivery.resent == 3
     assert [run_blocking(link.receive()).round for _ in range(4)] == [0, 1, 2, 3]
     assert not link._incoming
 
 
-def test_a_message_that_waits_for_room_goes_before_those_of_the_next_connection(
+def test_a_message_that_waits_for_room_precedes_those_of_the_next_connection(
     link: StreamLink,
 ) -> None:
     peer = Peer()
-    old = link.connection(calls=False)
-    bring(link, old, peer.pieces())
-    answered(link, old, peer)
+    old = link.new_connection(dials=False)
+    deliver(link, old, peer.pieces())
+    answer(link, old, peer)
     for number in range(QUEUED_MESSAGES):
-        bring(link, old, peer.say(number))
-    one_more, lost = (peer.say(QUEUED_MESSAGES + i) for i in range(2))
-    assert lost  # it is sent again
+        deliver(link, old, peer.send(number))
+    one_more, lost = (peer.send(QUEUED_MESSAGES + i) for i in range(2))
+    assert lost  # it is resent
 
-    def pump() -> None:
-        bring(link, old, one_more)  # waits for room
-        old.end(PeerLost("cut"))
+    def receive() -> None:
+        deliver(link, old, one_more)  # waits for room
+        old.mark_ended(PeerLost("aborted"))
 
-    waiting = threading.Thread(target=pump)
+    waiting = threading.Thread(target=receive)
     waiting.start()
     with link._changed:
         assert link._changed.wait_for(lambda: link._delivery.received > QUEUED_MESSAGES, WAIT_S)
-    peer.call()
-    new = link.connection(calls=False)
-    taking_over = threading.Thread(target=bring, args=(link, new, peer.pieces()))
+    peer.dial()
+    new = link.new_connection(dials=False)
+    taking_over = threading.Thread(target=deliver, args=(link, new, peer.pieces()))
     taking_over.start()
     got = [run_blocking(link.receive()).round for _ in range(QUEUED_MESSAGES)]
     for thread in (taking_over, waiting):
         thread.join(WAIT_S)
-    answered(link, new, peer)
-    bring(link, new, peer.pieces())
+    answer(link, new, peer)
+    deliver(link, new, peer.pieces())
     got += [run_blocking(link.receive()).round for _ in range(2)]
     assert got == list(range(QUEUED_MESSAGES + 2))

@@ -1,4 +1,4 @@
-"""Who gets in and who does not, over real sockets; and the files that this rests on."""
+"""Authentication over real sockets, and the certificate files it needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from celu.transport.link import run_blocking
 from celu.transport.message import Kind, Message
 from celu.transport.stream import StreamLink
 from celu.transport.tls import Credentials
-from transport.callers import HOUR, Keys, bad_callers
+from transport.bad_certificates import HOUR, Keys, bad_clients
 
 CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
 
@@ -39,11 +39,10 @@ def quick_close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def listening(keys: Keys, deadline_s: float = 10.0) -> Iterator[Listener]:
-    """The guest's side, awaiting whoever it has authorities for."""
-
+    """The guest's side, waiting for the peers that it has authorities of."""
     links = {peer: StreamLink(peer, deadline_s=deadline_s) for peer in keys[2]}
-    arrivals = Admission(links, Credentials.read(*keys))
-    listener = Listener("127.0.0.1:0", arrivals)
+    admission = Admission(links, Credentials.read(*keys))
+    listener = Listener("127.0.0.1:0", admission)
     try:
         yield listener
     finally:
@@ -55,7 +54,7 @@ def at(listener: Listener) -> str:
 
 
 def call(name: str, address: str, keys: Keys, connect_s: float = 10.0) -> Message:
-    """A host's side as `celu run` has it: the first thing that the guest says."""
+    """Connect like a host in `celu run`; returns the guest's first message."""
     endpoint = Endpoint(
         name,
         connect={"guest": Route(address)},
@@ -68,25 +67,29 @@ def call(name: str, address: str, keys: Keys, connect_s: float = 10.0) -> Messag
         return run_blocking(links["guest"].receive())
 
 
-def intrude(name: str, address: str, keys: Keys) -> None:
-    """A host's side that skips the polite knock: gRPC alone decides."""
+def dial_without_preflight(name: str, address: str, keys: Keys) -> None:
+    """Connect like a host, without the preflight: gRPC alone decides."""
     link = StreamLink("guest", deadline_s=0.4)
-    connection = OutgoingConnection(
-        Route(address), name, "guest", Credentials.read(*keys), lambda: link.connection(calls=True)
+    outgoing = OutgoingConnection(
+        Route(address),
+        name,
+        "guest",
+        Credentials.read(*keys),
+        lambda: link.new_connection(dials=True),
     )
     try:
-        link.wait_up(connection.connection, 0.4)
+        link.wait_until_greeted(outgoing.connection, 0.4)
     finally:
-        connection.stop()
+        outgoing.stop()
         link.close()
 
 
-def assert_nobody_came(listener: Listener) -> None:
+def assert_nobody_connected(listener: Listener) -> None:
     with pytest.raises(PeerLost, match="did not connect with an acceptable certificate"):
         listener.wait(0)
 
 
-def test_two_companies_that_hold_each_others_authority_meet(companies: dict[str, Any]) -> None:
+def test_two_companies_that_trust_each_others_authority_connect(companies: dict[str, Any]) -> None:
     guest, bank = companies["guest"], companies["bank"]
     with listening(guest.keys(bank)) as listener:
         endpoint = Endpoint("bank", connect={"guest": Route(at(listener))}, keys=bank.keys(guest))
@@ -96,29 +99,29 @@ def test_two_companies_that_hold_each_others_authority_meet(companies: dict[str,
             assert run_blocking(links["guest"].receive()).body == {"name": "guest"}
             run_blocking(links["guest"].send(Message(Kind.READY)))
             assert run_blocking(ours.receive()).kind is Kind.READY
-    assert not listener.refused
+    assert not listener.rejections
 
 
-@bad_callers
-def test_a_caller_whose_certificate_will_not_do_is_refused_and_told_why(
-    companies: dict[str, Any], tmp_path: Path, caller: Any
+@bad_clients
+def test_a_client_with_a_bad_certificate_is_rejected_with_a_reason(
+    companies: dict[str, Any], tmp_path: Path, client: Any
 ) -> None:
     with listening(companies["guest"].keys(companies["bank"])) as listener:
-        keys = caller(companies, tmp_path)
-        why = f"refused our certificate {keys[0]}|us away: a caller's certificate is for none"
+        keys = client(companies, tmp_path)
+        why = f"rejected our certificate {keys[0]}|rejected us: a client's certificate is for none"
         with pytest.raises(CertificateError, match=why):
             call("bank", at(listener), keys)
-        assert_nobody_came(listener)
+        assert_nobody_connected(listener)
 
 
-@bad_callers
-def test_a_caller_who_does_not_knock_is_refused_by_the_carrier_itself(
-    companies: dict[str, Any], tmp_path: Path, caller: Any
+@bad_clients
+def test_a_client_without_preflight_is_rejected_by_the_carrier(
+    companies: dict[str, Any], tmp_path: Path, client: Any
 ) -> None:
     with listening(companies["guest"].keys(companies["bank"])) as listener:
         with pytest.raises((PeerLost, CertificateError)):
-            intrude("bank", at(listener), caller(companies, tmp_path))
-        assert_nobody_came(listener)
+            dial_without_preflight("bank", at(listener), client(companies, tmp_path))
+        assert_nobody_connected(listener)
 
 
 BAD_LISTENERS = {
@@ -129,43 +132,47 @@ BAD_LISTENERS = {
 
 
 @pytest.mark.parametrize(("changes", "why"), BAD_LISTENERS.values(), ids=BAD_LISTENERS)
-@pytest.mark.parametrize("knocks", [True, False])
-def test_a_listener_whose_certificate_will_not_do_is_refused(
-    companies: dict[str, Any], tmp_path: Path, changes: dict[str, Any], why: str, knocks: bool
+@pytest.mark.parametrize("preflight_first", [True, False])
+def test_a_listener_with_a_bad_certificate_is_rejected(
+    companies: dict[str, Any],
+    tmp_path: Path,
+    changes: dict[str, Any],
+    why: str,
+    preflight_first: bool,
 ) -> None:
     guest, bank = companies["guest"], companies["bank"]
     odd: Keys = (*guest.issue(tmp_path, "guest", **changes), guest.keys(bank)[2])
     with listening(odd) as listener:
-        if knocks:
+        if preflight_first:
             with pytest.raises(CertificateError, match=why):
                 call("bank", at(listener), bank.keys(guest))
         else:
             with pytest.raises(PeerLost):
-                intrude("bank", at(listener), bank.keys(guest))
-        assert_nobody_came(listener)
+                dial_without_preflight("bank", at(listener), bank.keys(guest))
+        assert_nobody_connected(listener)
 
 
-@pytest.mark.parametrize("knocks", [True, False])
-def test_a_listener_of_another_authority_or_name_is_refused(
-    companies: dict[str, Any], knocks: bool
+@pytest.mark.parametrize("preflight_first", [True, False])
+def test_a_listener_with_another_authority_or_name_is_rejected(
+    companies: dict[str, Any], preflight_first: bool
 ) -> None:
     guest, bank, clinic = companies["guest"], companies["bank"], companies["clinic"]
-    # gRPC alone does not say why; it keeps trying, and our deadline ends it.
+    # gRPC alone reports no reason: it retries until our deadline.
     expected, error = (
-        (CertificateError, "not acceptable") if knocks else (PeerLost, "did not answer")
+        (CertificateError, "not acceptable") if preflight_first else (PeerLost, "did not answer")
     )
-    reach: Callable[..., Any] = call if knocks else intrude
+    dial: Callable[..., Any] = call if preflight_first else dial_without_preflight
     with listening(guest.keys(bank)) as listener:
-        with pytest.raises(expected, match=error):  # the authority is not the one we hold
-            reach("bank", at(listener), (bank.certificate, bank.key, {"guest": clinic.ca}))
-        assert_nobody_came(listener)
+        with pytest.raises(expected, match=error):  # we trust another authority
+            dial("bank", at(listener), (bank.certificate, bank.key, {"guest": clinic.ca}))
+        assert_nobody_connected(listener)
     with listening(clinic.keys(bank)) as listener:
-        with pytest.raises(expected, match=error):  # the clinic says that it is the guest
-            reach("bank", at(listener), (bank.certificate, bank.key, {"guest": clinic.ca}))
-        assert_nobody_came(listener)
+        with pytest.raises(expected, match=error):  # the clinic claims to be the guest
+            dial("bank", at(listener), (bank.certificate, bank.key, {"guest": clinic.ca}))
+        assert_nobody_connected(listener)
 
 
-def test_an_authority_vouches_for_its_own_company_alone(
+def test_an_authority_cannot_sign_for_another_company(
     companies: dict[str, Any], tmp_path: Path
 ) -> None:
     guest, bank, clinic = companies["guest"], companies["bank"], companies["clinic"]
@@ -173,26 +180,26 @@ def test_an_authority_vouches_for_its_own_company_alone(
     with listening(guest.keys(bank, clinic)) as listener:
         with pytest.raises(CertificateError, match="for none of the expected parties"):
             call("clinic", at(listener), forged)
-        assert list(listener.refused) == [
-            "a caller's certificate is for none of the expected parties"
+        assert list(listener.rejections) == [
+            "a client's certificate is for none of the expected parties"
         ]
-        assert_nobody_came(listener)
+        assert_nobody_connected(listener)
 
 
-def test_a_name_that_the_listener_does_not_expect_is_refused(
+def test_a_name_that_the_listener_does_not_expect_is_rejected(
     companies: dict[str, Any], tmp_path: Path
 ) -> None:
     guest, bank = companies["guest"], companies["bank"]
     other: Keys = (*bank.issue(tmp_path, "branch"), bank.keys(guest)[2])
     with listening(guest.keys(bank)) as listener:
-        # It claims to be the bank in its metadata, which counts for nothing here.
+        # Its metadata claim to be the bank, which does not matter here.
         with pytest.raises(CertificateError, match="for none of the expected parties"):
             call("bank", at(listener), other)
-        with pytest.raises(PeerLost, match="turned away: a caller's certificate"):
+        with pytest.raises(PeerLost, match="rejected clients: a client's certificate"):
             listener.wait(0)
 
 
-def test_a_party_that_connects_twice_is_refused_and_the_first_stays(
+def test_a_second_connection_of_a_party_is_rejected_and_the_first_stays(
     companies: dict[str, Any],
 ) -> None:
     guest, bank = companies["guest"], companies["bank"]
@@ -200,7 +207,7 @@ def test_a_party_that_connects_twice_is_refused_and_the_first_stays(
         endpoint = Endpoint("bank", connect={"guest": Route(at(listener))}, keys=bank.keys(guest))
         with open_links(endpoint) as links:
             ours = listener.wait(10)["bank"]
-            with pytest.raises(PeerLost, match="bank is connected already"):
+            with pytest.raises(PeerLost, match="bank is already connected"):
                 call("bank", at(listener), bank.keys(guest), connect_s=0.5)
             run_blocking(ours.send(Message(Kind.READY)))
             assert run_blocking(links["guest"].receive()).kind is Kind.READY
@@ -208,7 +215,7 @@ def test_a_party_that_connects_twice_is_refused_and_the_first_stays(
 
 @pytest.mark.parametrize("use_rsa", [False, True], ids=["elliptic", "rsa"])
 @pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
-def test_only_tls_1_3_is_spoken(
+def test_only_tls_1_3_is_accepted(
     companies: dict[str, Any], tmp_path: Path, version: str, use_rsa: bool
 ) -> None:
     guest, bank = companies["guest"], companies["bank"]
@@ -231,25 +238,25 @@ def test_only_tls_1_3_is_spoken(
             assert greeted()
         else:
             with pytest.raises((ssl.SSLError, ConnectionError)):
-                assert not greeted(), "a TLS 1.2 client was let in"
+                assert not greeted(), "a TLS 1.2 client was accepted"
 
 
-def test_nobody_listening_is_a_lost_peer_after_connect_s(
+def test_dialing_a_closed_port_raises_peer_lost_after_connect_s(
     companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr(preflight.time, "monotonic", lambda: float(next(clock)))
     slept: list[float] = []
     monkeypatch.setattr(preflight.time, "sleep", slept.append)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, and not listening
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(PeerLost, match=rf"nobody answers for guest at {address} after 5 s"):
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # but not listening
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(PeerLost, match=rf"no answer from guest at {address} after 5 s"):
             call("bank", address, companies["bank"].keys(companies["guest"]), connect_s=5)
-    assert len(slept) == 4, "it tries again until then"
+    assert len(slept) == 4, "it retries until then"
 
 
-def test_a_peer_that_never_comes_is_lost_after_connect_s(companies: dict[str, Any]) -> None:
+def test_waiting_for_a_peer_raises_peer_lost_after_connect_s(companies: dict[str, Any]) -> None:
     guest, bank = companies["guest"], companies["bank"]
     endpoint = Endpoint("guest", "127.0.0.1:0", ("bank",), keys=guest.keys(bank), connect_s=0.1)
     with (
@@ -259,7 +266,7 @@ def test_a_peer_that_never_comes_is_lost_after_connect_s(companies: dict[str, An
         pass
 
 
-def test_those_who_came_are_let_go_where_another_never_comes(companies: dict[str, Any]) -> None:
+def test_connected_peers_are_released_if_another_never_connects(companies: dict[str, Any]) -> None:
     guest, bank, clinic = companies["guest"], companies["bank"], companies["clinic"]
     ports: queue.Queue[int] = queue.Queue()
     here = Endpoint(
@@ -269,20 +276,20 @@ def test_those_who_came_are_let_go_where_another_never_comes(companies: dict[str
 
     def wait_for_both() -> None:
         with pytest.raises(PeerLost, match="clinic did not connect"), open_links(here, ports.put):
-            outcome.append("both came")
+            outcome.append("both connected")
         outcome.append("gave up")
 
     waiting = threading.Thread(target=wait_for_both)
     waiting.start()
-    # An orderly end, not a cancelled call: otherwise the guest's sending thread would wait for
-    # something to send for good, and keep its process alive.
+    # A regular close, not a cancelled call: otherwise the guest's sending thread would wait for
+    # messages forever and keep its process alive.
     with pytest.raises(PeerLost, match=r"was down for 1 s \(outage_s\): "):
         call("bank", f"127.0.0.1:{ports.get(timeout=10)}", bank.keys(guest))
     waiting.join(10)
     assert outcome == ["gave up"]
 
 
-def test_a_listener_that_starts_late_is_waited_for(companies: dict[str, Any]) -> None:
+def test_dialing_waits_for_a_listener_that_starts_late(companies: dict[str, Any]) -> None:
     guest, bank = companies["guest"], companies["bank"]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -296,27 +303,27 @@ def test_a_listener_that_starts_late_is_waited_for(companies: dict[str, Any]) ->
     tried = preflight.time.sleep
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight.time, "sleep", lambda s: (refused.set(), tried(s))[1])
-        caller = threading.Thread(target=late)
-        caller.start()
-        assert refused.wait(10)  # it has knocked in vain once
+        thread = threading.Thread(target=late)
+        thread.start()
+        assert refused.wait(10)  # the first attempt has failed
     keys = guest.keys(bank)
-    arrivals = Admission({"bank": StreamLink("bank", deadline_s=10)}, Credentials.read(*keys))
-    listener = Listener(f"127.0.0.1:{port}", arrivals)
+    admission = Admission({"bank": StreamLink("bank", deadline_s=10)}, Credentials.read(*keys))
+    listener = Listener(f"127.0.0.1:{port}", admission)
     try:
         run_blocking(listener.wait(10)["bank"].send(Message(Kind.READY)))
-        caller.join(10)
+        thread.join(10)
         assert [m.kind for m in outcome] == [Kind.READY]
     finally:
         listener.stop()
 
 
-def test_a_port_that_is_taken_is_named(companies: dict[str, Any]) -> None:
+def test_an_error_names_a_port_that_is_in_use(companies: dict[str, Any]) -> None:
     keys = companies["guest"].keys(companies["bank"])
     with (
         listening(keys) as listener,
         pytest.raises(ConfigError, match=f"free port, got {at(listener)}"),
     ):
-        Listener(at(listener), listener.arrivals)
+        Listener(at(listener), listener.admission)
 
 
 # Files.
@@ -326,13 +333,13 @@ def test_a_port_that_is_taken_is_named(companies: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "content", [None, b"", b"no PEM", "another's"], ids=["absent", "empty", "no PEM", "another's"]
 )
-def test_a_file_that_will_not_do_is_named(
+def test_an_error_names_the_invalid_file(
     companies: dict[str, Any], tmp_path: Path, which: int, content: bytes | str | None
 ) -> None:
     bad = tmp_path / "bad.pem"
     certificate, key, authorities = companies["bank"].keys(companies["guest"])
     if content == "another's":
-        # A key is no certificate, and somebody else's key is not ours.
+        # A key instead of a certificate, or another party's key.
         content = (companies["clinic"].key if which == 1 else key).read_bytes()
     if isinstance(content, bytes):
         bad.write_bytes(content)
@@ -343,14 +350,14 @@ def test_a_file_that_will_not_do_is_named(
     assert str(bad) in str(error.value)
 
 
-def test_a_sound_set_of_files_is_read(companies: dict[str, Any]) -> None:
+def test_valid_files_are_read(companies: dict[str, Any]) -> None:
     bank, guest = companies["bank"], companies["guest"]
     credentials = Credentials.read(*bank.keys(guest))
     assert credentials.key == bank.key.read_bytes()
     assert credentials.authorities == {"guest": guest.ca.read_bytes()}
 
 
-def test_secret_keys_are_readable_by_their_owner_alone(companies: dict[str, Any]) -> None:
+def test_private_keys_are_readable_by_their_owner_only(companies: dict[str, Any]) -> None:
     for path in companies["bank"].folder.glob("*.key"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert {p.name for p in companies["bank"].folder.iterdir()} == {
@@ -358,23 +365,23 @@ def test_secret_keys_are_readable_by_their_owner_alone(companies: dict[str, Any]
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kept", ["ca.pem", "ca.key"])
-def test_an_authority_is_never_replaced(tmp_path: Path, kept: str) -> None:
-    (tmp_path / kept).write_text("mine")
-    with pytest.raises(CertificateError, match=f"{kept} exists"):
+@pytest.mark.parametrize("existing", ["ca.pem", "ca.key"])
+def test_an_authority_is_never_replaced(tmp_path: Path, existing: str) -> None:
+    (tmp_path / existing).write_text("mine")
+    with pytest.raises(CertificateError, match=f"{existing} exists"):
         make_authority(tmp_path, "celu")
-    assert [p.name for p in tmp_path.iterdir()] == [kept]
-    assert (tmp_path / kept).read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == [existing]
+    assert (tmp_path / existing).read_text() == "mine"
 
 
-@pytest.mark.parametrize("kept", ["bank.pem", "bank.key"])
-def test_a_partys_certificate_is_never_replaced(tmp_path: Path, kept: str) -> None:
+@pytest.mark.parametrize("existing", ["bank.pem", "bank.key"])
+def test_a_partys_certificate_is_never_replaced(tmp_path: Path, existing: str) -> None:
     make_authority(tmp_path, "celu")
-    (tmp_path / kept).write_text("mine")
-    with pytest.raises(CertificateError, match=f"{kept} exists"):
+    (tmp_path / existing).write_text("mine")
+    with pytest.raises(CertificateError, match=f"{existing} exists"):
         make_party(tmp_path, "bank")
-    assert {p.name for p in tmp_path.iterdir()} == {"ca.pem", "ca.key", kept}
-    assert (tmp_path / kept).read_text() == "mine"
+    assert {p.name for p in tmp_path.iterdir()} == {"ca.pem", "ca.key", existing}
+    assert (tmp_path / existing).read_text() == "mine"
 
 
 @pytest.mark.parametrize("content", [None, "no key"], ids=["absent", "unreadable"])
@@ -387,7 +394,7 @@ def test_a_party_needs_an_authority(tmp_path: Path, content: str | None) -> None
 
 
 @pytest.mark.parametrize("name", ["", "Bank", "bänk", "a/b", "../bank", "a" * 64, "-a", "a.b"])
-def test_a_name_that_no_contract_can_hold_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_invalid_party_name_is_refused(tmp_path: Path, name: str) -> None:
     make_authority(tmp_path / "certs", "celu")
     with pytest.raises(CertificateError, match="expected a party's name"):
         make_party(tmp_path / "certs", name)
@@ -395,13 +402,13 @@ def test_a_name_that_no_contract_can_hold_is_refused(tmp_path: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", ["", "x" * 60])
-def test_a_company_name_that_no_certificate_can_hold_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CertificateError, match="expected a company name"):
+def test_an_invalid_company_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CertificateError, match="expected a company's name"):
         make_authority(tmp_path, name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_commands_make_what_a_party_needs(tmp_path: Path) -> None:
+def test_the_commands_create_what_a_party_needs(tmp_path: Path) -> None:
     folder = tmp_path / "certs"
     made = CliRunner().invoke(app, ["certs", "ca", "--dir", str(folder), "--name", "Bank AG"])
     assert made.exit_code == 0
@@ -414,9 +421,9 @@ def test_the_commands_make_what_a_party_needs(tmp_path: Path) -> None:
     Credentials.read(folder / "bank.pem", folder / "bank.key", {"guest": folder / "ca.pem"})
 
 
-def test_an_insecure_listener_still_expects_the_names_of_the_contract() -> None:
-    arrivals = Admission({"bank": StreamLink("bank", deadline_s=5)}, None)
-    listener = Listener("127.0.0.1:0", arrivals)
+def test_an_insecure_listener_still_requires_a_name_of_the_contract() -> None:
+    admission = Admission({"bank": StreamLink("bank", deadline_s=5)}, None)
+    listener = Listener("127.0.0.1:0", admission)
     try:
         with (
             pytest.raises(CertificateError, match="a name not in the contract"),
@@ -425,6 +432,6 @@ def test_an_insecure_listener_still_expects_the_names_of_the_contract() -> None:
             ) as links,
         ):
             run_blocking(links["guest"].receive())
-        assert_nobody_came(listener)
+        assert_nobody_connected(listener)
     finally:
         listener.stop()

@@ -1,4 +1,4 @@
-"""Messages as bytes, and what becomes of bytes that are no message."""
+"""Messages as bytes, and the errors for bytes that are no message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from celu.errors import (
 )
 from celu.transport import wire
 from celu.transport.link import run_blocking
-from celu.transport.message import TENSORS, Kind, Message, TensorSpec, expect, rows_of
+from celu.transport.message import TENSORS, Kind, Message, TensorSpec, expect, require_rows
 from celu.transport.stream import StreamLink
 from celu.transport.wire import HEADER, PIECE_BYTES, Header, decode_header, encode
 from decoding import decode
@@ -97,7 +97,7 @@ def test_a_large_payload_comes_in_pieces_no_larger_than_the_limit() -> None:
     assert wire.num_bytes(message) == len(header) + sum(len(p) for p in pieces)
 
 
-def test_a_message_takes_the_bytes_that_are_counted_for_it() -> None:
+def test_num_bytes_is_the_size_on_the_wire() -> None:
     for message in (TENSOR, BODY, Message(Kind.READY), Message(Kind.HELLO, body={"ü": "日本"})):
         assert wire.num_bytes(message) == sum(len(piece) for piece in encode(message, 0))
 
@@ -156,9 +156,7 @@ def test_a_header_with_one_field_changed_is_refused(
 
 @pytest.mark.parametrize("message", [TENSOR, BODY], ids=["tensor", "body"])
 @pytest.mark.parametrize("field", ["round", "part"])
-def test_a_round_or_part_that_is_not_due_is_refused_by_its_reader(
-    message: Message, field: str
-) -> None:
+def test_expect_refuses_another_round_or_part(message: Message, field: str) -> None:
     pieces = iter(list(encode(message, 5))[1:])
     arrived = decode(decode_header(header_of(message, **{field: 11}), 5, SPECS), pieces)
     expect(round_trip(message), message.kind, 9, 2)
@@ -166,13 +164,13 @@ def test_a_round_or_part_that_is_not_due_is_refused_by_its_reader(
         expect(arrived, message.kind, 9, 2)
 
 
-def test_a_message_of_another_kind_or_number_of_rows_is_refused_by_its_reader() -> None:
+def test_another_kind_or_number_of_rows_is_refused() -> None:
     with pytest.raises(ProtocolError, match=r"expected READY .*got VERDICT"):
         expect(BODY, Kind.READY, 9, 2)
     with pytest.raises(ShapeError, match="expected 5 rows, got 4"):
-        rows_of(TENSOR, 5)
+        require_rows(TENSOR, 5)
     with pytest.raises(ShapeError, match="expected 4 rows, got none"):
-        rows_of(BODY, 4)
+        require_rows(BODY, 4)
 
 
 @pytest.mark.parametrize("size", [0, 1, HEADER.size - 1, HEADER.size + 1, PIECE_BYTES])
@@ -293,16 +291,16 @@ def test_a_payload_of_another_length_than_announced_is_refused(
         decode(header, iter(pieces))
 
 
-# What a party receives from bytes that a peer made by hand.
+# What a link makes of bytes that a misbehaving peer sends.
 
 
 def fed(pieces: Iterable[bytes]) -> StreamLink:
-    """A link whose one connection brought a greeting and these."""
+    """A link whose only connection received a greeting and these pieces."""
     link = StreamLink("bank", deadline_s=0.05, outage_s=0.05)
     link.allow(SPECS)
     greeting = {"token": "0" * 32, "knows": None, "received": 0}
     first = encode(Message(Kind.GREETING, body=greeting), 0)
-    link.connection(calls=True).pump(itertools.chain(first, pieces))
+    link.new_connection(dials=True).receive_pieces(itertools.chain(first, pieces))
     return link
 
 
@@ -372,11 +370,11 @@ def test_closing_does_not_wait_for_a_carrier_that_gave_up_sending(
 ) -> None:
     monkeypatch.setattr("celu.transport.stream.CLOSE_S", 60.0)
     link = fed([])
-    connection = link.connection(calls=True)
-    sending = connection.outgoing()
+    connection = link.new_connection(dials=True)
+    sending = connection.outgoing_pieces()
     next(sending)
-    sending.close()  # what gRPC does with the rest when a call has ended
-    connection.pump(iter(()))
+    sending.close()  # as gRPC does when a call has ended
+    connection.receive_pieces(iter(()))
     link.close()  # would take a minute
 
 

@@ -18,7 +18,7 @@ import torch
 from celu.doctor.measurement import MAX_S, integer, number
 from celu.errors import ProtocolError
 from celu.transport.link import Link
-from celu.transport.message import Kind, Message, TensorSpec, expect, rows_of
+from celu.transport.message import Kind, Message, TensorSpec, expect, require_rows
 from celu.transport.wire import HEADER, PIECE_BYTES
 
 MAX_BYTES = PIECE_BYTES  # of one message
@@ -174,7 +174,7 @@ class Prober:
         await self.link.send(Message(Kind.PROBE, probe.number, part, tensor))
 
     async def _receive_probe(self, probe: Probe, part: int, size: int) -> None:
-        rows_of(expect(await self.link.receive(), Kind.PROBE, probe.number, part), size)
+        require_rows(expect(await self.link.receive(), Kind.PROBE, probe.number, part), size)
 
     async def _send_seconds(self, probe: Probe, **seconds: float) -> None:
         await self.link.send(Message(Kind.FINDINGS, probe.number, body=seconds))

@@ -18,7 +18,7 @@ from celu.config.job import Codecs, Job
 from celu.data.dataset import Batch
 from celu.engine.spans import Spans
 from celu.errors import AlignmentError, ProtocolError
-from celu.transport.message import Kind, Message, TensorSpec, rows_of
+from celu.transport.message import Kind, Message, TensorSpec, require_rows
 from celu.transport.wire import check_finite
 
 
@@ -92,7 +92,7 @@ class Coding:
         NonFiniteError for NaN or Inf.
         """
         if message.kind in self._exact:
-            return rows_of(message, rows)
+            return require_rows(message, rows)
         where = f"{message.kind.name} of round {message.round}"
         if message.tensor is None:
             raise ProtocolError(f"{where}: expected a tensor, got none")

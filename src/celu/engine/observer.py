@@ -163,7 +163,7 @@ class Observer:
         )
 
     def _total_transfer_s(self) -> float:
-        return self._transfer_s + sum(t.received.training_s for t in self._traffic)
+        return self._transfer_s + sum(t.received.training_transfer_s for t in self._traffic)
 
     def tuning_chosen(self, stage: Stage) -> None:
         """Emit the guest's choice for the next stage."""
@@ -205,8 +205,8 @@ class Observer:
         """The spans of the latest rounds since the last report, sorted by start."""
         spans = self._spans.drain()
         for traffic in self._traffic:
-            spans += [("send", *span) for span in traffic.sent.take_spans()]
-            spans += [("receive", *span) for span in traffic.received.take_spans()]
+            spans += [("send", *span) for span in traffic.sent.drain_spans()]
+            spans += [("receive", *span) for span in traffic.received.drain_spans()]
         since = self._round_ends[0] if len(self._round_ends) > MAX_SPAN_ROUNDS else self._started
         spans = sorted((s for s in spans if s[2] > since), key=lambda s: s[1])[-MAX_SPANS:]
         zero = self._started

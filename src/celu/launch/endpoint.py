@@ -10,8 +10,8 @@ from celu.transport.emulation import LinkEmulator
 from celu.transport.preflight import Gateway
 
 
-def endpoint_of(settings: PartySettings, notice: Callback = ignore) -> Endpoint:
-    """How a party listens, connects and authenticates; `notice` gets link events on any thread."""
+def endpoint_of(settings: PartySettings, on_event: Callback = ignore) -> Endpoint:
+    """How a party listens, connects and authenticates; `on_event` gets link events on any thread."""
     keys = None
     if settings.peers and not settings.insecure:
         assert settings.keys is not None  # PartySettings checks this
@@ -19,8 +19,8 @@ def endpoint_of(settings: PartySettings, notice: Callback = ignore) -> Endpoint:
         keys = (settings.keys.certificate, settings.keys.key, authorities)
     link = settings.link
 
-    def line() -> LinkEmulator | None:
-        return None if link is None else LinkEmulator.of(link)
+    def make_emulator() -> LinkEmulator | None:
+        return None if link is None else LinkEmulator.from_settings(link)
 
     connect = {
         name: Route(
@@ -41,8 +41,8 @@ def endpoint_of(settings: PartySettings, notice: Callback = ignore) -> Endpoint:
         deadline_s=settings.deadline_s,
         outage_s=settings.outage_s,
         heartbeat_s=settings.heartbeat_s,
-        line=line,
-        notice=notice,
+        make_emulator=make_emulator,
+        on_event=on_event,
     )
 
 

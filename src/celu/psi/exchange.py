@@ -26,7 +26,7 @@ from celu.errors import ProtocolError
 from celu.psi.state import VALUE_BYTES, ChunkFile, ExchangeState
 from celu.psi.workers import Workers
 from celu.transport.link import Link
-from celu.transport.message import Kind, Message, TensorSpec, expect, rows_of
+from celu.transport.message import Kind, Message, TensorSpec, expect, require_rows
 
 RowNumbers = npt.NDArray[np.int64]
 
@@ -128,7 +128,7 @@ class Exchange:
 
     async def _receive(self, kind: Kind, chunk: int, chunks: ChunkFile) -> bytes:
         message = expect(await self.link.receive(), kind, chunk)
-        data: bytes = rows_of(message, chunks.size(chunk)).numpy().tobytes()
+        data: bytes = require_rows(message, chunks.size(chunk)).numpy().tobytes()
         return data
 
     def common(self) -> RowNumbers:

@@ -30,7 +30,7 @@ from celu.psi.exchange import AHEAD, LAG, Exchange, RowNumbers, specs
 from celu.psi.state import SECRET_BYTES, ExchangeState
 from celu.psi.workers import Workers
 from celu.transport.link import Link
-from celu.transport.message import Kind, Message, TensorSpec, expect, rows_of
+from celu.transport.message import Kind, Message, TensorSpec, expect, require_rows
 from celu.transport.wire import VERSION
 
 CHUNK_ROWS = 2048
@@ -269,7 +269,7 @@ async def _receive_selection(link: Link, num_rows: int) -> npt.NDArray[np.bool_]
     for part, start in enumerate(range(0, num_bytes, _SELECTION_BYTES)):
         message = message if part == 0 else await link.receive()
         size = min(_SELECTION_BYTES, num_bytes - start)
-        parts.append(rows_of(expect(message, Kind.KEPT, part), size).numpy().reshape(-1))
+        parts.append(require_rows(expect(message, Kind.KEPT, part), size).numpy().reshape(-1))
     bits = np.unpackbits(np.concatenate(parts)).astype(np.bool_)
     if bits[num_rows:].any():
         raise ProtocolError(f"from {link.peer}: KEPT: expected a bit for each common row, got more")

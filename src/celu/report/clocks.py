@@ -14,7 +14,7 @@ from statistics import median
 from celu.engine.spans import MAX_SPAN_ROUNDS, MAX_SPANS
 from celu.events import RoundDone, TrainingStarted
 from celu.record.run import RunRecord
-from celu.transport.message import MOST_SPANS
+from celu.transport.message import MAX_SPANS as MAX_TRANSFER_SPANS
 
 _MAX_PAIRS = 40  # only the latest count, because clocks drift
 
@@ -58,7 +58,7 @@ def _complete_rounds(record: RunRecord) -> list[RoundDone]:
 def _is_complete(event: RoundDone) -> bool:
     """Whether the event holds all spans: events with many spans are truncated."""
     messages = max(_count(event, "send"), _count(event, "receive"))
-    return 0 < len(event.spans) < MAX_SPANS and messages < MOST_SPANS
+    return 0 < len(event.spans) < MAX_SPANS and messages < MAX_TRANSFER_SPANS
 
 
 def _count(event: RoundDone, kind: str) -> int:

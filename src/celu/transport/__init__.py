@@ -1,1 +1,1 @@
-"""Messages between two parties: what they are, and the carriers that bring them across."""
+"""Messages between two parties, and the carriers that transport them."""

@@ -1,7 +1,7 @@
-"""What a carrier is to the rest of celu: a listener and a connection, both giving links.
+"""The carrier interface: a listener, an outgoing connection, and the admission of clients.
 
-A carrier brings byte strings across, in order. Who comes and whether it may is decided in
-`Admission`, the same for all carriers; what a message is, in `stream` and `wire`.
+A carrier moves byte strings in order. `Admission` decides, for all carriers alike, which clients
+may connect. What the bytes mean is up to `stream` and `wire`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from celu.errors import CertificateError, PeerLost
+from celu.transport.connection import Connection
 from celu.transport.inner_tls import InnerTls
 from celu.transport.preflight import Gateway
-from celu.transport.stream import Connection, StreamLink
-from celu.transport.tls import Credentials, issued_for
+from celu.transport.stream import StreamLink
+from celu.transport.tls import Credentials, is_issued_for
 
-NAME_KEY = "celu-name"  # says who calls; without a certificate of the connection it is a claim
-OPEN_S = 10.0  # within which a caller must have said who it is, at each step on the way in
-# Callers behind a gateway that have not proven who they are yet, at a time.
-_UNPROVEN = 8
+NAME_KEY = "celu-name"  # the client's name: only a claim, unless its certificate has it too
+IDENTIFY_S = 10.0  # deadline of each step in which a client identifies itself
+# Clients behind a gateway whose inner TLS handshake is in progress.
+_MAX_UNAUTHENTICATED = 8
 
 
 @dataclass(frozen=True)
 class Route:
-    """The way to a peer that listens: its address, or its gateway's.
+    """How to reach a peer that listens: its address or its gateway's.
 
-    Over gRPC, `streams` and `connections` (channels with so many streams each) share the bytes.
+    Over gRPC the pieces are striped over `connections` channels with `streams` streams each.
     """
 
     address: str
@@ -40,29 +41,29 @@ class Route:
 
 
 class Listener(ABC):
-    """Waits for peers at `port`."""
+    """Accepts peers at `port`."""
 
     port: int
 
-    def __init__(self, arrivals: Admission) -> None:
-        self.arrivals = arrivals
+    def __init__(self, admission: Admission) -> None:
+        self.admission = admission
 
     @property
-    def refused(self) -> deque[str]:
-        """Why callers were turned away, the latest few."""
-        return self.arrivals.refused
+    def rejections(self) -> deque[str]:
+        """Why the latest few clients were rejected."""
+        return self.admission.rejections
 
     def wait(self, connect_s: float) -> dict[str, StreamLink]:
-        """The links, once every peer has come; raises PeerLost at the deadline."""
-        return self.arrivals.wait(connect_s)
+        """Return the links once every peer has connected; raises PeerLost at the deadline."""
+        return self.admission.wait(connect_s)
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop listening; links that are still open get a moment to end."""
+        """Stop listening and close the links."""
 
 
 class OutgoingConnection(Protocol):
-    """One connection to a peer that listens, opened by us."""
+    """One connection to a peer that listens, dialed by us."""
 
     connection: Connection
 
@@ -76,11 +77,11 @@ MakeConnection = Callable[[], Connection]
 
 @dataclass(frozen=True)
 class Carrier:
-    """How listeners and connections are opened.
+    """How to listen and how to connect.
 
-    `listen(address, arrivals)` raises ConfigError where the address cannot be had. `connect(route,
-    name, peer, credentials, make_connection)` calls a peer, with `credentials` None in an insecure run, and
-    raises PeerLost, CertificateError or ConfigError where that shows at once.
+    `listen(address, admission)` raises ConfigError if the address is not available.
+    `connect(route, name, peer, credentials, make_connection)` dials a peer; without `credentials`
+    the run is insecure. It raises PeerLost, CertificateError or ConfigError if it fails at once.
     """
 
     listen: Callable[[str, Admission], Listener]
@@ -88,10 +89,10 @@ class Carrier:
 
 
 class Admission:
-    """Who is expected to call, who has come, and who was turned away.
+    """Which clients are expected, which have connected, and why others were rejected.
 
-    Behind a gateway the caller's certificate is shown inside (`sealed`), else the connection has
-    it. `credentials` None is an insecure run: the name is taken for granted.
+    A client's certificate is that of its connection or, behind a gateway, that of the inner TLS.
+    Without `credentials` the run is insecure, and a client's name is believed.
     """
 
     def __init__(
@@ -104,82 +105,83 @@ class Admission:
         self.peers = list(links)
         self.credentials = credentials
         self.behind_gateway = behind_gateway
-        self.refused: deque[str] = deque(maxlen=5)  # for the error message; callers may be many
+        self.rejections: deque[str] = deque(maxlen=5)  # for error messages, so only the latest
         self._links = links
-        self._came = {name: threading.Event() for name in links}
-        self._unproven: list[Connection] = []
+        self._connected = {name: threading.Event() for name in links}
+        self._unauthenticated: list[Connection] = []
         self._lock = threading.Lock()
         self._stopping = False
 
-    def caller(self, claimed: str, certificate: bytes | None) -> str:
-        """The name of a caller with this certificate (PEM); raises CertificateError."""
+    def authenticate(self, claimed: str, certificate: bytes | None) -> str:
+        """The name of a client with this certificate (PEM); raises CertificateError.
+
+        Behind a gateway this is only a claim, which the inner TLS of `admit` verifies.
+        """
         if self.credentials is None or self.behind_gateway:
             if claimed not in self.peers:
-                raise CertificateError("a caller gave a name not in the contract")
+                raise CertificateError("a client sent a name not in the contract")
             return claimed
         for name in self.peers:
-            if certificate and issued_for(certificate, name, self.credentials.authorities[name]):
+            if certificate and is_issued_for(certificate, name, self.credentials.authorities[name]):
                 return name
-        raise CertificateError("a caller's certificate is for none of the expected parties")
+        raise CertificateError("a client's certificate is for none of the expected parties")
 
     def admit(self, name: str) -> Connection:
-        """The end of a caller's connection; raises CertificateError where there are too many.
+        """A connection for a client; raises CertificateError if there are too many.
 
-        Behind a gateway it is of use only once the caller has proven to be that party.
+        Behind a gateway, nothing is delivered before the client has proven its name.
         """
         if self.credentials is None or not self.behind_gateway:
-            return self._let_in(name)
+            return self._new_connection(name)
         with self._lock:
-            self._unproven = [
-                connection for connection in self._unproven if not _is_proven(connection)
-            ]
-            if len(self._unproven) >= _UNPROVEN:
-                raise CertificateError("too many callers that have not proven who they are")
-            connection = self._let_in(name)
-            connection.inner_tls = InnerTls(self.credentials, name, self._check_open)
-            self._unproven.append(connection)
+            self._unauthenticated = [c for c in self._unauthenticated if not _handshake_ended(c)]
+            if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
+                raise CertificateError("too many clients that are not authenticated yet")
+            connection = self._new_connection(name)
+            connection.inner_tls = InnerTls(self.credentials, name, self._check_listening)
+            self._unauthenticated.append(connection)
         return connection
 
-    def turn_away(self, problem: str) -> None:
-        """Note why a caller was not let in."""
-        if problem not in self.refused:  # each of many stripes may have it
-            self.refused.append(problem)
+    def note_rejection(self, problem: str) -> None:
+        """Record why a client was rejected."""
+        if problem not in self.rejections:  # each of many stripes may report the same
+            self.rejections.append(problem)
 
     def wait(self, connect_s: float) -> dict[str, StreamLink]:
-        """The links, once every peer has come; raises PeerLost at the deadline."""
-        give_up = time.monotonic() + connect_s
-        for name, came in self._came.items():
-            if not came.wait(max(0.0, give_up - time.monotonic())):
-                raise PeerLost(self._nobody(name, connect_s))
+        """Return the links once every peer has connected; raises PeerLost at the deadline."""
+        give_up_at = time.monotonic() + connect_s
+        for name, connected in self._connected.items():
+            if not connected.wait(max(0.0, give_up_at - time.monotonic())):
+                raise PeerLost(self._timeout_message(name, connect_s))
         return dict(self._links)
 
     def stop(self) -> None:
-        """Let nobody in any more, and close the links."""
+        """Admit no more clients, and close the links."""
         with self._lock:
             self._stopping = True
-            unproven = self._unproven
-        for connection in unproven:
-            connection.cut(PeerLost("no longer listening"))
-        for link in self._links.values():  # its threads wait for something to send, and would ever
+            unauthenticated = self._unauthenticated
+        for connection in unauthenticated:
+            connection.abort(PeerLost("no longer listening"))
+        for link in self._links.values():  # else their threads wait for messages forever
             link.close()
 
-    def _let_in(self, name: str) -> Connection:
-        self._check_open()
-        connection = self._links[name].connection(calls=False)
-        connection.up = self._came[name].set
+    def _new_connection(self, name: str) -> Connection:
+        self._check_listening()
+        connection = self._links[name].new_connection(dials=False)
+        connection.on_greeted = self._connected[name].set
         return connection
 
-    def _check_open(self) -> None:
+    def _check_listening(self) -> None:
         if self._stopping:
             raise CertificateError("no longer listening")
 
-    def _nobody(self, name: str, connect_s: float) -> str:
-        turned_away = f"; turned away: {'; '.join(self.refused)}" if self.refused else ""
+    def _timeout_message(self, name: str, connect_s: float) -> str:
+        rejected = f"; rejected clients: {'; '.join(self.rejections)}" if self.rejections else ""
         return (
             f"{name} did not connect with an acceptable certificate within "
-            f"{connect_s:g} s (connect_s){turned_away}"
+            f"{connect_s:g} s (connect_s){rejected}"
         )
 
 
-def _is_proven(connection: Connection) -> bool:
-    return connection.inner_tls is None or connection.inner_tls.is_over()
+def _handshake_ended(connection: Connection) -> bool:
+    return connection.inner_tls is None or connection.inner_tls.handshake_ended()

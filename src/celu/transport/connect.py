@@ -1,7 +1,7 @@
-"""Links to all peers, in whichever direction and over whichever carrier.
+"""Open the links of a party to all its peers, and reconnect them until they are closed.
 
-This is where a party's network begins and ends: it knocks, calls, listens and waits, and closes
-everything on leaving.
+The entry point of the network: runs the preflight checks, dials, listens, waits for the peers, and
+closes everything on exit. What a link sends over a connection is up to `stream`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from celu.transport.tls import Credentials
 
 @dataclass(frozen=True)
 class Endpoint:
-    """How one party is reached and reaches the others.
+    """How a party reaches its peers and is reached by them.
 
-    `connect` maps peers that listen to the way there; `accept` names those that come to us, at
-    `listen`, which is plain HTTP for our own gateway where `behind_gateway`. `keys` are our
-    certificate, our key and each peer's authority; None is an insecure run. `line` makes an
-    emulated line for each link; `notice` is told when one goes down or comes up again.
+    `connect` maps the peers that we dial to their routes; `accept` names those that dial us, at
+    `listen`, which is plain HTTP for our own gateway if `behind_gateway`. `keys` are our
+    certificate, our key and each peer's authority; None is an insecure run. `make_emulator` returns
+    an emulator for each link; `on_event` is called when a link goes down or comes up again.
     """
 
     name: str
@@ -47,46 +47,46 @@ class Endpoint:
     deadline_s: float = 120.0
     outage_s: float = 600.0
     heartbeat_s: float = 10.0
-    line: Callable[[], LinkEmulator | None] = lambda: None
-    notice: Callback = ignore
+    make_emulator: Callable[[], LinkEmulator | None] = lambda: None
+    on_event: Callback = ignore
 
-    def link(self, peer: str) -> StreamLink:
-        """A link to a peer, with nothing connected yet."""
+    def new_link(self, peer: str) -> StreamLink:
+        """A link to a peer, not connected yet."""
         return StreamLink(
             peer,
             deadline_s=self.deadline_s,
             outage_s=self.outage_s,
             heartbeat_s=self.heartbeat_s,
-            line=self.line(),
-            notice=self.notice,
+            emulator=self.make_emulator(),
+            on_event=self.on_event,
         )
 
 
 @contextmanager
 def open_links(
-    endpoint: Endpoint, listening: Callable[[int], None] = lambda port: None
+    endpoint: Endpoint, on_listening: Callable[[int], None] = lambda port: None
 ) -> Iterator[dict[str, StreamLink]]:
-    """A link to every peer, in whichever direction, kept up until it is closed on leaving.
+    """Connect to every peer; reconnect broken links until they are closed on exit.
 
-    `listening` is told the port once we can be reached. Raises PeerLost where a peer does not come
-    or answer in time, CertificateError where one side refuses the other, ConfigError where the
-    carriers do not match or the carrier is not installed.
+    `on_listening` is called with the port once peers can connect. Raises PeerLost if a peer does
+    not connect or answer in time, CertificateError if one side rejects the other, ConfigError if
+    the carriers differ or the carrier is not installed.
     """
     credentials = Credentials.read(*endpoint.keys) if endpoint.keys else None
     carrier = find_carrier(endpoint.carrier)
-    links = {peer: endpoint.link(peer) for peer in (*endpoint.connect, *endpoint.accept)}
+    links = {peer: endpoint.new_link(peer) for peer in (*endpoint.connect, *endpoint.accept)}
     with ExitStack() as stack:
         listener = None
         if endpoint.accept:
-            assert endpoint.listen is not None  # settings are checked: whoever accepts, listens
-            arrivals = Admission(
+            assert endpoint.listen is not None  # the settings require it of a party that accepts
+            admission = Admission(
                 {peer: links[peer] for peer in endpoint.accept},
                 credentials,
                 behind_gateway=endpoint.behind_gateway,
             )
-            listener = carrier.listen(endpoint.listen, arrivals)
+            listener = carrier.listen(endpoint.listen, admission)
             stack.callback(listener.stop)
-            listening(listener.port)
+            on_listening(listener.port)
         for peer, route in endpoint.connect.items():
             if route.gateway is not None:
                 preflight_gateway(
@@ -94,22 +94,22 @@ def open_links(
                 )
             elif credentials is not None:
                 preflight(route.address, peer, credentials, endpoint.carrier, endpoint.connect_s)
-            caller = Caller(carrier, route, endpoint.name, credentials, links[peer])
-            stack.callback(caller.stop)
+            dialer = Dialer(carrier, route, endpoint.name, credentials, links[peer])
+            stack.callback(dialer.stop)
             stack.callback(links[peer].close)
-            caller.persist(endpoint.connect_s)
-            keeper = _keep(links[peer], caller)
-            stack.callback(keeper.join, HANDSHAKE_S)  # it may be about to connect anew
+            dialer.dial_until(endpoint.connect_s)
+            thread = _start_reconnect_thread(links[peer], dialer)
+            stack.callback(thread.join, HANDSHAKE_S)  # it may be in the middle of an attempt
             stack.callback(links[peer].close)
         if listener is not None:
             listener.wait(endpoint.connect_s)
             for peer in endpoint.accept:
-                _keep(links[peer], None)
+                _start_reconnect_thread(links[peer], None)
         yield links
 
 
 def find_carrier(name: str) -> Carrier:
-    """The carrier of a name; raises ConfigError where what it needs is not installed."""
+    """The carrier of a name; raises ConfigError if its package is not installed."""
     if name == "websocket":
         from celu.transport.websocket_carrier import Listener as WebSocketListener
         from celu.transport.websocket_carrier import OutgoingConnection as WebSocketConnection
@@ -118,8 +118,8 @@ def find_carrier(name: str) -> Carrier:
     return Carrier(grpc_carrier.Listener, grpc_carrier.OutgoingConnection)
 
 
-class Caller:
-    """Connects to a peer that listens, and connects anew where a connection has ended."""
+class Dialer:
+    """Connects to a peer that listens; each `dial` replaces the connection before."""
 
     def __init__(
         self,
@@ -132,81 +132,85 @@ class Caller:
         self._carrier = carrier
         self._route = route
         self._name = name
-        self._identity = credentials
+        self._credentials = credentials
         self._link = link
-        self._connection: OutgoingConnection | None = None
+        self._outgoing: OutgoingConnection | None = None
 
-    def call(self) -> None:
-        """Connect, and wait to be greeted; raises why that did not come about."""
+    def dial(self) -> None:
+        """Connect and wait for the peer's greeting; raises why that failed."""
         self.stop()
         link = self._link
-        self._connection = connection = self._carrier.connect(
-            self._route, self._name, link.peer, self._identity, lambda: link.connection(calls=True)
+        self._outgoing = outgoing = self._carrier.connect(
+            self._route,
+            self._name,
+            link.peer,
+            self._credentials,
+            lambda: link.new_connection(dials=True),
         )
         try:
-            link.wait_up(connection.connection, HANDSHAKE_S)
+            link.wait_until_greeted(outgoing.connection, HANDSHAKE_S)
         except BaseException as problem:
-            reason = problem if isinstance(problem, CeluError) else PeerLost("given up")
-            connection.connection.cut(reason)
+            reason = problem if isinstance(problem, CeluError) else PeerLost("interrupted")
+            outgoing.connection.abort(reason)
             self.stop()
             raise
 
-    def persist(self, connect_s: float) -> None:
-        """Connect for the first time; a peer that is not there yet is tried again.
+    def dial_until(self, connect_s: float) -> None:
+        """Dial for the first time, and retry while the peer is not there yet.
 
-        A gateway answers for a peer that is not there yet, so that knocking is not enough.
+        The preflight cannot check that: a gateway answers also while the peer is not there.
         """
-        give_up = time.monotonic() + connect_s
+        give_up_at = time.monotonic() + connect_s
         while True:
             try:
-                return self.call()
+                return self.dial()
             except PeerLost as error:
-                if time.monotonic() >= give_up:
+                if time.monotonic() >= give_up_at:
                     raise PeerLost(
                         f"{error} (tried for {connect_s:g} s, connect_s); is its side running, "
-                        "with the same carrier, and does its gateway pass on what arrives?"
+                        "with the same carrier, and does its gateway forward the requests?"
                     ) from error
             time.sleep(RETRY_S)
 
     def stop(self) -> None:
-        """Let go of the connection, if there is one."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.stop()
+        """End the connection, if there is one."""
+        outgoing, self._outgoing = self._outgoing, None
+        if outgoing is not None:
+            outgoing.stop()
 
 
-def _keep(link: StreamLink, caller: Caller | None) -> threading.Thread:
-    """Have a thread end connections that went silent, and make new ones where that is ours."""
+def _start_reconnect_thread(link: StreamLink, dialer: Dialer | None) -> threading.Thread:
+    """Start a thread that drops silent connections and, with a dialer, dials again."""
     thread = threading.Thread(
-        target=_keep_up, args=(link, caller), name=f"keep-{link.peer}", daemon=True
+        target=_reconnect_thread, args=(link, dialer), name=f"reconnect-{link.peer}", daemon=True
     )
     thread.start()
     return thread
 
 
-def _keep_up(link: StreamLink, caller: Caller | None) -> None:
+def _reconnect_thread(link: StreamLink, dialer: Dialer | None) -> None:
     try:
-        _tend(link, caller)
-    except Exception as error:  # unforeseen: the program must not wait for what nobody does
+        _reconnect_loop(link, dialer)
+    except Exception as error:  # a bug: fail the link, or the session waits until its deadline
         problem = PeerLost(
-            f"the link to {link.peer} is not kept up any more, for {type(error).__name__} came up; "
-            "start again to go on, and report it"
+            f"cannot reconnect to {link.peer}: unexpected {type(error).__name__}; "
+            "start again to resume, and please report this"
         )
         problem.__cause__ = error
-        link.give_up(problem)
+        link.fail(problem)
 
 
-def _tend(link: StreamLink, caller: Caller | None) -> None:
-    chance = random.Random()  # noqa: S311 - spreads attempts in time, guards nothing
-    attempts = backoff(chance)
+def _reconnect_loop(link: StreamLink, dialer: Dialer | None) -> None:
+    rng = random.Random()  # noqa: S311 - jitter, not security
+    pauses = backoff(rng)
     while not link.is_over:
-        link.drop_if_silent()
-        if caller is None or not link.is_down:
-            link.pause(link.heartbeat_s / 4, until_down=caller is not None)
-            attempts = backoff(chance)
+        link.drop_silent_connections()
+        if dialer is None or not link.is_down:
+            link.sleep(link.heartbeat_s / 4, until_down=dialer is not None)
+            pauses = backoff(rng)
             continue
-        link.pause(next(attempts))
+        link.sleep(next(pauses))
         try:
-            caller.call()
-        except CeluError:  # tried again until the link's patience ends, which names the last
+            dialer.dial()
+        except CeluError:  # retried until outage_s; the link then reports the last reason
             continue

@@ -1,13 +1,11 @@
-"""Mutual TLS 1.3 between two parties, inside whatever brings byte strings across in order.
+"""Inner TLS: mutual TLS 1.3 between two parties, inside a connection through a gateway.
 
-A gateway that ends the TLS of a connection then sees ciphertext alone, and each party still proves
-to the other who it is with its own certificate. A sealed piece is one byte string, so pieces stay
-pieces. What is said when is in `sealing`; here it meets the threads of a link, which hand over what
-arrives and send what is given.
+A gateway that terminates the outer TLS sees only ciphertext, and the parties still authenticate
+each other with their own certificates. One piece is encrypted to one byte string. The protocol is
+in `inner_tls_engine`; this module connects it to the two threads of a connection.
 
-Outside the inner_tls a caller only says which party it claims to be. Inside, both certificates are
-checked as in a direct connection; the side that was called then says one sealed word, so that
-the caller knows that it is let in.
+Outside the inner TLS a client only claims a name. Inside, both certificates are checked as in a
+direct connection; then the server sends one encrypted welcome, so the client knows it is admitted.
 """
 
 from __future__ import annotations
@@ -20,34 +18,41 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from celu.errors import CeluError, PeerLost
-from celu.transport.inner_tls_engine import FLIGHT_BYTES, SEALED_BYTES, InnerTlsEngine
-from celu.transport.tls import Credentials, answering, calling
+from celu.transport.inner_tls_engine import (
+    MAX_ENCRYPTED_BYTES,
+    MAX_FLIGHT_BYTES,
+    InnerTlsEngine,
+)
+from celu.transport.tls import Credentials, client_context, server_context
 
-__all__ = ["FLIGHT_BYTES", "HANDSHAKE_S", "SEALED_BYTES", "InnerTls"]
+__all__ = ["HANDSHAKE_S", "MAX_ENCRYPTED_BYTES", "MAX_FLIGHT_BYTES", "InnerTls"]
 HANDSHAKE_S = 20.0
 
 
 class InnerTls:
-    """One end of a sealed conversation with `peer`; `admit` as in `InnerTlsEngine`."""
+    """One end of the inner TLS with `peer`; for `admit`, see `InnerTlsEngine`."""
 
     def __init__(
         self, credentials: Credentials, peer: str, admit: Callable[[], None] | None = None
     ) -> None:
         self._peer = peer
         self._lock = threading.Lock()
-        self._flights: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._flights: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: handshake over
         self._outcome: Future[None] = Future()
-        context = calling(credentials, peer) if admit is None else answering(credentials, [peer])
-        self._sealing = InnerTlsEngine(
+        if admit is None:
+            context = client_context(credentials, peer)
+        else:
+            context = server_context(credentials, [peer])
+        self._engine = InnerTlsEngine(
             context, peer, credentials.authorities[peer], self._flights.put, admit, self._lock
         )
 
-    def flights(self) -> Generator[bytes, None, bool]:
-        """What the handshake has to say, for the sending thread; whether it ended well."""
-        give_up = time.monotonic() + HANDSHAKE_S
+    def handshake_flights(self) -> Generator[bytes, None, bool]:
+        """Yield what the handshake sends, on the sending thread; returns whether it succeeded."""
+        give_up_at = time.monotonic() + HANDSHAKE_S
         while True:
             try:
-                flight = self._flights.get(timeout=max(0.0, give_up - time.monotonic()))
+                flight = self._flights.get(timeout=max(0.0, give_up_at - time.monotonic()))
             except queue.Empty:
                 self.fail(
                     PeerLost(
@@ -61,14 +66,14 @@ class InnerTls:
             yield flight
 
     def encrypt(self, piece: bytes) -> bytes:
-        """See `InnerTlsEngine.inner_tls`."""
-        return self._sealing.encrypt(piece)
+        """See `InnerTlsEngine.encrypt`."""
+        return self._engine.encrypt(piece)
 
-    def opened(self, received: Iterator[bytes]) -> Iterator[bytes]:
-        """The pieces of what arrives, after the handshake; for the receiving thread.
+    def decrypted(self, received: Iterator[bytes]) -> Iterator[bytes]:
+        """Do the handshake, then yield the decrypted pieces, on the receiving thread.
 
-        Raises CertificateError where either side refuses the other, ProtocolError for what was
-        not sealed by the peer, PeerLost where the stream ends before the handshake does.
+        Raises CertificateError if either side rejects the other, ProtocolError for bytes that the
+        peer did not encrypt, PeerLost if the stream ends before the handshake does.
         """
         try:
             self._handshake(received)
@@ -76,23 +81,23 @@ class InnerTls:
             self.fail(error)
             raise
         for data in received:
-            piece = self._sealing.take(data)
-            assert piece is not None  # as the handshake is over
+            piece = self._engine.receive(data)
+            assert piece is not None  # because the handshake is over
             yield piece
 
     def wait(self, seconds: float) -> None:
-        """Until the handshake has ended; raises what it failed with, PeerLost at the deadline."""
+        """Wait for the handshake; raises the error it failed with, PeerLost at the deadline."""
         try:
             self._outcome.result(seconds)
         except FutureTimeout:
             raise PeerLost(f"{self._peer} did not answer within {seconds:g} s") from None
 
-    def is_over(self) -> bool:
-        """Whether the handshake has ended, well or badly."""
+    def handshake_ended(self) -> bool:
+        """Whether the handshake has succeeded or failed."""
         return self._outcome.done()
 
     def fail(self, error: CeluError) -> None:
-        """The handshake ends here, unless it has already."""
+        """Fail the handshake, unless it has ended already."""
         with self._lock:
             if self._outcome.done():
                 return
@@ -100,13 +105,13 @@ class InnerTls:
         self._flights.put(None)
 
     def _handshake(self, received: Iterator[bytes]) -> None:
-        while not self._sealing.is_open:
+        while not self._engine.is_open:
             data = next(received, None)
             if data is None:
-                raise PeerLost(f"{self._peer} closed the link in the TLS handshake")
-            self._sealing.take(data)
+                raise PeerLost(f"{self._peer} closed the link during the TLS handshake")
+            self._engine.receive(data)
         with self._lock:
             if self._outcome.done():
-                raise PeerLost(f"the TLS handshake with {self._peer} came too late")
+                raise PeerLost(f"the TLS handshake with {self._peer} completed too late")
             self._outcome.set_result(None)
         self._flights.put(None)

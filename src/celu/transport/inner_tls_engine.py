@@ -1,7 +1,6 @@
-"""Mutual TLS 1.3 between two parties as a value: byte strings in, byte strings out.
+"""The protocol of the inner TLS, without I/O: byte strings in, byte strings out.
 
-It moves nothing and waits for nothing. Threads (`sealed`) or a simulator's clock (`chaos`) hand it
-what arrives and send what it says.
+It never blocks. Threads (`inner_tls`) or a simulated clock (`chaos`) move the bytes.
 """
 
 from __future__ import annotations
@@ -11,22 +10,22 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from celu.errors import CeluError, CertificateError, PeerLost, ProtocolError
-from celu.transport.tls import issued_for
+from celu.transport.tls import is_issued_for
 from celu.transport.wire import PIECE_BYTES
 
-FLIGHT_BYTES = 64 * 1024  # the most that one side says at once in a handshake
-# A TLS record holds at most 16 KiB and adds 22 bytes; what is over leaves room for a key update.
-SEALED_BYTES = PIECE_BYTES + (PIECE_BYTES // (16 * 1024) + 1) * 22 + 1024
+MAX_FLIGHT_BYTES = 64 * 1024  # of one flight of the handshake
+# An encrypted piece: each TLS record holds at most 16 KiB and adds 22 bytes; 1 KiB is left for a
+# key update.
+MAX_ENCRYPTED_BYTES = PIECE_BYTES + (PIECE_BYTES // (16 * 1024) + 1) * 22 + 1024
 _WELCOME = b"celu"
 
 
 class InnerTlsEngine:
-    """One end of a sealed conversation with `peer`, whose authority's certificate is given (PEM).
+    """One end of the inner TLS with `peer`, whose certificate `authority` signed (PEM).
 
-    The handshake's part of what is to be sent goes to `say`, the caller's first flight at once. The
-    side that was called gives `admit`, which is called once the caller has proven to be `peer` and
-    may raise a CeluError to turn it away all the same. `lock` is held around OpenSSL, which allows
-    one thread at a time, and around nothing else.
+    `send` is called with the flights of the handshake; the client's first one is sent at once. The
+    server passes `admit`, which is called once the client has proven to be `peer` and may still
+    raise a CeluError to reject it. `lock` is only held around OpenSSL, which is not thread-safe.
     """
 
     def __init__(
@@ -34,28 +33,30 @@ class InnerTlsEngine:
         context: ssl.SSLContext,
         peer: str,
         authority: bytes,
-        say: Callable[[bytes], None],
+        send: Callable[[bytes], None],
         admit: Callable[[], None] | None = None,
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        self.is_open = False  # the handshake has ended well
+        self.is_open = False  # the handshake has succeeded
         self._peer = peer
         self._authority = authority
-        self._say = say
+        self._send = send
         self._admit = admit
         self._lock = lock or nullcontext()
-        self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
-        called = admit is not None
-        name = None if called else peer
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        is_server = admit is not None
         self._tls = context.wrap_bio(
-            self._arrived, self._leaving, server_side=called, server_hostname=name
+            self._incoming,
+            self._outgoing,
+            server_side=is_server,
+            server_hostname=None if is_server else peer,
         )
-        self._shaken = not called and self._shake(b"")
+        self._handshake_done = not is_server and self._continue_handshake(b"")
 
     def encrypt(self, piece: bytes) -> bytes:
-        """A piece as the one byte string that stands for it.
+        """Encrypt a piece to one byte string.
 
-        Raises PeerLost where what arrived has broken the inner_tls: TLS then says nothing any more.
+        Raises PeerLost if the received bytes broke the TLS session: it then encrypts nothing more.
         """
         with self._lock:
             left = memoryview(piece)
@@ -64,43 +65,44 @@ class InnerTlsEngine:
                     left = left[self._tls.write(left) :]
             except ssl.SSLError as error:
                 raise PeerLost(
-                    f"the inner_tls of the connection to {self._peer} is broken: {error.reason or error}"
+                    f"the inner TLS of the connection to {self._peer} is broken: "
+                    f"{error.reason or error}"
                 ) from error
-            return self._leaving.read()
+            return self._outgoing.read()
 
-    def take(self, data: bytes) -> bytes | None:
-        """The piece that a byte string stands for; None while the handshake goes on.
+    def receive(self, data: bytes) -> bytes | None:
+        """Decrypt a byte string to a piece; returns None during the handshake.
 
-        Raises CertificateError where either side refuses the other, ProtocolError for what was
-        not sealed by the peer.
+        Raises CertificateError if either side rejects the other, ProtocolError for bytes that the
+        peer did not encrypt.
         """
         if self.is_open:
-            return self._open(data)
-        if len(data) > FLIGHT_BYTES:
+            return self._decrypt(data)
+        if len(data) > MAX_FLIGHT_BYTES:
             raise ProtocolError(
-                f"expected at most {FLIGHT_BYTES} bytes of a TLS handshake, got {len(data)}"
+                f"expected at most {MAX_FLIGHT_BYTES} bytes of a TLS handshake, got {len(data)}"
             )
-        if self._shaken:  # so we called, and a welcome is due
-            if self._open(data, refusal=True) != _WELCOME:
-                raise ProtocolError("expected a sealed welcome, got something else")
+        if self._handshake_done:  # we are the client, and the welcome is due
+            if self._decrypt(data, may_be_rejection=True) != _WELCOME:
+                raise ProtocolError("expected the encrypted welcome, got another piece")
             self.is_open = True
             return None
-        self._shaken = self._shake(data)
-        if self._shaken and self._admit is not None:
+        self._handshake_done = self._continue_handshake(data)
+        if self._handshake_done and self._admit is not None:
             certificate = self._tls.getpeercert(binary_form=True) or b""
             pem = ssl.DER_cert_to_PEM_cert(certificate).encode("ascii")
-            if not issued_for(pem, self._peer, self._authority):
-                raise CertificateError(f"a caller's certificate is not that of {self._peer}")
+            if not is_issued_for(pem, self._peer, self._authority):
+                raise CertificateError(f"a client's certificate is not that of {self._peer}")
             self._admit()
-            self._say(self.encrypt(_WELCOME))
+            self._send(self.encrypt(_WELCOME))
             self.is_open = True
         return None
 
-    def _shake(self, data: bytes) -> bool:
-        """Go on with the handshake; whether it is done."""
+    def _continue_handshake(self, data: bytes) -> bool:
+        """Process a flight of the peer; returns whether the handshake is done."""
         with self._lock:
             try:
-                self._arrived.write(data)
+                self._incoming.write(data)
                 self._tls.do_handshake()
                 return True
             except ssl.SSLWantReadError:
@@ -108,30 +110,34 @@ class InnerTlsEngine:
             except ssl.SSLError as error:
                 raise self._explain(error) from error
             finally:
-                if flight := self._leaving.read():  # a refusal as well
-                    self._say(flight)
+                if flight := self._outgoing.read():  # an alert that rejects the peer, too
+                    self._send(flight)
 
-    def _open(self, data: bytes, *, refusal: bool = False) -> bytes:
-        if len(data) > SEALED_BYTES:
-            raise ProtocolError(f"expected at most {SEALED_BYTES} sealed bytes, got {len(data)}")
+    def _decrypt(self, data: bytes, *, may_be_rejection: bool = False) -> bytes:
+        if len(data) > MAX_ENCRYPTED_BYTES:
+            raise ProtocolError(
+                f"expected an encrypted piece of at most {MAX_ENCRYPTED_BYTES} bytes, "
+                f"got {len(data)}"
+            )
         parts = []
         with self._lock:
-            self._arrived.write(data)
+            self._incoming.write(data)
             try:
-                while self._arrived.pending or self._tls.pending():
+                while self._incoming.pending or self._tls.pending():
                     if not (part := self._tls.read(PIECE_BYTES)):
-                        break  # the peer will say no more, whatever follows
+                        break  # close_notify: the peer sends no more
                     parts.append(part)
             except ssl.SSLWantReadError:
                 pass
             except ssl.SSLError as error:
-                if refusal:
+                if may_be_rejection:
                     raise self._explain(error) from error
                 raise ProtocolError(
-                    f"expected a sealed piece, got bytes that do not open: {error.reason or error}"
+                    f"expected an encrypted piece, got bytes that do not decrypt: "
+                    f"{error.reason or error}"
                 ) from error
         if not parts:
-            raise ProtocolError(f"expected a sealed piece, got {len(data)} bytes without one")
+            raise ProtocolError(f"expected an encrypted piece, got {len(data)} bytes without one")
         return b"".join(parts)
 
     def _explain(self, error: ssl.SSLError) -> CeluError:

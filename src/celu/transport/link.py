@@ -1,9 +1,9 @@
 """The link between two parties: four methods, implemented in memory and over carriers.
 
-`send` and `receive` are coroutines because a party may have to wait there, and nowhere else. No
-event loop is involved. Over a network they simply block, so `run_blocking` finishes a party's
-program in one go. In memory they suspend, and `celu.simulate` lets another party go on in the
-same thread. One program serves both, and its order of work never depends on timing.
+`send` and `receive` are coroutines because a party may wait there, and nowhere else. There is no
+event loop. Over a network they block, so `run_blocking` runs a party's coroutine to its end in one
+step. In memory they suspend, and `celu.simulate` runs another party in the same thread. One
+coroutine serves both, and its order of work never depends on timing.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ class Link(Protocol):
     traffic: TrafficBothWays
 
     def allow(self, specs: Mapping[Kind, TensorSpec]) -> None:
-        """From now on tensors of these kinds and sizes may arrive; before, none may."""
+        """Accept tensors of these kinds and sizes from now on; before the first call, none."""
         ...
 
     async def send(self, message: Message) -> None:
-        """Hand a message over; waits only where too many are still unsent.
+        """Queue a message; waits only while the queue is full.
 
         The tensor must not be changed afterwards. Raises PeerLost at the deadline.
         """
         ...
 
     async def receive(self) -> Message:
-        """The next message.
+        """Return the next message.
 
-        Raises PeerLost at the deadline or where the link has ended, PeerFailed where the peer
-        says that it stopped, ProtocolError or ShapeError for what the peer may not send.
+        Raises PeerLost at the deadline or when the link has ended, PeerFailed when the peer
+        reports that it stopped, ProtocolError or ShapeError for a message that is not allowed.
         """
         ...
 
     def close(self) -> None:
-        """Let what was sent arrive, within a short time, and end the link. May be called twice."""
+        """Wait a few seconds for sent messages to arrive, then end the link. Idempotent."""
         ...
 
 
-def run_blocking(program: Coroutine[Any, Any, _T]) -> _T:
-    """Run a party's program whose links block."""
+def run_blocking(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a party's coroutine, whose links block instead of suspending, and return its result."""
     try:
-        program.send(None)
+        coroutine.send(None)
     except StopIteration as done:
         result: _T = done.value
         return result
-    program.close()
-    raise RuntimeError("a link suspended a program that was to run in one go")
+    coroutine.close()
+    raise RuntimeError("a link suspended the coroutine; run_blocking needs links that block")

@@ -1,6 +1,6 @@
-"""Links between parties of one process: messages are handed over as they are, nothing is copied.
+"""Links between parties in one process: messages are passed by reference, nothing is copied.
 
-With clocks and lines they also keep the time that a real line would take (`virtual`).
+With clocks and emulators they also account for the time on a real link (`virtual_clock`).
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from dataclasses import replace
 
 from celu.errors import PeerLost, ProtocolError
 from celu.transport.emulation import LinkEmulator
-from celu.transport.message import TENSORS, Kind, Message, TensorSpec, TrafficBothWays, failure_of
+from celu.transport.message import TENSORS, Kind, Message, TensorSpec, TrafficBothWays, peer_failure
 from celu.transport.virtual_clock import VirtualClock
 from celu.transport.wire import check_sendable, num_bytes
 
-# Bounds what an eager sender may pile up, as a network's buffers would.
+# Messages that may be in flight in one direction, like the buffers of a network.
 CAPACITY = 16
 
 
 class _Pipe:
     """One direction: a bounded queue, and whether its sender has closed it."""
 
-    def __init__(self, line: LinkEmulator | None) -> None:
-        self.queue: deque[tuple[Message, float, float]] = deque()  # arrives when, took how long
-        self.line = line
+    def __init__(self, emulator: LinkEmulator | None) -> None:
+        self.queue: deque[tuple[Message, float, float]] = deque()  # ..., arrival, transfer_s
+        self.emulator = emulator
         self.closed = False
 
 
 class MemoryLink:
-    """One end of a pair; see `Link`. Waiting is suspending: run it under `celu.simulate`."""
+    """One end of a pair; see `Link`. It suspends to wait: run it under `celu.simulate`."""
 
     def __init__(
         self, peer: str, outgoing: _Pipe, incoming: _Pipe, clock: VirtualClock | None
@@ -53,31 +53,32 @@ class MemoryLink:
         check_sendable(message)
         while len(self._outgoing.queue) >= CAPACITY:
             if self._incoming.closed:
-                raise PeerLost(f"{self.peer} has left")
+                raise PeerLost(f"{self.peer} closed the link")
             await _suspend()
-        size, arrival, took = num_bytes(message), 0.0, 0.0
-        if self._clock is not None and self._outgoing.line is not None:
-            arrival = self._outgoing.line.arrival(size, self._clock.now())
-            took, left_at = self._outgoing.line.transfer_s, self._outgoing.line.free_at
+        size, arrival, transfer_s = num_bytes(message), 0.0, 0.0
+        emulator = self._outgoing.emulator
+        if self._clock is not None and emulator is not None:
+            arrival = emulator.arrival(size, self._clock.now())
+            transfer_s, left_at = emulator.transfer_s, emulator.free_at
             if message.tensor is not None:
-                self.traffic.sent.spans.append((left_at - took, left_at))
-        self._outgoing.queue.append((message, arrival, took))
+                self.traffic.sent.spans.append((left_at - transfer_s, left_at))
+        self._outgoing.queue.append((message, arrival, transfer_s))
         self.traffic.sent.count(message.kind, size)
 
     async def receive(self) -> Message:
         """See `Link`."""
         while not self._incoming.queue:
             if self._incoming.closed:
-                raise PeerLost(f"{self.peer} has left")
+                raise PeerLost(f"{self.peer} closed the link")
             await _suspend()
-        message, arrival, took = self._incoming.queue.popleft()
+        message, arrival, transfer_s = self._incoming.queue.popleft()
         if self._clock is not None:
             self._clock.wait_until(arrival)
             if message.tensor is not None:
-                self.traffic.received.spans.append((arrival - took, arrival))
-        self.traffic.received.count(message.kind, num_bytes(message), took)
+                self.traffic.received.spans.append((arrival - transfer_s, arrival))
+        self.traffic.received.count(message.kind, num_bytes(message), transfer_s)
         if message.kind is Kind.FAILURE:
-            raise failure_of(self.peer, message)
+            raise peer_failure(self.peer, message)
         if message.kind in TENSORS:
             if message.kind not in self._specs or message.tensor is None:
                 raise ProtocolError(f"{message.kind.name}: not expected at this point")
@@ -95,12 +96,12 @@ def memory_links(
     b: str,
     *,
     clocks: tuple[VirtualClock, VirtualClock] | None = None,
-    lines: tuple[LinkEmulator, LinkEmulator] | None = None,
+    emulators: tuple[LinkEmulator, LinkEmulator] | None = None,
 ) -> tuple[MemoryLink, MemoryLink]:
-    """A's link to B, and B's link to A; `lines` are those that A and B send on."""
-    to_b, to_a = (_Pipe(line) for line in lines or (None, None))
-    of_a, of_b = clocks or (None, None)
-    return MemoryLink(b, to_b, to_a, of_a), MemoryLink(a, to_a, to_b, of_b)
+    """A's link to B and B's link to A; `emulators` pace what A sends and what B sends."""
+    to_b, to_a = (_Pipe(emulator) for emulator in emulators or (None, None))
+    clock_a, clock_b = clocks or (None, None)
+    return MemoryLink(b, to_b, to_a, clock_a), MemoryLink(a, to_a, to_b, clock_b)
 
 
 @types.coroutine

@@ -1,7 +1,7 @@
-"""What parties may say to each other, and what they may expect: a closed set of messages.
+"""The messages between parties: a closed set of kinds, and the checks of what may arrive.
 
 A message carries either one tensor or one small JSON object, never both. This module knows nothing
-of carriers; `wire` turns a message into bytes.
+of carriers; `wire` encodes messages as bytes.
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ from celu.errors import PeerFailed, ProtocolError, ShapeError
 class Kind(enum.IntEnum):
     """The kinds of message; the values are part of the wire format."""
 
-    HELLO = 1  # who I am, and the contract I hold
-    READY = 2  # yours is the same: let us begin; in an alignment also: still at work
+    HELLO = 1  # the sender's name and contract
+    READY = 2  # the contracts match, start; during an alignment also: still computing
     ACTIVATION = 3  # Z of a training batch, host to guest
     DERIVATIVE = 4  # dZ of a training batch, guest to host
     TEST_ACTIVATION = 5  # Z of held-out rows, host to guest
-    VERDICT = 6  # after an evaluation, guest to host: go on, or stop
-    FAILURE = 7  # I stop, and this is what I may say of the reason
-    GOODBYE = 8  # all done; nothing follows
-    BLINDED = 9  # of an alignment: the sender's ids as group elements under its key
-    REBLINDED = 10  # ... the receiver's elements, in its order, under the sender's key as well
-    KEPT = 11  # ... which of the rows common with this host all hosts have, guest to host
-    ALIGNED = 12  # ... my commitment to the rows that we found
-    PROBE = 13  # of an examination of the link: bytes that say nothing
-    FINDINGS = 14  # ... what is to be measured next, and what was measured
-    REPORT = 15  # how a host spent its time, host to guest, where the guest chooses by it
-    GREETING = 16  # of a connection: whose it is, and how many messages that party has
-    HEARTBEAT = 17  # ... still here; and how many messages I have now
+    VERDICT = 6  # after an evaluation, guest to host: continue or stop
+    FAILURE = 7  # the sender stops; the body has the reason, as far as a peer may know it
+    GOODBYE = 8  # the session is complete; nothing follows
+    BLINDED = 9  # alignment: the sender's ids as group elements under its key
+    REBLINDED = 10  # alignment: the receiver's elements, in its order, under the sender's key too
+    KEPT = 11  # alignment, guest to host: which rows shared with this host all hosts have
+    ALIGNED = 12  # alignment: the sender's commitment to the rows that were found
+    PROBE = 13  # diagnosis of the link: bytes without meaning
+    FINDINGS = 14  # diagnosis of the link: what to measure next, and the measurements
+    REPORT = 15  # how a host spent its time, host to guest, for a guest that tunes the run
+    GREETING = 16  # opens a connection: the sender's token, and how many messages it has received
+    HEARTBEAT = 17  # the sender is alive; acknowledges messages as every header does
 
 
 TRAINING = frozenset({Kind.ACTIVATION, Kind.DERIVATIVE})
 ALIGNING = frozenset({Kind.BLINDED, Kind.REBLINDED, Kind.KEPT})
 TENSORS = TRAINING | ALIGNING | {Kind.TEST_ACTIVATION, Kind.PROBE}
 ROW_DIGEST_BYTES = 16
-MOST_SPANS = 64  # of the latest messages, of one direction
+MAX_SPANS = 64  # latest tensors of one direction whose transfer times are recorded
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message: `round` and `part` say which; `part` counts the pieces of an evaluation.
+    """One message, identified by kind, round and part; `part` counts the slices of an evaluation.
 
-    `row_digest` is the digest of the rows that a tensor of training or evaluation belongs to. `total`
-    is the sum of what was encoded on an accelerator: looked at when the bytes leave it.
+    `row_digest` is the digest of the rows that a tensor of training or evaluation belongs to.
+    `total` is the sum of a tensor before a GPU encoded it: it is checked for NaN and Inf when the
+    tensor is copied to main memory.
     """
 
     kind: Kind
@@ -65,7 +66,7 @@ class Message:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What the contract allows a kind of tensor to be."""
+    """The shapes and the dtype that the contract allows for one kind of tensor."""
 
     max_rows: int
     width: int
@@ -73,42 +74,42 @@ class TensorSpec:
 
     @property
     def max_bytes(self) -> int:
-        """The most bytes of such a tensor."""
+        """The size of the largest such tensor."""
         return self.max_rows * self.width * self.dtype.itemsize
 
     def validate(self, kind: Kind, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        """Raise ShapeError unless a tensor of this claim is within the contract."""
+        """Raise ShapeError unless the contract allows a tensor of this dtype and shape."""
         rows, width = (shape[0], shape[1]) if len(shape) == 2 else (0, 0)
         if dtype != self.dtype or width != self.width or not 0 < rows <= self.max_rows:
             raise ShapeError(
-                f"{kind.name}: expected {self.dtype} of at most [{self.max_rows}, {self.width}] "
-                f"as the contract says, got {dtype} of {list(shape)}"
+                f"{kind.name}: expected {self.dtype} of at most [{self.max_rows}, {self.width}], "
+                f"got {dtype} of {list(shape)}"
             )
 
 
 @dataclass
 class Traffic:
-    """Bytes and messages of one direction, training apart from evaluation and from the rest."""
+    """Byte and message counts of one direction of a link, by what the bytes were for."""
 
     training_bytes: int = 0
     evaluation_bytes: int = 0
     alignment_bytes: int = 0
     control_bytes: int = 0
     messages: int = 0
-    # Of what was received: from the first byte to the last of each message. Not a count.
-    training_s: float = field(default=0.0, compare=False)
-    # When the latest tensors were on the wire, each from its first byte to its last, by the link's
-    # clock. The link's threads append, and one reader takes.
+    # Sum over received training messages of the time from first byte to last. Not comparable.
+    training_transfer_s: float = field(default=0.0, compare=False)
+    # (first byte, last byte) of the latest tensors, by the link's clock. The link's threads append
+    # and one reader drains.
     spans: deque[tuple[float, float]] = field(
-        default_factory=lambda: deque(maxlen=MOST_SPANS), compare=False, repr=False
+        default_factory=lambda: deque(maxlen=MAX_SPANS), compare=False, repr=False
     )
 
     def count(self, kind: Kind, num_bytes: int, seconds: float = 0.0) -> None:
-        """Add one message."""
+        """Count one message of a kind."""
         self.messages += 1
         if kind in TRAINING:
             self.training_bytes += num_bytes
-            self.training_s += seconds
+            self.training_transfer_s += seconds
         elif kind is Kind.TEST_ACTIVATION:
             self.evaluation_bytes += num_bytes
         elif kind in ALIGNING:
@@ -116,8 +117,8 @@ class Traffic:
         else:
             self.control_bytes += num_bytes
 
-    def take_spans(self) -> list[tuple[float, float]]:
-        """The spans that were added since this was last asked."""
+    def drain_spans(self) -> list[tuple[float, float]]:
+        """Return and remove the recorded spans."""
         return [self.spans.popleft() for _ in range(len(self.spans))]
 
     @property
@@ -130,14 +131,14 @@ class Traffic:
 
 @dataclass
 class TrafficBothWays:
-    """What one link carried, as this party counts it."""
+    """The traffic of one link, as this party counts it."""
 
     sent: Traffic = field(default_factory=Traffic)
     received: Traffic = field(default_factory=Traffic)
 
 
 def expect(message: Message, kind: Kind, round_: int = 0, part: int = 0) -> Message:
-    """The message, if it is the one that is due; ProtocolError otherwise."""
+    """Return the message; raise ProtocolError unless it has this kind, round and part."""
     got = (message.kind, message.round, message.part)
     if got != (kind, round_, part):
         raise ProtocolError(
@@ -147,18 +148,18 @@ def expect(message: Message, kind: Kind, round_: int = 0, part: int = 0) -> Mess
     return message
 
 
-def failure_of(peer: str, message: Message) -> PeerFailed:
-    """The error that a FAILURE stands for; its reason is the peer's, so cut and made printable."""
-    return PeerFailed(f"{peer} stopped: {shown(str((message.body or {}).get('reason')))}")
+def peer_failure(peer: str, message: Message) -> PeerFailed:
+    """The error for a FAILURE message. Its reason is the peer's text, so it is made printable."""
+    return PeerFailed(f"{peer} stopped: {printable(str((message.body or {}).get('reason')))}")
 
 
-def shown(text: str) -> str:
-    """What a peer says, fit for a terminal: of bounded length, and nothing but letters."""
+def printable(text: str) -> str:
+    """A peer's text, safe for a terminal: truncated, control characters replaced."""
     return "".join(c if c.isprintable() else "?" for c in text[:1000])
 
 
-def rows_of(message: Message, rows: int) -> Tensor:
-    """The tensor of a message that is due with this many rows; ShapeError otherwise."""
+def require_rows(message: Message, rows: int) -> Tensor:
+    """Return the message's tensor; raise ShapeError unless it has this many rows."""
     if message.tensor is None or len(message.tensor) != rows:
         got = "none" if message.tensor is None else len(message.tensor)
         raise ShapeError(

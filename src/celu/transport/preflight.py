@@ -1,7 +1,7 @@
-"""Try a peer's door before a carrier uses it: a precise word on what is wrong there.
+"""Check a peer's address before a carrier uses it, for a precise error message.
 
-Carriers cannot say which side refused which certificate, and why; Python's own TLS can. At a
-gateway's door only the gateway itself can be looked at: the peer is behind it.
+Carriers cannot report which side rejected which certificate, and why; Python's own TLS can. Of a
+peer behind a gateway, only the gateway is checked.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from celu.errors import CertificateError, ConfigError, PeerLost
-from celu.transport.tls import Credentials, calling, read_authority
+from celu.transport.tls import Credentials, client_context, read_authority
 
 RETRY_S = 0.25
-_CLOSED = 3  # times, for a connection that is closed without a word to be a refusal
-_TRY_S = 10.0
-# What a listener of each carrier agrees to speak inside TLS (ALPN), and how to have it say
-# something: a listener for HTTP/2 greets by itself.
-SPEAKS = {"grpc": "h2", "websocket": "http/1.1"}
+_MAX_CLOSED = 3  # connections closed without an answer that count as a rejection
+_ATTEMPT_S = 10.0
+# The protocol that each carrier negotiates inside TLS (ALPN).
+ALPN = {"grpc": "h2", "websocket": "http/1.1"}
 PREFLIGHT_PATH = "/celu/knock"
-_GREETINGS = {
+# What to send so that a listener answers; an HTTP/2 listener sends first.
+_REQUESTS = {
     "grpc": b"",
     "websocket": f"GET {PREFLIGHT_PATH} HTTP/1.1\r\nHost: celu\r\n\r\n".encode("ascii"),
 }
@@ -33,7 +33,7 @@ _GREETINGS = {
 class Gateway:
     """A gateway in front of a peer: `ca` signed its certificate, for `name`.
 
-    Without `ca` the gateway is spoken to in plain HTTP, as where it is a process of this machine.
+    Without `ca` the connection to the gateway is plain HTTP, such as to a process on this machine.
     The peer's TLS runs inside either way.
     """
 
@@ -46,83 +46,83 @@ def preflight(
 ) -> None:
     """Wait until the peer listens, then check that each side accepts the other's certificate.
 
-    Raises PeerLost where nobody answers within `connect_s`, CertificateError where either side
-    refuses, ConfigError where the peer uses another carrier.
+    Raises PeerLost if the peer does not answer within `connect_s`, CertificateError if either side
+    rejects the other, ConfigError if the peer uses another carrier.
     """
-    context = calling(credentials, peer)
-    context.set_alpn_protocols(list(SPEAKS.values()))
+    context = client_context(credentials, peer)
+    context.set_alpn_protocols(list(ALPN.values()))
     certificate = credentials.files[0]
-    refusal = (
-        f"{peer} at {address} refused our certificate {certificate}; "
+    rejection = (
+        f"{peer} at {address} rejected our certificate {certificate}; "
         "does it trust the authority that signed it?"
     )
 
-    closed = 0
+    num_closed = 0
 
-    def look(raw: socket.socket) -> None:
-        nonlocal closed
-        speaks_tls = False
+    def check(raw: socket.socket) -> None:
+        nonlocal num_closed
+        uses_tls = False
         try:
             with context.wrap_socket(raw, server_hostname=peer) as tls:
-                speaks_tls = True
-                _check_spoken(tls, carrier, f"{peer} at {address}")
-                # In TLS 1.3 a refusal of our certificate only shows at the first read.
-                tls.sendall(_GREETINGS[carrier])
+                uses_tls = True
+                _check_alpn(tls, carrier, f"{peer} at {address}")
+                # In TLS 1.3 a rejection of our certificate only shows at the first read.
+                tls.sendall(_REQUESTS[carrier])
                 if not tls.recv(1):
-                    # Refused; or, where it does not happen again, by a process that just ends.
-                    closed += 1
-                    if closed >= _CLOSED:
-                        raise CertificateError(refusal)
-                    raise ConnectionError("it closes the connection once it knows who calls")
+                    # Rejected; or, if it does not happen again, its process was just stopping.
+                    num_closed += 1
+                    if num_closed >= _MAX_CLOSED:
+                        raise CertificateError(rejection)
+                    raise ConnectionError("it closed the connection after our certificate")
         except ssl.SSLCertVerificationError as error:
             raise CertificateError(
                 f"the certificate of {peer} at {address} is not acceptable: "
                 f"{error.verify_message}; expected one for {peer!r} signed by the authority in "
-                f"peers.{peer}.ca (where this is a gateway's address: set peers.{peer}.gateway)"
+                f"peers.{peer}.ca (if this is a gateway's address, set peers.{peer}.gateway)"
             ) from error
         except ssl.SSLEOFError as error:
-            # As where its process ends just then, or another answers for one that is not there yet.
+            # Retried: its process may be stopping, or a proxy answers before it is there.
             raise ConnectionError(
-                f"it closes the connection and does not speak TLS (where {peer} is behind a "
-                f"gateway, connect to the gateway, and set peers.{peer}.gateway)"
+                f"it closes the connection and does not speak TLS (if {peer} is behind a "
+                f"gateway, connect to the gateway and set peers.{peer}.gateway)"
             ) from error
         except ssl.SSLError as error:
-            if not speaks_tls and error.reason == "WRONG_VERSION_NUMBER":
+            if not uses_tls and error.reason == "WRONG_VERSION_NUMBER":
                 raise CertificateError(
-                    f"{peer} at {address} does not speak TLS there; where it is behind a gateway, "
-                    f"connect to the gateway, and set peers.{peer}.gateway"
+                    f"{peer} at {address} does not speak TLS; if it is behind a gateway, "
+                    f"connect to the gateway and set peers.{peer}.gateway"
                 ) from error
-            raise CertificateError(f"{refusal} ({error.reason or error})") from error
+            raise CertificateError(f"{rejection} ({error.reason or error})") from error
 
     try:
-        _reach(address, peer, look, connect_s)
+        _retry(address, peer, check, connect_s)
     except PeerLost as error:
-        if closed:
-            raise CertificateError(refusal) from error
+        if num_closed:
+            raise CertificateError(rejection) from error
         raise
 
 
 def preflight_gateway(
     address: str, peer: str, gateway: Gateway, carrier: str, connect_s: float
 ) -> None:
-    """Wait until a peer's gateway answers, then check its certificate and what it speaks.
+    """Wait until a peer's gateway answers, then check its certificate and its protocol.
 
-    Raises PeerLost, CertificateError and ConfigError as `knock` does.
+    Raises PeerLost, CertificateError and ConfigError like `preflight`.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    speech = "http/1.1"  # which every gateway speaks, said or unsaid
-    context.set_alpn_protocols([SPEAKS[carrier], speech])
+    default = "http/1.1"  # every gateway has it, also without ALPN
+    context.set_alpn_protocols([ALPN[carrier], default])
     if gateway.ca is not None:
         context.load_verify_locations(cadata=read_authority(gateway.ca).decode("ascii"))
     where = f"the gateway of {peer} at {address}"
 
-    def look(raw: socket.socket) -> None:
+    def check(raw: socket.socket) -> None:
         if gateway.ca is None:
             return
         try:
             with context.wrap_socket(raw, server_hostname=gateway.name) as tls:
-                speaks = tls.selected_alpn_protocol() or speech
+                protocol = tls.selected_alpn_protocol() or default
         except ssl.SSLCertVerificationError as error:
             raise CertificateError(
                 f"the certificate of {where} is not acceptable: {error.verify_message}; "
@@ -130,41 +130,41 @@ def preflight_gateway(
             ) from error
         except ssl.SSLError as error:
             raise CertificateError(
-                f"expected TLS 1.3 of {where}, got: {error.reason or error}"
+                f"expected TLS 1.3 from {where}, got: {error.reason or error}"
             ) from error
-        if speaks != SPEAKS[carrier]:
+        if protocol != ALPN[carrier]:
             raise ConfigError(
-                f'carrier = "{carrier}" needs HTTP/2, which {where} does not speak; have it listen '
-                'with http2, or set carrier = "websocket" at all parties'
+                f'carrier = "{carrier}" needs HTTP/2, which {where} does not support; enable '
+                'http2 there, or set carrier = "websocket" at all parties'
             )
 
-    _reach(address, f"the gateway of {peer}", look, connect_s)
+    _retry(address, f"the gateway of {peer}", check, connect_s)
 
 
-def _check_spoken(tls: ssl.SSLSocket, carrier: str, where: str) -> None:
-    spoken = tls.selected_alpn_protocol()
-    if spoken == SPEAKS[carrier]:
+def _check_alpn(tls: ssl.SSLSocket, carrier: str, where: str) -> None:
+    protocol = tls.selected_alpn_protocol()
+    if protocol == ALPN[carrier]:
         return
-    theirs = {speech: name for name, speech in SPEAKS.items()}.get(spoken or "", "another")
+    theirs = {alpn: name for name, alpn in ALPN.items()}.get(protocol or "", "another")
     raise ConfigError(
         f'carrier: expected the same at all parties, got "{carrier}" here and "{theirs}" at {where}'
     )
 
 
-def _reach(
-    address: str, whom: str, look: Callable[[socket.socket], None], connect_s: float
+def _retry(
+    address: str, whom: str, check: Callable[[socket.socket], None], connect_s: float
 ) -> None:
-    """Have a look at whoever accepts a connection, and try again until somebody does."""
+    """Connect and run a check; retry on network errors, raise PeerLost at the deadline."""
     host, port = address.rsplit(":", 1)
-    give_up = time.monotonic() + connect_s
+    give_up_at = time.monotonic() + connect_s
     while True:
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=_TRY_S) as raw:
-                return look(raw)
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=_ATTEMPT_S) as raw:
+                return check(raw)
         except OSError as error:
-            if time.monotonic() >= give_up:
+            if time.monotonic() >= give_up_at:
                 raise PeerLost(
-                    f"nobody answers for {whom} at {address} after {connect_s:g} s (connect_s): "
+                    f"no answer from {whom} at {address} after {connect_s:g} s (connect_s): "
                     f"{error}; is its side running, and the port open?"
                 ) from error
             time.sleep(RETRY_S)

@@ -1,7 +1,8 @@
-"""One link over several streams: piece i goes over stream i mod N, and is taken from there again.
+"""Stripe a connection over several gRPC streams: piece i goes over stream i mod N.
 
-A gateway may give each stream a small window, 64 KB say, so that one stream fills a fraction of a
-long line; N of them fill N times as much. Order is kept by turns alone: no piece carries a number.
+A gateway may limit each stream to a small flow-control window, such as 64 KB, which limits the
+throughput of a link with a long delay; N streams have N windows. Pieces carry no number: both sides
+visit the streams in the same order.
 """
 
 from __future__ import annotations
@@ -14,75 +15,75 @@ from dataclasses import dataclass, field
 
 from celu.config.party import MAX_STRIPES
 from celu.errors import CeluError, ProtocolError
-from celu.transport.stream import Connection
+from celu.transport.connection import Connection
 from celu.transport.wire import PIECE_BYTES
 
-STRIPED_PIECE_BYTES = 30 * 1024  # two, sealed and framed, fill a gateway's window of 64 KB
-COMPLETE_S = 20.0  # how long the first stripe of a link may wait for the last
+STRIPED_PIECE_BYTES = 30 * 1024  # two, encrypted and framed, fill a gateway's window of 64 KB
+COMPLETE_S = 20.0  # how long the first stream of a connection waits for the last
 _STRIPE_KEY, _TOKEN_KEY = "celu-stripe", "celu-token"
-_INCOMPLETE = 8  # attempts, at a time, of which some stripes are missing
+_MAX_INCOMPLETE = 8  # connections with missing stripes
 
 
 def piece_bytes(count: int) -> int:
-    """The size of a piece on a link of so many stripes."""
+    """The size of a piece on a connection with `count` stripes."""
     return PIECE_BYTES if count == 1 else STRIPED_PIECE_BYTES
 
 
 @dataclass(frozen=True)
 class Stripe:
-    """Which stream of how many this is; `token` tells one attempt's streams from another's."""
+    """Stream `index` of `count`; the streams of one attempt to connect share a `token`."""
 
     index: int = 0
     count: int = 1
     token: str = ""
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a caller says of a stream."""
+        """The gRPC metadata with which a client announces a stream."""
         return ((_STRIPE_KEY, f"{self.index}/{self.count}"), (_TOKEN_KEY, self.token))
 
     @staticmethod
     def read(metadata: Mapping[str, str]) -> Stripe:
-        """What a caller said, if it makes sense; raises ProtocolError."""
-        said, token = metadata.get(_STRIPE_KEY, "0/1"), metadata.get(_TOKEN_KEY, "0" * 32)
-        numbers = re.fullmatch(r"(\d{1,4})/(\d{1,4})", said, re.ASCII)
+        """Parse a client's metadata; raises ProtocolError if it is invalid."""
+        value, token = metadata.get(_STRIPE_KEY, "0/1"), metadata.get(_TOKEN_KEY, "0" * 32)
+        numbers = re.fullmatch(r"(\d{1,4})/(\d{1,4})", value, re.ASCII)
         if not numbers or not int(numbers[1]) < int(numbers[2]) <= MAX_STRIPES:
             raise ProtocolError(
                 f"expected a stripe I/N with I below N and N at most {MAX_STRIPES}, "
-                f"got {said[:20]!r}"
+                f"got {value[:20]!r}"
             )
         if not re.fullmatch(r"[0-9a-f]{32}", token):
             raise ProtocolError("expected a token of 32 hexadecimal digits with a stripe")
         return Stripe(int(numbers[1]), int(numbers[2]), token)
 
 
-class Deal:
-    """Deals pieces out to `count` streams in turn, each on a thread of its own."""
+class RoundRobin:
+    """Distributes pieces over `count` streams in turn, each on its own thread."""
 
     def __init__(self, pieces: Iterator[bytes], count: int) -> None:
         self._pieces = pieces
         self._turns = [threading.Semaphore(0) for _ in range(count)]
         self._turns[0].release()
-        self._over = False
+        self._ended = False
 
-    def stripe(self, index: int) -> Iterator[bytes]:
-        """What stream `index` has to send."""
-        mine, after = self._turns[index], self._turns[(index + 1) % len(self._turns)]
+    def pieces_for(self, index: int) -> Iterator[bytes]:
+        """The pieces that stream `index` sends."""
+        own_turn, next_turn = self._turns[index], self._turns[(index + 1) % len(self._turns)]
         try:
             while True:
-                mine.acquire()
-                piece = None if self._over else next(self._pieces, None)
+                own_turn.acquire()
+                piece = None if self._ended else next(self._pieces, None)
                 if piece is None:
                     return
-                after.release()
+                next_turn.release()
                 yield piece
-        finally:  # the end, or a stream that the carrier dropped: no other may wait for its turn
-            self._over = True
+        finally:  # the end, or the carrier dropped a stream: release the others
+            self._ended = True
             for turn in self._turns:
                 turn.release()
 
 
 def gather(streams: list[Iterator[bytes]]) -> Iterator[bytes]:
-    """The pieces of all streams in the order in which they were dealt."""
+    """The pieces of all streams in their original order."""
     for stream in itertools.cycle(streams):
         piece = next(stream, None)
         if piece is None:
@@ -91,92 +92,90 @@ def gather(streams: list[Iterator[bytes]]) -> Iterator[bytes]:
 
 
 @dataclass
-class Bundle:
-    """The streams of one attempt as they come, and what was made of them once all are there."""
+class _Group:
+    """The streams of one attempt to connect, and their connection once all have arrived."""
 
     count: int
     streams: dict[int, Iterator[bytes]] = field(default_factory=dict)
-    settled: threading.Event = field(default_factory=threading.Event)
+    resolved: threading.Event = field(default_factory=threading.Event)
     connection: Connection | None = None
-    deal: Deal | None = None
+    outgoing: RoundRobin | None = None
     problem: CeluError | None = None
 
-    def settle(self, problem: CeluError | None) -> None:
-        """Nothing is waited for any more."""
+    def resolve(self, problem: CeluError | None) -> None:
+        """Wake the threads that wait for the other streams, with an error if there is one."""
         self.problem = self.problem or problem
-        self.settled.set()
+        self.resolved.set()
 
 
-class Bundles:
-    """Brings the streams of each attempt together at the side that listens."""
+class StripeGroups:
+    """Groups the streams of each attempt to connect, on the side that listens."""
 
     def __init__(self) -> None:
-        self._incomplete: dict[tuple[str, str], Bundle] = {}
+        self._incomplete: dict[tuple[str, str], _Group] = {}
         self._lock = threading.Lock()
 
-    def join(
+    def add_stream(
         self,
         name: str,
         stripe: Stripe,
         stream: Iterator[bytes],
-        begin: Callable[[list[Iterator[bytes]]], Connection],
+        connect: Callable[[list[Iterator[bytes]]], Connection],
     ) -> tuple[Connection, Iterator[bytes]]:
-        """The connection that this stream is a part of, and what to send over it, once all are there.
+        """Wait for the other streams; returns their connection and what this stream sends.
 
-        The last to come calls `begin` with all of them. Raises ProtocolError for a stream that
-        does not fit, or where the others do not come; and what `begin` raises, at all of them.
+        The last stream to arrive calls `connect` with all of them. Raises ProtocolError for a
+        stream that does not fit or if others are missing; an error of `connect`, in all threads.
         """
         key = (name, stripe.token)
         with self._lock:
-            bundle = self._bundle(key, stripe.count)
-            if bundle.count != stripe.count or stripe.index in bundle.streams:
+            group = self._group(key, stripe.count)
+            if group.count != stripe.count or stripe.index in group.streams:
                 raise ProtocolError(
-                    f"expected each of {bundle.count} stripes once, "
+                    f"expected each of {group.count} stripes once, "
                     f"got {stripe.index}/{stripe.count} again"
                 )
-            bundle.streams[stripe.index] = stream
-            complete = len(bundle.streams) == bundle.count
+            group.streams[stripe.index] = stream
+            complete = len(group.streams) == group.count
             if complete:
                 del self._incomplete[key]
         if complete:
             try:
-                bundle.connection = begin([bundle.streams[i] for i in range(bundle.count)])
-                bundle.deal = Deal(bundle.connection.outgoing(), bundle.count)
-                bundle.settle(None)
+                group.connection = connect([group.streams[i] for i in range(group.count)])
+                group.outgoing = RoundRobin(group.connection.outgoing_pieces(), group.count)
+                group.resolve(None)
             except CeluError as error:
-                bundle.settle(error)
-        elif not bundle.settled.wait(COMPLETE_S):
-            self._give_up(key, bundle)
-            bundle.settled.wait()  # the last one may just have come
-        if bundle.problem is not None:
-            raise bundle.problem
-        assert (
-            bundle.connection is not None and bundle.deal is not None
-        )  # settled without a problem
-        return bundle.connection, bundle.deal.stripe(stripe.index)
+                group.resolve(error)
+        elif not group.resolved.wait(COMPLETE_S):
+            self._time_out(key, group)
+            group.resolved.wait()  # the last stream may just have arrived
+        if group.problem is not None:
+            raise group.problem
+        assert group.connection is not None and group.outgoing is not None  # no problem: both set
+        return group.connection, group.outgoing.pieces_for(stripe.index)
 
-    def _give_up(self, key: tuple[str, str], bundle: Bundle) -> None:
+    def stop(self, problem: CeluError) -> None:
+        """Fail the groups that are still incomplete."""
         with self._lock:
-            if self._incomplete.get(key) is not bundle:
+            incomplete, self._incomplete = self._incomplete, {}
+        for group in incomplete.values():
+            group.resolve(problem)
+
+    def _time_out(self, key: tuple[str, str], group: _Group) -> None:
+        with self._lock:
+            if self._incomplete.get(key) is not group:
                 return
             del self._incomplete[key]
-        bundle.settle(
+        group.resolve(
             ProtocolError(
-                f"expected all {bundle.count} stripes within {COMPLETE_S:g} s, "
-                f"got {len(bundle.streams)}"
+                f"expected all {group.count} stripes within {COMPLETE_S:g} s, "
+                f"got {len(group.streams)}"
             )
         )
 
-    def stop(self, problem: CeluError) -> None:
-        """Let those go that still wait."""
-        with self._lock:
-            waiting, self._incomplete = self._incomplete, {}
-        for bundle in waiting.values():
-            bundle.settle(problem)
-
-    def _bundle(self, key: tuple[str, str], count: int) -> Bundle:
+    def _group(self, key: tuple[str, str], count: int) -> _Group:
         if key not in self._incomplete:
-            if count > 1 and len(self._incomplete) >= _INCOMPLETE:
-                raise ProtocolError("expected the stripes of one link, got those of too many")
-            self._incomplete[key] = Bundle(count)
+            if count > 1 and len(self._incomplete) >= _MAX_INCOMPLETE:
+                raise ProtocolError("too many connections with missing stripes")
+            self._incomplete[key] = _Group(count)
         return self._incomplete[key]

@@ -1,7 +1,7 @@
-"""Who is at the other end: mutual TLS 1.3 with one authority for each peer.
+"""Authenticate peers: mutual TLS 1.3 with one certificate authority for each peer.
 
-A party trusts a peer's authority for that peer's name alone: an authority of company B cannot
-vouch for company C. It carries nothing itself: carriers and `sealed` use its contexts and checks.
+A party trusts a peer's authority for that peer's name alone: the authority of company B cannot
+sign a certificate for company C. No I/O here: the carriers and `inner_tls` use the contexts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from celu.errors import CertificateError
 class Credentials:
     """This party's certificate and private key, and each peer's authority (PEM).
 
-    `files` are where the certificate and the key came from: Python's TLS reads them itself.
+    `files` are the paths of the certificate and the key: Python's ssl only loads them from files.
     """
 
     certificate: bytes
@@ -33,7 +33,7 @@ class Credentials:
 
     @staticmethod
     def read(certificate: Path, key: Path, authorities: Mapping[str, Path]) -> Credentials:
-        """Read the files; raises CertificateError naming the one that will not do."""
+        """Read the files; raises CertificateError naming the invalid one."""
         for path in (certificate, *authorities.values()):
             try:
                 x509.load_pem_x509_certificate(_read(path))
@@ -46,7 +46,7 @@ class Credentials:
                 f"{key}: expected a private key in PEM form, without a password"
             ) from error
         if secret.public_key() != x509.load_pem_x509_certificate(_read(certificate)).public_key():
-            raise CertificateError(f"{key}: expected the key of {certificate}, got another's")
+            raise CertificateError(f"{key}: expected the private key of {certificate}")
         return Credentials(
             _read(certificate),
             _read(key),
@@ -55,36 +55,38 @@ class Credentials:
         )
 
 
-@lru_cache(maxsize=64)  # a peer shows the same one after every drop of the line
-def issued_for(certificate_pem: bytes, name: str, authority_pem: bytes) -> bool:
-    """Whether a certificate names this party and was signed by this very authority."""
+@lru_cache(maxsize=64)  # a peer presents the same certificate whenever it reconnects
+def is_issued_for(certificate_pem: bytes, name: str, authority_pem: bytes) -> bool:
+    """Whether a certificate is for this party's name and was signed by exactly this authority."""
     try:
         certificate = x509.load_pem_x509_certificate(certificate_pem)
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority_pem))
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except Exception:  # malformed, a wrong key type, signature or issuer, no name: the answer is no
+    except Exception:  # malformed, wrong key type, signature or issuer, no name: all mean no
         return False
     return name in names.get_values_for_type(x509.DNSName)
 
 
-def calling(credentials: Credentials, peer: str) -> ssl.SSLContext:
-    """TLS 1.3 for a party that calls `peer`: only that peer's authority is believed."""
+def client_context(credentials: Credentials, peer: str) -> ssl.SSLContext:
+    """TLS 1.3 context of a party that dials `peer`; trusts only that peer's authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return _of(credentials, [peer], context)
+    return _load(context, credentials, [peer])
 
 
-def answering(credentials: Credentials, peers: Iterable[str]) -> ssl.SSLContext:
-    """TLS 1.3 for a party that `peers` call: whoever calls must show a certificate.
+def server_context(credentials: Credentials, peers: Iterable[str]) -> ssl.SSLContext:
+    """TLS 1.3 context of a party that `peers` dial; requires a client certificate.
 
-    That it is signed by one of their authorities is not enough: `issued_for` has to follow.
+    It accepts a certificate of any of their authorities: check the name with `is_issued_for`.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
-    context.num_tickets = 0  # nobody resumes, and tickets would be bytes that carry no piece
-    return _of(credentials, peers, context)
+    context.num_tickets = 0  # TLS sessions are not resumed, and a ticket is bytes without a piece
+    return _load(context, credentials, peers)
 
 
-def _of(credentials: Credentials, peers: Iterable[str], context: ssl.SSLContext) -> ssl.SSLContext:
+def _load(
+    context: ssl.SSLContext, credentials: Credentials, peers: Iterable[str]
+) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_cert_chain(*credentials.files)
@@ -99,7 +101,7 @@ def _of(credentials: Credentials, peers: Iterable[str], context: ssl.SSLContext)
 
 
 def read_authority(path: Path) -> bytes:
-    """An authority's certificate, or several (PEM); raises CertificateError naming the file."""
+    """Read one or more CA certificates (PEM); raises CertificateError naming the file."""
     content = _read(path)
     try:
         x509.load_pem_x509_certificates(content)

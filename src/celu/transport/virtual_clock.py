@@ -1,11 +1,10 @@
-"""Virtual time: how long a run would take on a line, without waiting for it.
+"""Virtual time: how long a run would take on a network link, without waiting for it.
 
-Every party has a clock. While its program runs, the clock runs with the real time that its
-computing takes; while it is suspended, the clock stands still. A message arrives when the line has
-carried it (`emulation`). Whoever wants it sooner waits, that is, sets its clock on. So parties that
-take turns in one thread are timed as if each had a machine of its own. An accelerator works on
-behind a program's back: before a clock is read, it is waited for, so that its time counts for the
-party that it worked for.
+Every party has a clock. While its coroutine runs, the clock advances by the real time that the
+computation takes; while it is suspended, the clock stands still. A message has an arrival time
+(`emulation`); a party that receives it earlier advances its clock to that time. So parties that
+take turns in one thread are timed as if each had its own machine. CUDA is synchronized before a
+clock is read, so that GPU time counts for the party that used it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 
 @dataclass
 class VirtualClock:
-    """One party's time, in seconds since its program began.
+    """One party's time, in seconds since its coroutine started.
 
     `speed` is how many times faster than this machine the party computes.
     """
@@ -32,22 +31,22 @@ class VirtualClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The party's program goes on, until it is suspended or ends."""
+        """Let the clock advance while the party's coroutine runs."""
         self._resumed_at = self.timer()
         yield
         self.now()
         self._resumed_at = None
 
     def now(self) -> float:
-        """The time."""
+        """The current time."""
         if self._resumed_at is not None:
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
-            at = self.timer()
-            self._now += (at - self._resumed_at) / self.speed
-            self._resumed_at = at
+            timer = self.timer()
+            self._now += (timer - self._resumed_at) / self.speed
+            self._resumed_at = timer
         return self._now
 
     def wait_until(self, arrival: float) -> None:
-        """Nothing happens here before then."""
+        """Advance the clock to an arrival time, unless it is later already."""
         self._now = max(self.now(), arrival)

@@ -1,7 +1,7 @@
-"""Links over WebSockets, which gateways pass on as they are: one connection to each peer.
+"""The WebSocket carrier, for gateways without HTTP/2: one WebSocket per connection.
 
-Direct connections are under mutual TLS 1.3; behind a gateway, the port speaks plain HTTP and the
-parties' TLS runs inside. What moves pieces between a link and a socket is in `websocket_threads`.
+Direct connections use mutual TLS 1.3; behind a gateway, the port is plain HTTP and the parties' TLS
+runs inside (`inner_tls`). The threads that move pieces are in `websocket_threads`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from weakref import WeakSet
 
 from celu.errors import CeluError, CertificateError, ConfigError, PeerLost
 from celu.transport import carrier
-from celu.transport.carrier import NAME_KEY, OPEN_S, Admission, MakeConnection, Route
-from celu.transport.inner_tls import SEALED_BYTES, InnerTls
-from celu.transport.message import shown
-from celu.transport.preflight import PREFLIGHT_PATH, SPEAKS
-from celu.transport.tls import Credentials, answering, calling, read_authority
-from celu.transport.websocket_threads import CLOSE_S, REFUSED, Loop, start
+from celu.transport.carrier import IDENTIFY_S, NAME_KEY, Admission, MakeConnection, Route
+from celu.transport.inner_tls import MAX_ENCRYPTED_BYTES, InnerTls
+from celu.transport.message import printable
+from celu.transport.preflight import ALPN, PREFLIGHT_PATH
+from celu.transport.tls import Credentials, client_context, read_authority, server_context
+from celu.transport.websocket_threads import CLOSE_S, REJECTED, EventLoopThread, start
 
 try:
     from websockets.asyncio.client import connect
@@ -41,17 +41,17 @@ except ImportError as error:
     ) from error
 
 PATH = "/celu"
-_SILENT = logging.getLogger("celu.websocket")  # its errors reach the user through ours
+_SILENT = logging.getLogger("celu.websocket")  # we report its errors as our own
 _SILENT.addHandler(logging.NullHandler())
 _SILENT.propagate = False
 _LIMITS: dict[str, Any] = {
-    "compression": None,  # floats do not compress, and what is sealed even less
-    "max_size": SEALED_BYTES,
+    "compression": None,  # floats barely compress, ciphertext not at all
+    "max_size": MAX_ENCRYPTED_BYTES,
     "max_queue": 2,
-    "open_timeout": OPEN_S,  # of the TLS handshake too
+    "open_timeout": IDENTIFY_S,  # includes the TLS handshake
     "close_timeout": CLOSE_S,
-    # Pings keep a gateway from closing what is quiet. An answer is not insisted on: a peer that
-    # computes takes in nothing for a while. Links have deadlines of their own.
+    # Pings keep a gateway from closing an idle connection. A missing pong is no error: a peer that
+    # computes may not read for a while. Links have deadlines of their own.
     "ping_interval": 20.0,
     "ping_timeout": None,
     "logger": _SILENT,
@@ -59,14 +59,14 @@ _LIMITS: dict[str, Any] = {
 
 
 class Listener(carrier.Listener):
-    """Waits for peers on one port."""
+    """Accepts peers on one port."""
 
-    def __init__(self, address: str, arrivals: Admission) -> None:
-        super().__init__(arrivals)
-        self._callers: WeakSet[ServerConnection] = WeakSet()
-        self._loop = Loop()
+    def __init__(self, address: str, admission: Admission) -> None:
+        super().__init__(admission)
+        self._clients: WeakSet[ServerConnection] = WeakSet()
+        self._loop = EventLoopThread()
         try:
-            self._server = self._loop.do(self._serve(address))
+            self._server = self._loop.run(self._serve(address))
         except OSError as error:
             self._loop.stop()
             raise ConfigError(
@@ -76,73 +76,70 @@ class Listener(carrier.Listener):
 
     async def _serve(self, address: str) -> Server:
         host, port = address.rsplit(":", 1)
-        credentials, context = self.arrivals.credentials, None
-        if credentials is not None and not self.arrivals.behind_gateway:
-            context = answering(credentials, self.arrivals.peers)
-            context.set_alpn_protocols([SPEAKS["websocket"]])
+        credentials, context = self.admission.credentials, None
+        if credentials is not None and not self.admission.behind_gateway:
+            context = server_context(credentials, self.admission.peers)
+            context.set_alpn_protocols([ALPN["websocket"]])
         return await serve(
             self._exchange,
             host.strip("[]"),
             int(port),
             ssl=context,
-            process_request=self._check,
-            create_connection=self._known,  # type: ignore[arg-type]
+            process_request=self._check_request,
+            create_connection=self._register,  # type: ignore[arg-type]
             **_LIMITS,
         )
 
-    def _known(self, *args: Any, **more: Any) -> ServerConnection:
-        caller = ServerConnection(*args, **more)
-        self._callers.add(caller)
-        return caller
+    def _register(self, *args: Any, **options: Any) -> ServerConnection:
+        client = ServerConnection(*args, **options)
+        self._clients.add(client)
+        return client
 
     def stop(self) -> None:
         """See `carrier.Listener`."""
-        self.arrivals.stop()
-        self._loop.do(self._close())
+        self.admission.stop()
+        self._loop.run(self._close())
         self._loop.stop()
 
     async def _close(self) -> None:
         self._server.close()
-        for caller in list(self._callers):
-            # One that has not said what it wants, and may never.
-            if caller.state is State.CONNECTING and hasattr(caller, "transport"):
-                caller.transport.abort()
+        for client in list(self._clients):
+            # It has not sent its request, and may never do so.
+            if client.state is State.CONNECTING and hasattr(client, "transport"):
+                client.transport.abort()
         await asyncio.wait([asyncio.ensure_future(self._server.wait_closed())], timeout=CLOSE_S)
 
-    def _check(self, socket: ServerConnection, request: Request) -> Response | None:
-        """Turn away, before there is a WebSocket, whose certificate or name will not do."""
+    def _check_request(self, socket: ServerConnection, request: Request) -> Response | None:
+        """Reject a client with an unexpected certificate or name before the WebSocket opens."""
         if request.path == PREFLIGHT_PATH:
             return socket.respond(200, "celu\n")
         try:
-            self._caller(socket)
+            self._authenticate(socket)
             return None
         except CeluError as error:
-            self.arrivals.turn_away(str(error))
+            self.admission.note_rejection(str(error))
             return socket.respond(403, f"{error}\n")
 
-    def _caller(self, socket: ServerConnection) -> str:
+    def _authenticate(self, socket: ServerConnection) -> str:
         assert socket.request is not None
         tls = socket.transport.get_extra_info("ssl_object")
         der = tls.getpeercert(binary_form=True) if tls is not None else None
         pem = ssl.DER_cert_to_PEM_cert(der).encode("ascii") if der else None
         claimed = socket.request.headers.get_all(NAME_KEY)
-        return self.arrivals.caller(claimed[0] if len(claimed) == 1 else "", pem)
+        return self.admission.authenticate(claimed[0] if len(claimed) == 1 else "", pem)
 
     async def _exchange(self, socket: ServerConnection) -> None:
         try:
-            name = self._caller(socket)
-            connection = self.arrivals.admit(name)
+            name = self._authenticate(socket)
+            connection = self.admission.admit(name)
         except CeluError as error:
-            return await self._refuse(socket, error)
+            self.admission.note_rejection(str(error))
+            await socket.close(REJECTED, str(error)[:100])
+            return
         start(connection, socket, self._loop)
         await socket.wait_closed()
         if not connection.protocol.greeted and connection.problem is not None:
-            self.arrivals.turn_away(str(connection.problem))
-        return None
-
-    async def _refuse(self, socket: ServerConnection, error: CeluError) -> None:
-        self.arrivals.turn_away(str(error))
-        await socket.close(REFUSED, str(error)[:100])
+            self.admission.note_rejection(str(connection.problem))
 
 
 class OutgoingConnection:
@@ -158,17 +155,20 @@ class OutgoingConnection:
     ) -> None:
         self._where = f"{peer} at {route.address}"
         self.connection = connection = make_connection()
-        connection.explain = self._explain
-        self._loop = Loop()
+        connection.explain_error = self._explain
+        self._loop = EventLoopThread()
         try:
             if route.gateway is not None and credentials is not None:
                 connection.inner_tls = InnerTls(credentials, peer)
             context = _context(route, peer, credentials)
-            self._socket: WebSocket = self._loop.do(_call(route, context, name, peer))
+            self._socket: WebSocket = self._loop.run(_dial(route, context, name, peer))
         except BaseException as error:
             self._loop.stop()
-            problem = self._explain(error) if isinstance(error, Exception) else PeerLost("given up")
-            connection.end(error if isinstance(error, CeluError) else problem)
+            if isinstance(error, Exception):
+                problem = self._explain(error)
+            else:
+                problem = PeerLost("interrupted")
+            connection.mark_ended(error if isinstance(error, CeluError) else problem)
             if isinstance(error, OSError | WebSocketException | EOFError):
                 raise problem from error
             raise
@@ -176,51 +176,51 @@ class OutgoingConnection:
 
     def stop(self) -> None:
         """See `carrier.OutgoingConnection`."""
-        self._loop.do(self._socket.close())
+        self._loop.run(self._socket.close())
         self._loop.stop()
 
     def _explain(self, error: Exception) -> CeluError:
         if isinstance(error, InvalidStatus) and error.response.status_code == 403:
-            said = _text(error.response).strip()
-            return CertificateError(f"{self._where} turned us away: {shown(said)}")
+            reason = printable(_text(error.response).strip())
+            return CertificateError(f"{self._where} rejected us: {reason}")
         if isinstance(error, InvalidStatus) and error.response.status_code == 404:
             return ConfigError(
-                f"expected a way to {self._where}, got none for {PATH}; "
-                "does its gateway pass that on?"
+                f"{self._where} answers 404 for {PATH}; does its gateway forward that path?"
             )
-        if isinstance(error, ConnectionClosed) and error.rcvd and error.rcvd.code == REFUSED:
-            return CertificateError(f"{self._where} turned us away: {shown(error.rcvd.reason)}")
+        if isinstance(error, ConnectionClosed) and error.rcvd and error.rcvd.code == REJECTED:
+            return CertificateError(f"{self._where} rejected us: {printable(error.rcvd.reason)}")
         if isinstance(error, InvalidMessage | InvalidHandshake):
-            return PeerLost(f"{self._where} did not answer as a WebSocket does: {error}")
+            return PeerLost(f"{self._where} did not complete the WebSocket handshake: {error}")
         return PeerLost(f"the link to {self._where} broke: {error or type(error).__name__}")
 
 
 def _context(route: Route, peer: str, credentials: Credentials | None) -> ssl.SSLContext | None:
-    """The connection's own TLS: the gateway's, the peer's, or none."""
+    """The outer TLS: the gateway's, the peer's, or none."""
     if credentials is None:
         return None
     if route.gateway is None:
-        context = calling(credentials, peer)
+        context = client_context(credentials, peer)
     elif route.gateway.ca is None:
         return None
     else:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_verify_locations(cadata=read_authority(route.gateway.ca).decode("ascii"))
-    context.set_alpn_protocols([SPEAKS["websocket"]])
+    context.set_alpn_protocols([ALPN["websocket"]])
     return context
 
 
-async def _call(route: Route, context: ssl.SSLContext | None, name: str, peer: str) -> WebSocket:
+async def _dial(route: Route, context: ssl.SSLContext | None, name: str, peer: str) -> WebSocket:
     host, port = route.address.rsplit(":", 1)
-    named = peer if route.gateway is None else route.gateway.name  # for TLS, and a gateway's hosts
+    # The name that TLS verifies and that a gateway finds in the Host header.
+    server_name = peer if route.gateway is None else route.gateway.name
     scheme = "ws" if context is None else "wss"
     return await connect(
-        f"{scheme}://{named}:{port}{PATH}",
+        f"{scheme}://{server_name}:{port}{PATH}",
         host=host.strip("[]"),
         port=int(port),
         ssl=context,
-        proxy=None,  # settings come from files, not from the environment
+        proxy=None,  # settings come from files, never from environment variables
         additional_headers={NAME_KEY: name},
         **_LIMITS,
     )

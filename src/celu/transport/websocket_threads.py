@@ -1,9 +1,9 @@
-"""Between a link, which blocks, and WebSockets in an event loop: the threads on either side.
+"""Threads between a connection, which blocks, and a WebSocket in an asyncio event loop.
 
-The package's asyncio interface runs in one thread with a loop of its own, because its blocking one
-shares a TLS connection between threads. Two threads a link hand pieces to that loop and take them
-from it, each waiting for the other side, so nothing piles up. A WebSocket has no half-close: an
-empty message says that nothing follows. Who connects to whom is not decided here.
+The asyncio API of `websockets` runs in one thread with its own loop, because its threading API
+shares a TLS connection between threads. Two threads per connection pass pieces to and from the
+loop and wait for each one, so nothing queues up. A WebSocket has no half-close: an empty message
+ends a direction. Dialing and listening are in `websocket_carrier`.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celu.errors import PeerLost, ProtocolError
-from celu.transport.stream import Connection
+from celu.transport.connection import Connection
 
 if TYPE_CHECKING:
     from websockets.asyncio.connection import Connection as WebSocket
 
 CLOSE_S = 2.0
-REFUSED = 1008  # closed for "policy violation"; the reason says which
-_LATER = 1013  # closed for "try again later"
+REJECTED = 1008  # close code "policy violation", with a reason
+_TRY_LATER = 1013  # close code "try again later"
 _END = b""
-_LAST_TURNS = 5  # of a loop, in which what was cancelled lets go of its sockets
+_DRAIN_ITERATIONS = 5  # of a stopping loop, in which cancelled tasks close their sockets
 _T = TypeVar("_T")
 
 
-class Loop:
-    """An event loop in a thread of its own."""
+class EventLoopThread:
+    """An asyncio event loop in its own thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._lock = threading.Lock()  # nothing may be given to the loop after its last word
+        self._lock = threading.Lock()  # nothing may be submitted to the loop after `stop`
         self._stopped = False
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="celu-websocket", daemon=True
         )
         self._thread.start()
 
-    def do(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine there, and wait for what it gives; raises PeerLost after the end."""
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine in the loop and return its result; raises PeerLost after `stop`."""
         with self._lock:
             if self._stopped:
-                work.close()
+                coroutine.close()
                 raise PeerLost("the connection has ended")
-            given = asyncio.run_coroutine_threadsafe(work, self._loop)
-        return given.result()
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return future.result()
 
-    def soon(self, call: Callable[[], object]) -> None:
-        """Have something called there; after the end, nothing is."""
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Call something in the loop; does nothing after `stop`."""
         with self._lock:
             if not self._stopped:
-                self._loop.call_soon_threadsafe(call)
+                self._loop.call_soon_threadsafe(callback)
 
     def stop(self) -> None:
-        """Cancel what still runs there, and end the thread."""
+        """Cancel all tasks and end the thread."""
         with self._lock:
             self._stopped = True
             cancelled = asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
@@ -70,13 +70,13 @@ async def _cancel_all() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    for _ in range(_LAST_TURNS):
+    for _ in range(_DRAIN_ITERATIONS):
         await asyncio.sleep(0)
 
 
-def start(connection: Connection, socket: WebSocket, loop: Loop) -> None:
+def start(connection: Connection, socket: WebSocket, loop: EventLoopThread) -> None:
     """Start the two threads of a connection."""
-    connection.cancel = lambda: loop.soon(socket.transport.abort)
+    connection.cancel = lambda: loop.call_soon(socket.transport.abort)
     for prefix, target in (("to", _send), ("from", _receive)):
         threading.Thread(
             target=target,
@@ -86,34 +86,34 @@ def start(connection: Connection, socket: WebSocket, loop: Loop) -> None:
         ).start()
 
 
-def _send(connection: Connection, socket: WebSocket, loop: Loop) -> None:
-    pieces = connection.outgoing()
+def _send(connection: Connection, socket: WebSocket, loop: EventLoopThread) -> None:
+    pieces = connection.outgoing_pieces()
     try:
         for piece in pieces:
-            loop.do(socket.send(piece))
-        loop.do(_finish(connection, socket))
-    except Exception:  # the receiving side says what happened
+            loop.run(socket.send(piece))
+        loop.run(_finish(connection, socket))
+    except Exception:  # the receiving thread reports it
         return
     finally:
         pieces.close()
 
 
 async def _finish(connection: Connection, socket: WebSocket) -> None:
-    """Say that nothing follows; a caller that was not let in is told why, and that is all."""
+    """End our direction; close the connection with the reason if the peer was rejected."""
     if not connection.protocol.greeted and connection.problem is not None:
-        code = _LATER if isinstance(connection.problem, PeerLost) else REFUSED
+        code = _TRY_LATER if isinstance(connection.problem, PeerLost) else REJECTED
         await socket.close(code, str(connection.problem)[:100])
     else:
         await socket.send(_END)
 
 
-def _receive(connection: Connection, socket: WebSocket, loop: Loop) -> None:
-    connection.pump(_pieces(socket, loop))
+def _receive(connection: Connection, socket: WebSocket, loop: EventLoopThread) -> None:
+    connection.receive_pieces(_pieces(socket, loop))
 
 
-def _pieces(socket: WebSocket, loop: Loop) -> Iterator[bytes]:
+def _pieces(socket: WebSocket, loop: EventLoopThread) -> Iterator[bytes]:
     while True:
-        piece = loop.do(socket.recv())
+        piece = loop.run(socket.recv())
         if isinstance(piece, str):
             raise ProtocolError("expected bytes, got text")
         if piece == _END:

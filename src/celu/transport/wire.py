@@ -1,4 +1,4 @@
-"""Messages as bytes: a fixed header, then the raw buffer of a tensor or a small JSON object.
+"""Encode messages as bytes: a fixed header, then a tensor's raw buffer or a small JSON object.
 
     magic   4s   b"CELU"
     version u8   3
@@ -6,17 +6,17 @@
     dtype   u8   0 JSON, 1 float32, 2 bytes
     rank    u8   0 for JSON, 2 for a tensor
     sequence u64  counts a sender's messages from 0; a gap or repeat is refused
-    received u64  how many messages the sender has of the other side
+    received u64  acknowledgement: how many messages the sender has received
     round   u64
     part    u32
     rows    u32  dimensions of a tensor, else 0
     width   u32
-    length  u64  bytes that follow
-    digest  16s  of Z and dZ: the digest of the rows they belong to, else 0
+    length  u64  bytes of payload
+    digest  16s  for Z and dZ: the digest of the rows they belong to, else 0
 
-All little-endian. The bytes that follow a header come in pieces of at most `PIECE_BYTES`, so that
-no carrier's ceiling on a message is ever met and no claim of size costs more than a piece before
-it has been checked. Nothing here executes what it reads: there is no pickle on any path.
+All little-endian. The payload follows in pieces of at most `PIECE_BYTES`, so no message exceeds a
+carrier's size limit, and a header with a false size is refused before anything is allocated.
+Nothing here executes what it reads: there is no pickle on any path.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from celu.transport.message import ROW_DIGEST_BYTES, TENSORS, Kind, Message, Ten
 MAGIC = b"CELU"
 VERSION = 3
 HEADER = struct.Struct(f"<4sBBBBQQQIIIQ{ROW_DIGEST_BYTES}s")
-PIECE_BYTES = 1024 * 1024  # so that copying, encrypting and sending of a message overlap
+PIECE_BYTES = 1024 * 1024  # small enough that copying, encrypting and sending overlap
 MAX_BODY_BYTES = 256 * 1024
-MAX_BODY_LEVELS = 16  # deeper ones could exhaust the stack of whoever handles them later
+MAX_BODY_LEVELS = 16  # a deeper body could exhaust the stack of code that walks it
 
 _DTYPES: dict[torch.dtype, int] = {torch.float32: 1, torch.uint8: 2}
 _DTYPES_BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
@@ -47,7 +47,7 @@ _JSON = 0
 
 @dataclass(frozen=True)
 class Header:
-    """A header that has been checked: what follows it may be allocated."""
+    """A header that has been checked: its payload may be allocated."""
 
     kind: Kind
     round: int
@@ -56,13 +56,13 @@ class Header:
     dtype: torch.dtype
     length: int
     row_digest: bytes
-    received: int = 0  # how many of our messages the peer has
+    received: int = 0  # how many of our messages the peer has received
 
 
 def encode(
     message: Message, sequence: int, received: int = 0, piece_bytes: int = PIECE_BYTES
 ) -> Iterator[bytes]:
-    """The header, then the payload in pieces. Each piece is copied only when asked for."""
+    """Yield the header, then the payload in pieces, each copied only when it is requested."""
     if message.tensor is not None:
         tensor = message.tensor.detach().to("cpu").contiguous()
         payload = memoryview(tensor.numpy()).cast("B")  # type: ignore[arg-type]
@@ -95,12 +95,12 @@ def decode_header(data: bytes, sequence: int, specs: Mapping[Kind, TensorSpec]) 
     try:
         kind = Kind(code)
     except ValueError:
-        raise ProtocolError(f"expected a known kind of message, got kind {code}") from None
+        raise ProtocolError(f"unknown kind of message: {code}") from None
     if kind not in TENSORS:
-        most = 0 if kind is Kind.HEARTBEAT else MAX_BODY_BYTES
-        if (dtype, rank, rows, width) != (_JSON, 0, 0, 0) or length > most:
+        max_bytes = 0 if kind is Kind.HEARTBEAT else MAX_BODY_BYTES
+        if (dtype, rank, rows, width) != (_JSON, 0, 0, 0) or length > max_bytes:
             raise ProtocolError(
-                f"{kind.name}: expected a body of at most {most} bytes, "
+                f"{kind.name}: expected a body of at most {max_bytes} bytes, "
                 f"got dtype {dtype}, rank {rank}, [{rows}, {width}], {length} bytes"
             )
         return Header(kind, round_, part, None, torch.uint8, length, row_digest, received)
@@ -110,20 +110,20 @@ def decode_header(data: bytes, sequence: int, specs: Mapping[Kind, TensorSpec]) 
         raise ProtocolError(f"{kind.name}: expected a matrix, got dtype {dtype}, rank {rank}")
     specs[kind].validate(kind, _DTYPES_BY_CODE[dtype], (rows, width))
     if length != rows * width * specs[kind].dtype.itemsize:
-        raise ProtocolError(f"{kind.name}: [{rows}, {width}] does not make {length} bytes")
+        raise ProtocolError(f"{kind.name}: [{rows}, {width}] does not fit {length} bytes")
     shape = (rows, width)
     return Header(kind, round_, part, shape, specs[kind].dtype, length, row_digest, received)
 
 
-class Assembly:
-    """A message whose header was found sound, put together as its pieces come."""
+class PartialMessage:
+    """A message with a checked header whose payload is still arriving."""
 
     def __init__(self, header: Header) -> None:
         self.header = header
         self._filled = 0
         if header.shape is not None:
-            # A tensor of torch's own, rather than a view of the bytes received: its memory is
-            # aligned as any other tensor's, so kernels take the same path and give the same bits.
+            # Allocated by torch, not a view of the received bytes: aligned like any other tensor,
+            # so kernels choose the same code path and return the same bits.
             self._tensor = torch.empty(header.shape, dtype=header.dtype)
             self._buffer = memoryview(self._tensor.numpy()).cast("B")  # type: ignore[arg-type]
         else:
@@ -131,23 +131,23 @@ class Assembly:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes on the wire."""
+        """Size of the whole message on the wire."""
         return HEADER.size + len(self._buffer)
 
     @property
-    def missing(self) -> int:
-        """How many bytes are still to come."""
+    def missing_bytes(self) -> int:
+        """How many bytes have not arrived yet."""
         return len(self._buffer) - self._filled
 
     def add(self, piece: bytes) -> None:
-        """Fill in what came; raises ProtocolError for an empty piece or one too many."""
-        if not 0 < len(piece) <= self.missing:
-            raise ProtocolError(f"expected {self.missing} more bytes, got {len(piece)}")
+        """Append a piece; raises ProtocolError if it is empty or too long."""
+        if not 0 < len(piece) <= self.missing_bytes:
+            raise ProtocolError(f"expected {self.missing_bytes} more bytes, got {len(piece)}")
         self._buffer[self._filled : self._filled + len(piece)] = piece
         self._filled += len(piece)
 
     def message(self) -> Message:
-        """The whole message; raises ProtocolError for a body that is none."""
+        """Decode the whole message; raises ProtocolError for an invalid body."""
         header = self.header
         if header.shape is not None:
             return Message(
@@ -174,16 +174,16 @@ def _within(value: object, levels: int) -> bool:
 
 
 def num_bytes(message: Message) -> int:
-    """What a message takes on a wire."""
+    """Size of a message on the wire."""
     if message.tensor is not None:
         return HEADER.size + message.tensor.nbytes
     return HEADER.size + len(json.dumps(message.body or {}))
 
 
 def check_sendable(message: Message) -> None:
-    """Raise ShapeError for a tensor that the wire has no form for, NonFiniteError for NaN or Inf.
+    """Raise ShapeError for a tensor that cannot be encoded, NonFiniteError for NaN or Inf.
 
-    Called by the compute thread, so that it learns of the mistake, and not the carrier's.
+    Called on the compute thread, so that the error is raised there and not on a carrier's thread.
     """
     tensor = message.tensor
     if tensor is None:
@@ -199,8 +199,8 @@ def check_sendable(message: Message) -> None:
 def check_finite(tensor: Tensor, what: str, round_: int) -> None:
     """Raise NonFiniteError if a tensor in main memory holds NaN or Inf.
 
-    One on an accelerator is not looked at, for that would stall it at every step; it is looked at
-    when it comes to main memory, as everything does that crosses a wire.
+    A tensor on a GPU is not checked, because that would synchronize at every step. It is checked
+    once it is copied to main memory, as everything is that is sent.
     """
     if tensor.device.type != "cpu" or tensor.dtype == torch.uint8:
         return

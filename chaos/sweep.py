@@ -1,4 +1,4 @@
-"""Many seeds, one after the other or in several processes, and what became of them."""
+"""Run many seeds, in one process or in several, and add up their outcomes."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from dataclasses import dataclass, field
 
 import torch
 
-from chaos.running import Verdict, run_seed
+from chaos.run import Verdict, run_seed
 
-_CHUNK = 20  # seeds that a worker is given at a time
+_CHUNK = 20  # seeds that a worker runs at a time
 
 
 @dataclass
 class Totals:
-    """What became of the seeds so far."""
+    """The outcomes of the seeds so far."""
 
     num_seeds: int = 0
     failed: list[Verdict] = field(default_factory=list)
-    struck: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0  # virtual
 
     def add(self, verdict: Verdict) -> None:
-        """Count one more."""
+        """Count one more seed."""
         self.num_seeds += 1
-        self.struck += verdict.struck
+        self.faults += verdict.faults
         self.ends += verdict.ends
         self.seconds += verdict.seconds
         if verdict.problem is not None:
@@ -37,14 +37,16 @@ class Totals:
 
 
 def run_seeds(
-    seeds: Sequence[int], workers: int = 1, told: Callable[[Totals], None] = lambda totals: None
+    seeds: Sequence[int],
+    workers: int = 1,
+    on_progress: Callable[[Totals], None] = lambda totals: None,
 ) -> Totals:
-    """Run them all; `told` hears of the totals as they grow."""
+    """Run all seeds; `on_progress` is called with the totals so far."""
     totals = Totals()
     for verdicts in _in_chunks(seeds, workers):
         for verdict in verdicts:
             totals.add(verdict)
-        told(totals)
+        on_progress(totals)
     return totals
 
 
@@ -53,7 +55,7 @@ def _in_chunks(seeds: Sequence[int], workers: int) -> Iterator[list[Verdict]]:
     workers = min(workers, len(chunks))
     if workers == 1:
         threads, thresholds = torch.get_num_threads(), gc.get_threshold()
-        _settle()
+        _configure_process()
         try:
             yield from map(_run_chunk, chunks)
         finally:
@@ -61,15 +63,15 @@ def _in_chunks(seeds: Sequence[int], workers: int) -> Iterator[list[Verdict]]:
             gc.set_threshold(*thresholds)
             gc.unfreeze()
         return
-    spawn = multiprocessing.get_context("spawn")  # torch's threads do not outlive a fork
-    with ProcessPoolExecutor(workers, spawn, initializer=_settle) as pool:
+    spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    with ProcessPoolExecutor(workers, spawn, initializer=_configure_process) as pool:
         yield from pool.map(_run_chunk, chunks)
 
 
-def _settle() -> None:
-    """As suits many small runs: one thread, and a search for garbage only where there may be some.
+def _configure_process() -> None:
+    """Tune the process for many small runs: one thread, and garbage collection less often.
 
-    That is: not in what was imported, and not before a few runs have left theirs.
+    Imported modules are excluded from collection.
     """
     torch.set_num_threads(1)
     gc.freeze()

@@ -1,6 +1,6 @@
-"""What a party's certificate may be wrong about, whichever side it is on.
+"""Everything that can be wrong with a party's certificate, on either side.
 
-Each takes (companies, folder) and gives the keys of a bank that calls, or of a guest that listens.
+Each takes (companies, folder) and returns the keys of a bank that dials or a guest that listens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def of_another_authority(name: str) -> Bad:
 
 
 def issued(name: str, certificate_for: str | None = None, **changes: Any) -> Bad:
-    """A certificate of the right authority, as odd as asked for."""
+    """A certificate of the right authority, with these changes."""
 
     def keys(companies: dict[str, Any], folder: Path) -> Keys:
         company = companies[name]
@@ -53,7 +53,7 @@ def bad(name: str, other_use: Any) -> dict[str, Bad]:
     }
 
 
-BAD_CALLERS = bad("bank", ExtendedKeyUsageOID.SERVER_AUTH)
+BAD_CLIENTS = bad("bank", ExtendedKeyUsageOID.SERVER_AUTH)
 BAD_LISTENERS = bad("guest", ExtendedKeyUsageOID.CLIENT_AUTH)
-bad_callers = pytest.mark.parametrize("caller", BAD_CALLERS.values(), ids=BAD_CALLERS)
+bad_clients = pytest.mark.parametrize("client", BAD_CLIENTS.values(), ids=BAD_CLIENTS)
 bad_listeners = pytest.mark.parametrize("listener", BAD_LISTENERS.values(), ids=BAD_LISTENERS)

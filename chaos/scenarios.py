@@ -1,4 +1,4 @@
-"""The small jobs that chaos is tried on, and how each ends when nothing happens to it."""
+"""The scenarios of the fault simulator: small jobs with small models and synthetic rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celu.data.dataset import Dataset
 from celu.party import Guest, Host
 
 _ROWS, _TEST_ROWS, _COLUMNS, _WIDTH = 40, 8, 3, 4
-_USUAL: dict[str, Any] = {
+_DEFAULTS: dict[str, Any] = {
     "hosts": 1,
     "rounds": 3,
     "batch_size": 4,
@@ -36,10 +36,10 @@ _CHOICES = [
     {"round": 2, "depth": 1, "R": 2, "W": 2, "codec": "int8"},
     {"round": 4, "depth": 3, "R": 2, "W": 3, "codec": "fp32"},
 ]
-# What differs from that; `every` is that of checkpoints. As few rounds as show what a case is there
-# for: a full pipeline, a full workset, an epoch's end (40 rows: ten batches, or five of 8), and a
-# round after each.
-_TABLE: list[dict[str, Any]] = [
+# Overrides of the defaults; `every` is the checkpoint interval. Each has just enough rounds for
+# what it covers: a full pipeline, a full workset, the end of an epoch (40 rows are ten batches, or
+# five of 8), and one round after each.
+_SCENARIOS: list[dict[str, Any]] = [
     {"every": 1},
     {"every": 2, "R": 2, "W": 2},
     {"every": 1, "depth": 2, "optimizer": "adagrad"},
@@ -54,14 +54,14 @@ _TABLE: list[dict[str, Any]] = [
     {"every": 2, "depth": 2, "R": {"guest": 1, "host": 2}, "W": 4, "rounds": 5},
     {"every": 2, "choices": _CHOICES, "rounds": 7},
     {"every": 3, "depth": 2, "R": 2, "W": 3, "order": _BLOCKS, "rounds": 6, "batch_size": 8},
-    # Stops early: whatever it has learned by then is enough.
+    # Stops at its first evaluation: any model reaches this target.
     {"every": 2, "rounds": 6, "evaluation": {"every": 3, "metric": "loss", "target": 100.0}},
 ]
-NUM_CASES = len(_TABLE)
+NUM_SCENARIOS = len(_SCENARIOS)
 
 
 class Bottom(nn.Linear):
-    """Z of a few numbers; with dropout, so that a step's own randomness shows."""
+    """One layer; with dropout, if any, so that a step's own random draws matter."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__(_COLUMNS, _WIDTH, bias=False)
@@ -81,13 +81,13 @@ class Top(nn.Linear):
         super().__init__(parts * _WIDTH, 1, bias=False)
 
     def forward(self, *z: Tensor) -> Tensor:
-        """A forecast, [B]."""
+        """A prediction for each row, [B]."""
         return super().forward(torch.cat(z, dim=1)).squeeze(1)
 
 
 @dataclass(frozen=True)
-class Case:
-    """A job and the parties that hold it, before their first round."""
+class Scenario:
+    """A job and its parties before the first round."""
 
     number: int
     job: Job
@@ -95,32 +95,32 @@ class Case:
     _hosts: dict[str, Host]
 
     def guest(self) -> Guest:
-        """The guest, with modules of its own."""
-        own = self._guest
-        assert own.bottom is not None  # every case has one at all parties
+        """The guest, with a copy of its modules."""
+        guest = self._guest
+        assert guest.bottom is not None  # all parties of all scenarios have one
         return Guest(
-            top=_copy(own.top),
-            loss=own.loss,
-            train=own.train,
-            test=own.test,
-            bottom=_copy(own.bottom),
+            top=_copy(guest.top),
+            loss=guest.loss,
+            train=guest.train,
+            test=guest.test,
+            bottom=_copy(guest.bottom),
         )
 
     def host(self, name: str) -> Host:
-        """A host, with a module of its own."""
-        own = self._hosts[name]
-        return Host(bottom=_copy(own.bottom), train=own.train, test=own.test)
+        """A host, with a copy of its module."""
+        host = self._hosts[name]
+        return Host(bottom=_copy(host.bottom), train=host.train, test=host.test)
 
     @property
     def names(self) -> list[str]:
-        """Everyone who takes part."""
-        return [self.job.guest, *self.job.hosts]
+        """The names of all parties, the guest's first."""
+        return _names(self.job)
 
 
 @cache
-def case(number: int) -> Case:
-    """One of `NUM_CASES`."""
-    row = {**_USUAL, **_TABLE[number]}
+def scenario(number: int) -> Scenario:
+    """One of `NUM_SCENARIOS`."""
+    row = {**_DEFAULTS, **_SCENARIOS[number]}
     hosts = ["host", "other"][: row["hosts"]]
     job = Job.model_validate(
         {
@@ -137,8 +137,8 @@ def case(number: int) -> Case:
             "checkpoint": {"every": row["every"]},
         }
     )
-    random = torch.Generator().manual_seed(number)
-    numbers = {n: torch.randn(_ROWS + _TEST_ROWS, _COLUMNS, generator=random) for n in _names(job)}
+    rng = torch.Generator().manual_seed(number)
+    numbers = {n: torch.randn(_ROWS + _TEST_ROWS, _COLUMNS, generator=rng) for n in _names(job)}
     labels = torch.stack([x[:, 0] for x in numbers.values()]).sum(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number)
@@ -146,16 +146,16 @@ def case(number: int) -> Case:
         train, test = _datasets(numbers[job.guest], labels)
         bottom = Bottom(row["dropout"])
         guest = Guest(bottom=bottom, top=top, loss="regression", train=train, test=test)
-        own = {}
+        parties = {}
         for name in hosts:
             bottom = Bottom(row["dropout"])
             train, test = _datasets(numbers[name], None)
-            own[name] = Host(bottom=bottom, train=train, test=test)
-    return Case(number, job, guest, own)
+            parties[name] = Host(bottom=bottom, train=train, test=test)
+    return Scenario(number, job, guest, parties)
 
 
 def _copy(layer: nn.Module) -> nn.Module:
-    """A layer with weights of its own. It has nothing else that a deep copy would take time for."""
+    """A layer with copied weights; faster than a deep copy, and these layers have nothing else."""
     copied = copy.copy(layer)
     copied._parameters = {
         name: None if weight is None else nn.Parameter(weight.detach().clone())
@@ -169,9 +169,11 @@ def _names(job: Job) -> list[str]:
 
 
 def _datasets(numbers: Tensor, labels: Tensor | None) -> tuple[Dataset, Dataset]:
-    cuts = (slice(None, _ROWS), slice(_ROWS, None))
+    slices = (slice(None, _ROWS), slice(_ROWS, None))
     train, test = (
-        Dataset({"numbers": numbers[cut].clone()}, None if labels is None else labels[cut].clone())
-        for cut in cuts
+        Dataset(
+            {"numbers": numbers[rows].clone()}, None if labels is None else labels[rows].clone()
+        )
+        for rows in slices
     )
     return train, test

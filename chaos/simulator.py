@@ -1,7 +1,7 @@
-"""Virtual time, the processes that live in it, and one source of chance for everything.
+"""Discrete-event simulation: virtual time, processes, and one random generator for everything.
 
-Nothing sleeps and nothing runs beside anything else: what is to happen waits in a heap, by time and
-then by the order in which it was asked for. So a seed decides all that happens.
+Nothing sleeps and nothing runs in parallel: events wait in a heap, ordered by time and then by the
+order in which they were scheduled. So a seed determines everything that happens.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ Action = Callable[[], None]
 
 
 class Killed(BaseException):
-    """The process that runs is no more. Nothing of celu catches it, as nothing catches SIGKILL."""
+    """The running process was killed. Like SIGKILL, nothing in celu catches it."""
 
     def __init__(self, *, power_cut: bool = False) -> None:
         super().__init__()
         self.power_cut = power_cut
 
 
-class World:
-    """The time, what is to happen, and what has happened."""
+class Simulator:
+    """The clock, the scheduled events, and the trace of what happened."""
 
     def __init__(self, seed: int, *, traced: bool = False) -> None:
         self.now = 0.0
-        self.chance = random.Random(seed)  # noqa: S311 - it must repeat itself
+        self.rng = random.Random(seed)  # noqa: S311 - must be reproducible
         self.trace: list[str] | None = [] if traced else None
         self._events: list[tuple[float, int, Action]] = []
-        self._asked = 0
+        self._num_scheduled = 0
 
     def after(self, seconds: float, action: Action) -> None:
-        """Have something happen."""
-        self._asked += 1
-        heapq.heappush(self._events, (self.now + seconds, self._asked, action))
+        """Schedule an action."""
+        self._num_scheduled += 1
+        heapq.heappush(self._events, (self.now + seconds, self._num_scheduled, action))
 
-    def note(self, who: str, what: str) -> None:
-        """Put something into the trace, if one is kept."""
+    def log(self, who: str, what: str) -> None:
+        """Add a line to the trace, if there is one."""
         if self.trace is not None:
             self.trace.append(f"{self.now:9.3f} {who:6} {what}")
 
-    def run(self, is_over: Callable[[], bool], until: float) -> bool:
-        """Let things happen until it is over: True; or until a time comes before: False."""
-        while not is_over():
+    def run(self, is_done: Callable[[], bool], until: float) -> bool:
+        """Process events until done, or until a time; returns whether it is done."""
+        while not is_done():
             if not self._events or self._events[0][0] > until:
                 self.now = until
                 return False
@@ -54,21 +54,21 @@ class World:
 
 
 class Process:
-    """Something that can be paused and killed, and on which actions depend.
+    """A process that can be paused and killed; actions run only while it is alive.
 
     `on_kill` is called once, when it is killed, with whether the power was cut.
     """
 
-    def __init__(self, world: World, name: str, on_kill: Callable[[bool], None]) -> None:
-        self.world = world
+    def __init__(self, simulator: Simulator, name: str, on_kill: Callable[[bool], None]) -> None:
+        self.simulator = simulator
         self.name = name
         self.is_alive = True
         self._on_kill = on_kill
         self._paused = False
         self._waiting: deque[Action] = deque()
 
-    def do(self, action: Action) -> None:
-        """Have the process do something: now, when it goes on, or never where it is gone."""
+    def run(self, action: Action) -> None:
+        """Run an action now, or once the process is no longer paused; never if it is dead."""
         if not self.is_alive:
             return
         if self._paused:
@@ -80,31 +80,31 @@ class Process:
             self.kill(power_cut=end.power_cut)
 
     def after(self, seconds: float, action: Action) -> None:
-        """Have the process do something later."""
-        self.world.after(seconds, lambda: self.do(action))
+        """Schedule an action of this process."""
+        self.simulator.after(seconds, lambda: self.run(action))
 
     def pause(self, seconds: float) -> None:
-        """Stop it (SIGSTOP) for so long; what comes in meanwhile waits."""
+        """Stop it (SIGSTOP) for a time; actions wait meanwhile."""
         if self.is_alive and not self._paused:
-            self.world.note(self.name, f"is paused for {seconds:.1f} s")
+            self.simulator.log(self.name, f"paused for {seconds:.1f} s")
             self._paused = True
-            self.world.after(seconds, self._go_on)
+            self.simulator.after(seconds, self._resume)
 
     def kill(self, *, power_cut: bool = False) -> None:
-        """End it at once (SIGKILL, or with its machine)."""
+        """Kill it (SIGKILL), or cut the power of its machine."""
         if self.is_alive:
-            self.world.note(self.name, "loses its power" if power_cut else "is killed")
+            self.simulator.log(self.name, "power cut" if power_cut else "killed")
             self.is_alive = False
             self._on_kill(power_cut)
 
     def exit(self) -> None:
-        """It ends by itself."""
+        """End it normally."""
         self.is_alive = False
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self.is_alive:
-            self.world.note(self.name, "goes on")
+            self.simulator.log(self.name, "resumed")
         self._paused = False
         waiting, self._waiting = self._waiting, deque()
         for action in waiting:
-            self.do(action)
+            self.run(action)

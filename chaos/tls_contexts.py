@@ -1,4 +1,4 @@
-"""The parties' keys, made once a process: making them anew for every run would take longer."""
+"""The parties' TLS contexts, created once per process because creating keys is slow."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from functools import cache
 from pathlib import Path
 
 from celu.certs import make_authority, make_party
-from celu.transport.tls import Credentials, answering, calling
+from celu.transport.tls import Credentials, client_context, server_context
 
 NAMES = ("guest", "host", "other")
 
 
 @dataclass(frozen=True)
-class Keys:
-    """One party's contexts for calling and answering one peer, and that peer's authority."""
+class TlsContexts:
+    """One party's client and server context for one peer, and that peer's authority."""
 
-    calling: ssl.SSLContext
-    answering: ssl.SSLContext
+    client: ssl.SSLContext
+    server: ssl.SSLContext
     authority: bytes
 
 
 @cache
-def keys() -> dict[tuple[str, str], Keys]:
-    """By party and peer."""
+def tls_contexts() -> dict[tuple[str, str], TlsContexts]:
+    """The contexts by party and peer."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name in NAMES:
@@ -39,10 +39,14 @@ def keys() -> dict[tuple[str, str], Keys]:
         }
 
 
-def _read(folder: Path, name: str, peer: str) -> Keys:
-    identity = Credentials.read(
+def _read(folder: Path, name: str, peer: str) -> TlsContexts:
+    credentials = Credentials.read(
         folder / name / f"{name}.pem",
         folder / name / f"{name}.key",
         {peer: folder / peer / "ca.pem"},
     )
-    return Keys(calling(identity, peer), answering(identity, [peer]), identity.authorities[peer])
+    return TlsContexts(
+        client_context(credentials, peer),
+        server_context(credentials, [peer]),
+        credentials.authorities[peer],
+    )

@@ -1,4 +1,4 @@
-"""A party's checkpoints on a simulated disk: written later, remembered once promised."""
+"""A party's checkpoints on a simulated disk: written with a delay, and tracked once durable."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from celu.checkpoint.identity import RunIdentity
 from celu.checkpoint.writer import Writer
 from celu.errors import CheckpointError
 from chaos.disk import SimDisk
-from chaos.world import Process
+from chaos.simulator import Process
 
 _FOLDER = Path("/run")
-_WRITING_S = (0.0, 0.3)  # how long after its round a checkpoint may be written
+_DELAY_S = (0.0, 0.3)  # between a round and the write of its checkpoint
 
 
-class Later:
-    """Does a job some time after it was asked for, as a thread would; see `Writer`.
+class DelayedWriter:
+    """Runs a job some time after it was submitted, like a background thread; see `Writer`.
 
-    Whoever is asked to wait for it finds it done at once: the party's time stands still meanwhile.
+    Waiting for it runs the job at once: the party's time stands still meanwhile.
     """
 
     def __init__(self, process: Process) -> None:
@@ -31,7 +31,7 @@ class Later:
         """See `Writer`."""
         self.flush()
         self._job = job
-        self._process.after(self._process.world.chance.uniform(*_WRITING_S), self._write)
+        self._process.after(self._process.simulator.rng.uniform(*_DELAY_S), self._write)
 
     def flush(self) -> None:
         """See `Writer`."""
@@ -49,24 +49,24 @@ class Later:
                 self._error = error
 
 
-class Promised:
-    """The newest round that a party may count on, whatever happens to it."""
+class DurableRound:
+    """The latest round whose checkpoint must survive any crash."""
 
     round = 0
 
 
 class SimCheckpoints(Checkpoints):
-    """Checkpoints that note what they promise."""
+    """Checkpoints that record which round is durable."""
 
-    def __init__(self, disk: SimDisk, writer: Writer, promised: Promised) -> None:
+    def __init__(self, disk: SimDisk, writer: Writer, durable: DurableRound) -> None:
         super().__init__(_FOLDER, disk, writer)
-        self._promised = promised
+        self._durable = durable
 
     def start(self, identity: RunIdentity, round_: int) -> None:
         """See `Checkpoints`."""
-        self._promised.round = min(self._promised.round, round_)
+        self._durable.round = min(self._durable.round, round_)
         super().start(identity, round_)
 
     def _write_checkpoint(self, snapshot: Snapshot, generations: int) -> None:
         super()._write_checkpoint(snapshot, generations)
-        self._promised.round = snapshot.round
+        self._durable.round = snapshot.round
