@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from celu.config.schema import LearntCategory
+from celu.config.schema import FittedCategory
 from celu.data.alignment import read_alignment, write_alignment
 from celu.data.gate import examine
 from celu.data.memory_map import StoreDatasets, open_datasets
@@ -444,7 +444,7 @@ def test_the_gate_knows_ranges_rates_and_coverage(store: Store) -> None:
 
 def test_a_vocabularys_unseen_code_is_counted(tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", columns(), SIZES)
-    category = LearntCategory(vocabulary=5, values=["a", "b", "c", "d", "e"])
+    category = FittedCategory(vocabulary=5, values=["a", "b", "c", "d", "e"])
     schema = store.schema.model_copy(
         update={"categories": {**store.schema.categories, "c": category}}
     )

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from celu.config.schema import read_declared
+from celu.config.schema import read_raw_schema
 from celu.errors import CeluError, ConfigError, DataError
 from celu.prepare.pipeline import Target, prepare
 
@@ -124,9 +124,7 @@ CASES = {
     ),
     "no label column": raw(csv().replace(b"y", b"z", 1), "expected a column 'y', got id, z, x, c"),
     "no id column": raw(csv().replace(b"id", b"no", 1), "expected a column 'id', got no, y, x, c"),
-    "no line of names": raw(
-        b"\n".join(lines()[1:]), "got none of those declared in its first line"
-    ),
+    "no header": raw(b"\n".join(lines()[1:]), "got none of the declared columns in the first line"),
     "a name twice": raw(
         csv().replace(b"c", b"x", 1), "each column name once, got 1 of them twice, .* column 3"
     ),
@@ -135,8 +133,8 @@ CASES = {
         "row 1: expected 3 fields, got 4$",
         schema='source = { names = ["id", "y", "x"] }\n' + SCHEMA.replace("c =", "# c ="),
     ),
-    "tabs in a .csv": raw(csv().replace(b",", b"\t"), "got none of those declared"),
-    "commas in a .tsv": raw(csv(), "got none of those declared", "rows.tsv"),
+    "tabs in a .csv": raw(csv().replace(b",", b"\t"), "got none of the declared"),
+    "commas in a .tsv": raw(csv(), "got none of the declared", "rows.tsv"),
     # ids
     "ids empty": raw(
         csv(id={3: "", 8: ""}), "column 'id': expected an id in every row, got 2 rows without"
@@ -148,7 +146,7 @@ CASES = {
     ),
     "ids twice": raw(
         csv(id={3: "7731-5", 8: "7731-5", 9: "7731-10"}),
-        "column 'id': expected each id once, got 3 rows with the id of a row before",
+        "column 'id': expected each id once, got 3 rows that repeat an id",
     ),
     # labels
     "labels missing": raw(csv(y={0: ""}), "column 'y': expected a label in every row, got 1 rows"),
@@ -236,7 +234,7 @@ CASES = {
     # no file
     "no file": Case({}, "rows.csv: expected a file, got none"),
     "a folder": Case({"rows.csv": None}, "rows.csv: expected a file, got a folder"),
-    "an unknown ending": Case({"rows.xls": csv()}, "got .xls; say source", SCHEMA, ConfigError),
+    "an unknown ending": Case({"rows.xls": csv()}, "got .xls; set source", SCHEMA, ConfigError),
     "Parquet in gzip": Case({"a.parquet.gz": ZIPPED}, "expected a name", SCHEMA, ConfigError),
     # Parquet
     "cut Parquet": raw(parquet()[:-30], "rows.parquet: expected a readable file", "rows.parquet"),
@@ -290,8 +288,10 @@ CASES = {
     ),
     "schema: label as number": declared("x = {}", "y = {}", "y is declared as id or label, and as"),
     "schema: id as category": declared("c =", "id =", "id is declared as id or label, and as"),
-    "schema: a name of the store's": declared("x = {}", "tag = {}", "keeps the name tag"),
-    "schema: id is label": declared('label = "y"', 'label = "id"', "id and label are one column"),
+    "schema: a name of the store's": declared("x = {}", "tag = {}", "tag is reserved"),
+    "schema: id is label": declared(
+        'label = "y"', 'label = "id"', "id and label are the same column"
+    ),
     "schema: codes two ways": declared("10 }", "10, buckets = 4 }", "exactly one of buckets and"),
     "schema: codes no way": declared("vocabulary = 10", "", "exactly one of buckets and"),
     "schema: no codes": declared("vocabulary = 10", "vocabulary = 0", "categories.c.vocabulary"),
@@ -317,7 +317,7 @@ def test_what_will_not_do_is_named_without_a_value_and_leaves_nothing(
     sources = [tmp_path / name for name in case.files or ("rows.csv",)]
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(case.error) as caught:
-        prepare(sources, [Target(read_declared(schema), tmp_path / "made" / "store")])
+        prepare(sources, [Target(read_raw_schema(schema), tmp_path / "made" / "store")])
     assert type(caught.value) is case.error
     message = str(caught.value)
     assert re.search(case.said, message, re.MULTILINE), message
@@ -335,6 +335,6 @@ def test_rows_that_are_sound_pass(tmp_path: Path) -> None:
     schema.write_text(SCHEMA)
     for name, data in {"a.csv": csv(), "b.csv.gz": ZIPPED, "c.parquet": parquet()}.items():
         (tmp_path / name).write_bytes(data)
-        target = Target(read_declared(schema), tmp_path / f"{name}.store")
+        target = Target(read_raw_schema(schema), tmp_path / f"{name}.store")
         [report] = prepare([tmp_path / name], [target])
         assert sum(report.rows.values()) == ROWS

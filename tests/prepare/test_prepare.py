@@ -21,15 +21,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celu.config.schema import Category, Declared, Number, Source, Split, read_store_schema
+from celu.config.schema import Category, Number, RawSchema, Source, Split, read_store_schema
 from celu.data.tags import held_out, make_tags
 from celu.errors import ConfigError, DataError
-from celu.prepare import encoders, passes, raw, spill
+from celu.prepare import delimited, parquet, passes, spill
+from celu.prepare.encoders import categories, statistics
 from celu.prepare.pipeline import Report, Target, prepare, prepare_like
 
 ROWS = 200
 SPLIT = Split(seed=3, test=0.25)
-DECLARED = Declared(
+DECLARED = RawSchema(
     id="id",
     label="y",
     split=SPLIT,
@@ -71,7 +72,7 @@ def csv(folder: Path, some: Sequence[dict[str, str]], name: str = "rows.csv") ->
     return path
 
 
-def make(source: Path, declared: Declared, out: Path) -> Report:
+def make(source: Path, declared: RawSchema, out: Path) -> Report:
     [report] = prepare([source], [Target(declared, out)])
     return report
 
@@ -178,7 +179,7 @@ def test_numbers_of_any_sort_are_what_plain_python_says(
     split = Split(seed=1, test=0.0)
     with TemporaryDirectory() as folder:
         path = csv(Path(folder), [{"id": str(i), "x": cell} for i, cell in enumerate(cells)])
-        declared = Declared(id="id", split=split, numbers={"x": number})
+        declared = RawSchema(id="id", split=split, numbers={"x": number})
         make(path, declared, Path(folder, "store"))
         got = {row["id"]: row["x"] for row in read(Path(folder, "store"), "train")}
     expected = reference_numbers({str(i): cell for i, cell in enumerate(cells)}, number, split)
@@ -205,7 +206,7 @@ def test_categories_of_any_sort_are_what_plain_python_says(
     with TemporaryDirectory() as folder:
         path = Path(folder, "rows.parquet")
         pq.write_table(pa.table({"id": list(by_row), "word": cells, "hash": cells}), path)
-        declared = Declared(id="id", split=split, categories=categories)
+        declared = RawSchema(id="id", split=split, categories=categories)
         make(path, declared, Path(folder, "store"))
         stored = both(Path(folder, "store"))
     assert {i: row["word"] for i, row in stored.items()} == reference_codes(by_row, word, split)
@@ -223,8 +224,8 @@ def test_moments_do_not_hang_on_how_the_values_come(
     parts: list[list[float]], offset: float
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoders, "_WINDOW", 16)
-        one, many = encoders.Moments(), encoders.Moments()
+        patch.setattr(statistics, "_WINDOW", 16)
+        one, many = statistics.RunningMoments(), statistics.RunningMoments()
         values = [value + offset for part in parts for value in part]
         one.add(np.array(values))
         for part in parts:
@@ -239,7 +240,9 @@ def test_moments_do_not_hang_on_how_the_values_come(
 def test_hashes_never_change(tmp_path: Path) -> None:
     """These codes stand in stores, and trained models rest on them: a change would break both."""
     path = csv(tmp_path, [{"id": str(i), "c": c} for i, c in enumerate(["a", "05db9164", "é", ""])])
-    declared = Declared(id="id", split=Split(test=0.0), categories={"c": Category(buckets=100_000)})
+    declared = RawSchema(
+        id="id", split=Split(test=0.0), categories={"c": Category(buckets=100_000)}
+    )
     make(path, declared, tmp_path / "store")
     codes = {row["id"]: row["c"] for row in read(tmp_path / "store", "train")}
     assert codes == {"0": GOLDEN[0], "1": GOLDEN[1], "2": GOLDEN[2], "3": 0}
@@ -283,9 +286,9 @@ def test_labels_are_classes_where_all_are_written_whole(tmp_path: Path) -> None:
 
 def test_a_host_has_no_label_and_a_guest_may_have_nothing_else(tmp_path: Path) -> None:
     path = csv(tmp_path, rows())
-    host = Declared(id="id", split=SPLIT, categories={"hash": Category(buckets=3)})
+    host = RawSchema(id="id", split=SPLIT, categories={"hash": Category(buckets=3)})
     make(path, host, tmp_path / "host")
-    make(path, Declared(id="id", label="y", split=SPLIT), tmp_path / "guest")
+    make(path, RawSchema(id="id", label="y", split=SPLIT), tmp_path / "guest")
     assert pq.read_schema(tmp_path / "host" / "test.parquet").names == ["id", "tag", "hash"]
     assert pq.read_schema(tmp_path / "guest" / "test.parquet").names == ["id", "tag", "label"]
 
@@ -304,7 +307,7 @@ def test_rows_stand_in_the_order_of_their_tags(tmp_path: Path) -> None:
 
 
 def test_two_parties_hold_the_same_rows_out_and_line_up(tmp_path: Path) -> None:
-    host = Declared(id="id", split=SPLIT, numbers={"plain": Number()})
+    host = RawSchema(id="id", split=SPLIT, numbers={"plain": Number()})
     make(csv(tmp_path, rows(150), "a.csv"), DECLARED, tmp_path / "guest")
     shuffled = rows(150, first=70)[::-1]
     make(csv(tmp_path, shuffled, "b.csv"), host, tmp_path / "host")
@@ -323,11 +326,11 @@ def test_two_parties_hold_the_same_rows_out_and_line_up(tmp_path: Path) -> None:
 @contextmanager
 def cut_small(block: int, joined: int, bucket: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(raw, "BLOCK_BYTES", block)
-        patch.setattr(raw, "BLOCKS_JOINED", joined)
-        patch.setattr(raw, "PARQUET_ROWS", block // 50)
+        patch.setattr(delimited, "BLOCK_BYTES", block)
+        patch.setattr(delimited, "BLOCKS_JOINED", joined)
+        patch.setattr(parquet, "PARQUET_ROWS", block // 50)
         patch.setattr(spill, "BUCKET_BYTES", bucket)
-        patch.setattr(encoders, "_WINDOW", 64)
+        patch.setattr(statistics, "_WINDOW", 64)
         yield
 
 
@@ -404,7 +407,7 @@ def test_integers_and_booleans_are_categories_by_their_text(tmp_path: Path) -> N
         pa.table({"id": [1, 2, 3, 4], "n": numbers, "b": [True, False, None, True]}), path
     )
     categories = {"n": Category(vocabulary=9), "b": Category(vocabulary=9)}
-    make(path, Declared(id="id", split=Split(test=0.0), categories=categories), tmp_path / "store")
+    make(path, RawSchema(id="id", split=Split(test=0.0), categories=categories), tmp_path / "store")
     schema = read_store_schema(tmp_path / "store")
     assert schema.categories["n"].values == ["7", "8"]
     assert schema.categories["b"].values == ["true", "false"]
@@ -413,7 +416,7 @@ def test_integers_and_booleans_are_categories_by_their_text(tmp_path: Path) -> N
 
 
 def test_row_numbers_go_on_over_files(tmp_path: Path) -> None:
-    declared = Declared(id="#row", split=SPLIT, numbers={"plain": Number()})
+    declared = RawSchema(id="#row", split=SPLIT, numbers={"plain": Number()})
     sources = [csv(tmp_path, rows(30), "1.csv"), csv(tmp_path, rows(30, first=30), "2.csv")]
     prepare(sources, [Target(declared, tmp_path / "store")])
     assert both(tmp_path / "store").keys() == {str(row) for row in range(60)}
@@ -421,7 +424,7 @@ def test_row_numbers_go_on_over_files(tmp_path: Path) -> None:
 
 def test_one_scan_makes_the_stores_that_two_would(tmp_path: Path) -> None:
     path = csv(tmp_path, rows())
-    host = Declared(id="id", split=SPLIT, categories={"word": Category(vocabulary=4)})
+    host = RawSchema(id="id", split=SPLIT, categories={"word": Category(vocabulary=4)})
     made = prepare([path], [Target(DECLARED, tmp_path / "a"), Target(host, tmp_path / "b")])
     assert [report.out for report in made] == [tmp_path / "a", tmp_path / "b"]
     make(path, DECLARED, tmp_path / "c")
@@ -435,7 +438,7 @@ def test_stores_of_one_scan_agree_on_rows_and_on_the_use_of_a_column(tmp_path: P
     other = DECLARED.model_copy(update={"split": Split(seed=9)})
     with pytest.raises(ConfigError, match="the same source, id and split"):
         prepare([path], [Target(DECLARED, tmp_path / "a"), Target(other, tmp_path / "b")])
-    twice = Declared(id="id", split=SPLIT, categories={"log": Category(buckets=5)})
+    twice = RawSchema(id="id", split=SPLIT, categories={"log": Category(buckets=5)})
     with pytest.raises(ConfigError, match=r"column 'log': .* number and category"):
         prepare([path], [Target(DECLARED, tmp_path / "a"), Target(twice, tmp_path / "b")])
     with pytest.raises(ConfigError, match="expected raw files, got none"):
@@ -490,7 +493,7 @@ def test_warnings_name_the_column_and_no_value(tmp_path: Path) -> None:
     assert "column 'plain': all training rows have the same value" in said
     assert "column 'log': every value is missing in the training rows" in said
     assert "column 'hash': all training rows have the same value" in said
-    assert "column 'word': no value stands in 2 or more training rows" in said
+    assert "column 'word': no value occurs in 2 or more training rows" in said
     assert "column 'y': the rarest of its 2 classes has" in said
     assert "column 'scaled': 9" in said
     assert "7731" not in said
@@ -506,7 +509,7 @@ def test_a_constant_column_is_scaled_to_zero(tmp_path: Path) -> None:
 
 
 def test_vocabularies_share_a_bounded_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders.Room.__init__, "__defaults__", (100,))
+    monkeypatch.setattr(categories.VocabularyBudget.__init__, "__defaults__", (100,))
     raws = [row | {"word": f"secret{number}"} for number, row in enumerate(rows())]
     with pytest.raises(DataError, match=r"column 'word': expected at most 100 .* buckets") as error:
         make(csv(tmp_path, raws), DECLARED, tmp_path / "store")
@@ -549,7 +552,7 @@ def test_values_never_seen_are_counted_and_labels_may_be_absent(tmp_path: Path) 
 def test_new_labels_must_be_of_the_known_type(tmp_path: Path) -> None:
     make(csv(tmp_path, rows()), DECLARED, tmp_path / "store")
     path = csv(tmp_path, [row | {"y": "0.5"} for row in rows(7)], "new.csv")
-    with pytest.raises(DataError, match=r"column 'y': expected whole numbers, .* got 7"):
+    with pytest.raises(DataError, match=r"column 'y': expected integers, .* got 7"):
         prepare_like([path], tmp_path / "store", tmp_path / "new")
     one = csv(tmp_path, [row | {"y": "1"} for row in rows(7)], "one.csv")
     assert prepare_like([one], tmp_path / "store", tmp_path / "one").rows["test"] == 7
@@ -651,12 +654,11 @@ def test_a_replacement_killed_between_its_renames_is_undone(tmp_path: Path) -> N
 KILLED = """
 import sys, time
 from pathlib import Path
-from celu.config.schema import Declared
-from celu.prepare import encoders, passes, raw, spill
-from celu.prepare import encoders, passes, raw, spill
+from celu.config.schema import RawSchema
+from celu.prepare import delimited, spill
 from celu.prepare.pipeline import Target, prepare
 
-raw.BLOCK_BYTES, raw.BLOCKS_JOINED, spill.BUCKET_BYTES = 1000, 1, 2000
+delimited.BLOCK_BYTES, delimited.BLOCKS_JOINED, spill.BUCKET_BYTES = 1000, 1, 2000
 phase, source, out, declared = sys.argv[1:]
 
 def hang(now, done, total):
@@ -664,7 +666,7 @@ def hang(now, done, total):
         print("half way", flush=True)
         time.sleep(600)
 
-prepare([Path(source)], [Target(Declared.model_validate_json(declared), Path(out))], hang)
+prepare([Path(source)], [Target(RawSchema.model_validate_json(declared), Path(out))], hang)
 """
 
 
@@ -697,7 +699,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(spill.Spill, "add", full)
-    with pytest.raises(DataError, match="store: expected to write it, got: No space left"):
+    with pytest.raises(DataError, match="store: cannot be written: No space left"):
         make(path, DECLARED, tmp_path / "store")
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from celu.config.schema import Category, Declared, Number, Split
+from celu.config.schema import Category, Number, RawSchema, Split
 from celu.errors import CeluError, ConfigError, DataError
-from celu.prepare import raw, spill
+from celu.prepare import delimited, spill
 from celu.prepare.pipeline import Target, prepare
 from celu.prepare.split import split
 
@@ -70,8 +70,8 @@ def test_the_cut_is_a_function_of_seed_and_party(
     table = csv(tmp_path)
     split(table, "id", PARTIES, tmp_path / "a", keep=0.5)
     split(table, "id", PARTIES, tmp_path / "other", keep=0.5, seed=2)
-    monkeypatch.setattr(raw, "BLOCK_BYTES", 3000)
-    monkeypatch.setattr(raw, "BLOCKS_JOINED", 2)
+    monkeypatch.setattr(delimited, "BLOCK_BYTES", 3000)
+    monkeypatch.setattr(delimited, "BLOCKS_JOINED", 2)
     monkeypatch.setattr(spill, "BUCKET_BYTES", 4000)
     split(table, "id", PARTIES, tmp_path / "b", keep=0.5)
     split(table, "id", {"shop": ["age"]}, tmp_path / "c", keep=0.5)
@@ -95,8 +95,8 @@ def test_parquet_keeps_its_types_and_row_numbers_may_be_the_ids(tmp_path: Path) 
 
 def test_what_was_cut_can_be_prepared_and_lines_up(tmp_path: Path) -> None:
     split(csv(tmp_path), "id", PARTIES, tmp_path / "out", keep=0.9)
-    bank = Declared(id="id", label="late", split=Split(), numbers={"age": Number()})
-    shop = Declared(id="id", split=Split(), categories={"clicks": Category(buckets=10)})
+    bank = RawSchema(id="id", label="late", split=Split(), numbers={"age": Number()})
+    shop = RawSchema(id="id", split=Split(), categories={"clicks": Category(buckets=10)})
     prepare([tmp_path / "out" / "bank.parquet"], [Target(bank, tmp_path / "bank")])
     prepare([tmp_path / "out" / "shop.parquet"], [Target(shop, tmp_path / "shop")])
     mine, theirs = (

@@ -99,11 +99,11 @@ def prepare(
             report = prepare_like(sources, like, out, progress, replace=force)
         _say([report])
     elif schema is not None:
-        from celu.config.schema import read_declared
+        from celu.config.schema import read_raw_schema
         from celu.prepare.pipeline import Target
         from celu.prepare.pipeline import prepare as make
 
-        declared = read_declared(schema)
+        declared = read_raw_schema(schema)
         with _watched() as progress:
             reports = make(sources, [Target(declared, out)], progress, replace=force)
         _say(reports)

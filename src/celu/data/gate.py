@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from celu.config.schema import ID, LABEL, TAG, LearntCategory, Part, StoreSchema
+from celu.config.schema import ID, LABEL, TAG, FittedCategory, Part, StoreSchema
 from celu.data.store import PARTS, Store, tags_of
 from celu.data.tags import TAG_BYTES, Tags
 from celu.errors import DataError
@@ -141,7 +141,7 @@ def refuse_errors(store: Store, findings: list[Finding]) -> list[str]:
     return [str(finding) for finding in findings]
 
 
-def _see_codes(fact: ColumnFacts, values: Any, category: LearntCategory) -> Any:
+def _see_codes(fact: ColumnFacts, values: Any, category: FittedCategory) -> Any:
     within = (values >= 0) & (values < category.size)
     fact.bad += int((~within).sum())
     values = values[within]

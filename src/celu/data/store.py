@@ -26,8 +26,8 @@ from celu.config.schema import (
     RESERVED,
     SCHEMA_FILE,
     TAG,
-    LearntCategory,
-    LearntNumber,
+    FittedCategory,
+    FittedNumber,
     Part,
     Split,
     StoreSchema,
@@ -200,8 +200,8 @@ def coded_schema(columns: Sequence[str], sizes: Mapping[str, int], split: Split)
         label=LABEL if LABEL in columns else None,
         label_type="number" if LABEL in columns else None,
         split=split,
-        numbers={name: LearntNumber() for name in numbers},
-        categories={name: LearntCategory(buckets=size - 1) for name, size in sizes.items()},
+        numbers={name: FittedNumber() for name in numbers},
+        categories={name: FittedCategory(buckets=size - 1) for name, size in sizes.items()},
     )
 
 
