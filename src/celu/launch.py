@@ -31,7 +31,7 @@ from celu.engine.coding import Coding
 from celu.engine.local import seed_step
 from celu.errors import CeluError, CheckpointError, ConfigError, DataError, PeerRestarted
 from celu.events import Callback, Connected, DataOpened, Restarted, Warned, ignore
-from celu.models.building import BOTTOMS, TOPS, build, find_loss
+from celu.models.building import BOTTOMS, TOPS, build_module, find_loss
 from celu.party import Guest, Host
 from celu.psi.protocol import Work, align_guest, align_host
 from celu.psi.workers import Workers
@@ -69,7 +69,7 @@ def load_party(
             "columns": {name: t.shape[1] for name, t in train.inputs.items()},
             "sizes": train.sizes,
         }
-        bottom = build(
+        bottom = build_module(
             model.bottom.use,
             model.bottom.options,
             facts,
@@ -82,7 +82,7 @@ def load_party(
         return Host(bottom=bottom, train=train, test=test)
     assert model.top is not None and model.loss is not None  # likewise
     widths = ([guest_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
-    top = build(
+    top = build_module(
         model.top.use,
         model.top.options,
         {"z_widths": widths},

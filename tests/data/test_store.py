@@ -1,4 +1,4 @@
-"""Stores: what is read from them, and everything that can be wrong with one, told by name."""
+"""Stores: reading them, and the errors of broken ones."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 
 from celu.config.schema import FittedCategory
 from celu.data.alignment import read_alignment, write_alignment
-from celu.data.gate import examine
+from celu.data.gate import check_store
 from celu.data.memory_map import StoreDatasets, open_datasets
 from celu.data.store import Store, open_store
 from celu.errors import AlignmentError, CeluError, DataError
 from stores import ids_of, write_store
 
-SECRET = 87654.25  # stands in every bad row; no message may show it
+SECRET = 87654.25  # is in every bad row; no message may show it
 ROWS = 200
 
 
@@ -48,7 +48,7 @@ def rows_of(store: Store, **options: Any) -> StoreDatasets:
     return open_datasets(store, store.inputs(), label=True, **options)
 
 
-def test_rows_are_read_as_they_were_written_in_the_order_asked_for(store: Store) -> None:
+def test_rows_are_read_as_they_were_written_in_the_requested_columns(store: Store) -> None:
     assert store.inputs() == {"ids": ["c", "d"], "numbers": ["x", "y"]}
     rows = open_datasets(store, {"a": ["d"], "b": ["y", "x"], "c": ["c", "d"]}, label=True)
     expected = columns()
@@ -61,7 +61,7 @@ def test_rows_are_read_as_they_were_written_in_the_order_asked_for(store: Store)
     assert rows.warnings == []
 
 
-def test_a_host_reads_no_label_and_a_guest_may_read_nothing_else(store: Store) -> None:
+def test_a_host_reads_no_label_and_a_guest_may_read_only_the_label(store: Store) -> None:
     assert open_datasets(store, {"x": ["x"]}, label=False).train.labels is None
     alone = open_datasets(store, {}, label=True).train
     assert (alone.num_rows, alone.inputs) == (ROWS, {})
@@ -94,7 +94,7 @@ def test_datasets_take_an_alignment_by_its_path(store: Store, tmp_path: Path) ->
     assert by_path.num_rows == 3
 
 
-def test_columns_are_laid_out_once_and_again_when_anything_changes(store: Store) -> None:
+def test_mapped_files_are_written_once_and_again_after_any_change(store: Store) -> None:
     folder = store.path / "columns"
     first = rows_of(store)
     (made,) = folder.iterdir()
@@ -102,7 +102,7 @@ def test_columns_are_laid_out_once_and_again_when_anything_changes(store: Store)
     assert rows_of(store).train.inputs["ids"].equal(first.train.inputs["ids"])
     assert (made / "columns.json").stat().st_mtime_ns == before
     (made / "train.ids.bin").unlink()
-    (made / "train.ids.bin").write_bytes(b"cut")  # found out by its size, and made again
+    (made / "train.ids.bin").write_bytes(b"cut")  # detected by its size, and written again
     assert rows_of(store).train.inputs["ids"].equal(first.train.inputs["ids"])
     open_datasets(store, {"x": ["x"]}, label=True)
     assert len(list(folder.iterdir())) == 2
@@ -110,12 +110,12 @@ def test_columns_are_laid_out_once_and_again_when_anything_changes(store: Store)
     assert rows_of(store).train.inputs["numbers"][:, 0].tolist() == [1.0] * ROWS
 
 
-def test_training_on_mapped_rows_does_not_change_the_files(store: Store) -> None:
+def test_writing_to_mapped_tensors_does_not_change_the_files(store: Store) -> None:
     rows_of(store).train.inputs["numbers"].zero_()
     assert rows_of(store).train.inputs["numbers"].abs().sum() > 0
 
 
-def test_an_alignment_gives_its_rows_in_its_order(store: Store, tmp_path: Path) -> None:
+def test_an_alignment_selects_and_orders_the_rows(store: Store, tmp_path: Path) -> None:
     wanted = {"train": np.array([5, 199, 0, 17]), "test": np.array([3])}
     path = tmp_path / "alignment"
     write_alignment(path, store, wanted, peers={"host": 9}, common={"host": 5})
@@ -128,9 +128,7 @@ def test_an_alignment_gives_its_rows_in_its_order(store: Store, tmp_path: Path) 
     assert np.array_equal(rows.train.tags, store.tags("train")[wanted["train"]])
 
 
-def test_an_alignment_of_another_state_of_the_store_is_refused(
-    store: Store, tmp_path: Path
-) -> None:
+def test_an_alignment_is_refused_after_the_store_changed(store: Store, tmp_path: Path) -> None:
     wanted = {"train": np.arange(50), "test": np.arange(9)}
     path = tmp_path / "alignment"
     write_alignment(path, store, wanted, peers={}, common={})
@@ -142,9 +140,9 @@ def test_an_alignment_of_another_state_of_the_store_is_refused(
         elif change == "reverse":
             names.reverse()
         else:
-            names[7] = "somebody else"
+            names[7] = "other"
         other = write_store(store.path, columns(), SIZES, ids={**ids, "train": names})
-        with pytest.raises(AlignmentError, match=r"train rows are not those .* .celu align"):
+        with pytest.raises(AlignmentError, match=r"train rows changed since .* .celu align"):
             rows_of(other, alignment=read_alignment(path, other))
     shorter = {name: values[:-1] for name, values in columns().items()}
     other = write_store(store.path, shorter, SIZES)
@@ -176,12 +174,12 @@ def edit_schema(store: Store, **changes: Any) -> None:
 
 
 def misname(store: Store) -> None:
-    """As flipped bits may: a column's name is no longer UTF-8."""
+    """Make a column's name invalid UTF-8, as flipped bits may."""
     path = store.path / "train.parquet"
     path.write_bytes(path.read_bytes().replace(b"label", b"\xf4abel"))
 
 
-def spoil(store: Store, at: float, part: str = "train") -> None:
+def flip_bits(store: Store, at: float, part: str = "train") -> None:
     """Flip bits in the middle of a file."""
     file = store.path / f"{part}.parquet"
     data = bytearray(file.read_bytes())
@@ -219,8 +217,11 @@ BROKEN: dict[str, tuple[Callable[[Store], None], str]] = {
         lambda s: (s.path / "train.parquet").write_text("id,x\n1,2\n"),
         "train.parquet: expected a readable",
     ),
-    "flipped bits": (lambda s: spoil(s, 0.3), "train.parquet: expected a readable Parquet"),
-    "flipped bits later": (lambda s: spoil(s, 0.5), "train.parquet: expected a readable Parquet"),
+    "flipped bits": (lambda s: flip_bits(s, 0.3), "train.parquet: expected a readable Parquet"),
+    "flipped bits later": (
+        lambda s: flip_bits(s, 0.5),
+        "train.parquet: expected a readable Parquet",
+    ),
     "a name that is no text": (misname, "train.parquet: expected a readable Parquet"),
     "a column gone": (
         lambda s: rewrite(s, lambda t: t.drop_columns(["x"])),
@@ -237,7 +238,7 @@ BROKEN: dict[str, tuple[Callable[[Store], None], str]] = {
     ),
     "numbers as doubles": (
         lambda s: rewrite(s, with_column("x", list, pa.float64())),
-        "column 'x': expected float as the schema says, got double",
+        "column 'x': expected float, as in the schema, got double",
     ),
     "codes as floats": (
         lambda s: rewrite(s, with_column("c", list, F32)),
@@ -245,15 +246,15 @@ BROKEN: dict[str, tuple[Callable[[Store], None], str]] = {
     ),
     "rows gone": (
         lambda s: rewrite(s, lambda t: t.slice(1)),
-        "expected 200 rows as the schema says, got 199",
+        "expected 200 rows, as in the schema, got 199",
     ),
     "rows too many": (
         lambda s: rewrite(s, lambda t: pa.concat_tables([t, t.slice(0, 1)])),
-        "expected 200 rows as the schema says, got 201",
+        "expected 200 rows, as in the schema, got 201",
     ),
     "a row twice": (
         lambda s: rewrite(s, lambda t: pa.concat_tables([t.slice(1), t.slice(5, 1)])),
-        "column 'id': expected every id once, got 1 repeats",
+        "column 'id': expected each id once, got 1 repeats",
     ),
     "a row in both parts": (
         lambda s: rewrite(
@@ -262,15 +263,15 @@ BROKEN: dict[str, tuple[Callable[[Store], None], str]] = {
                 [t.slice(1), pq.read_table(s.path / "test.parquet").slice(0, 1)]
             ),
         ),
-        "column 'id': expected every id once, got 1 repeats",
+        "column 'id': expected each id once, got 1 repeats",
     ),
     "null ids": (
         lambda s: rewrite(s, with_column("id", lambda v: [None, None, *v[2:]])),
-        "train: column 'id': expected an id a row, got 2 nulls",
+        "train: column 'id': expected an id in every row, got 2 nulls",
     ),
     "null tags": (
         lambda s: rewrite(s, with_column("tag", NULL_TAG, pa.binary(16))),
-        "column 'tag': expected a tag a row, got 1 nulls",
+        "column 'tag': expected a tag in every row, got 1 nulls",
     ),
     "a null number": (
         lambda s: rewrite(s, with_column("x", put(4, None), F32)),
@@ -310,25 +311,27 @@ BROKEN: dict[str, tuple[Callable[[Store], None], str]] = {
     ),
     "one class": (
         lambda s: rewrite(s, with_column("label", lambda v: [SECRET] * len(v), F32)),
-        "train: column 'label': one class only in 200 rows",
+        "train: column 'label': all 200 rows have the same label",
     ),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_store_is_refused_by_file_column_and_count(store: Store, name: str) -> None:
-    spoil_it, said = BROKEN[name]
-    spoil_it(store)
+def test_the_error_of_a_broken_store_gives_file_column_and_count_but_no_value(
+    store: Store, name: str
+) -> None:
+    damage, message = BROKEN[name]
+    damage(store)
     with pytest.raises(DataError) as error:
         rows_of(open_store(store.path))
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(store.path) in str(error.value) or "column" in str(error.value)
     assert "87654" not in str(error.value)
-    laid_out = store.path / "columns"
-    assert not laid_out.exists() or not list(laid_out.iterdir()), "nothing half-written remains"
+    mapped = store.path / "columns"
+    assert not mapped.exists() or not list(mapped.iterdir()), "no partial files remain"
 
 
-def test_several_errors_are_told_together(store: Store) -> None:
+def test_several_errors_are_reported_together(store: Store) -> None:
     rewrite(store, with_column("x", put(4, None), F32))
     rewrite(store, with_column("c", put(4, 99), I32))
     with pytest.raises(DataError, match=r"column 'x'.*column 'c'.*celu inspect"):
@@ -336,19 +339,19 @@ def test_several_errors_are_told_together(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
-        ({"x": np.full(ROWS, 3.5, np.float32)}, "train: column 'x': the same in all 200 rows"),
-        ({"c": np.full(ROWS, 3, np.int32)}, "train: column 'c': the same in all 200 rows"),
-        ({"c": np.zeros(ROWS, np.int32)}, "train: column 'c': missing in all 200 rows"),
+        ({"x": np.full(ROWS, 3.5, np.float32)}, "train: column 'x': all 200 values are the same"),
+        ({"c": np.full(ROWS, 3, np.int32)}, "train: column 'c': all 200 values are the same"),
+        ({"c": np.zeros(ROWS, np.int32)}, "train: column 'c': all 200 values are missing"),
     ],
 )
-def test_what_is_merely_useless_is_a_warning(
-    tmp_path: Path, changes: dict[str, Any], said: str
+def test_a_constant_or_empty_column_is_a_warning(
+    tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     store = write_store(tmp_path / "store", columns(**changes), SIZES)
-    assert said in rows_of(store).warnings
-    assert said in rows_of(store).warnings, "also when the columns are there already"
+    assert message in rows_of(store).warnings
+    assert message in rows_of(store).warnings, "also when the mapped files exist already"
 
 
 BROKEN_ALIGNMENTS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -385,9 +388,15 @@ BROKEN_ALIGNMENTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: np.save(p / "train.npy", np.zeros(50)),
         "50 row numbers, got flo",
     ),
-    "beyond": (lambda p: np.save(p / "train.npy", np.arange(190, 240)), "rows that the store has"),
-    "negative": (lambda p: np.save(p / "train.npy", np.arange(-1, 49)), "rows that the store has"),
-    "swapped": (lambda p: np.save(p / "train.npy", np.arange(50)[::-1].copy()), "not those that"),
+    "beyond": (
+        lambda p: np.save(p / "train.npy", np.arange(190, 240)),
+        "row numbers within the store",
+    ),
+    "negative": (
+        lambda p: np.save(p / "train.npy", np.arange(-1, 49)),
+        "row numbers within the store",
+    ),
+    "swapped": (lambda p: np.save(p / "train.npy", np.arange(50)[::-1].copy()), "changed since"),
     "objects": (
         lambda p: (p / "train.npy").write_bytes(
             b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (50,), }"
@@ -404,25 +413,25 @@ def test_a_broken_alignment_is_refused(store: Store, tmp_path: Path, name: str) 
     path = tmp_path / "alignment"
     rows = {"train": np.arange(50), "test": np.arange(9)}
     write_alignment(path, store, rows, peers={}, common={})
-    spoil_it, said = BROKEN_ALIGNMENTS[name]
-    spoil_it(path)
+    damage, message = BROKEN_ALIGNMENTS[name]
+    damage(path)
     with pytest.raises(CeluError) as error:
         rows_of(store, alignment=read_alignment(path, store))
     assert isinstance(error.value, DataError | AlignmentError)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-def test_an_input_of_two_sorts_or_of_nothing_known_is_refused(store: Store) -> None:
-    with pytest.raises(DataError, match="'both' mixes categories and numbers"):
+def test_an_input_of_mixed_kinds_or_unknown_columns_is_refused(store: Store) -> None:
+    with pytest.raises(DataError, match="'both': expected only categories or only numbers"):
         open_datasets(store, {"both": ["c", "x"]}, label=True)
-    with pytest.raises(DataError, match=r"'ids': expected features of a store .*got 'z'"):
+    with pytest.raises(DataError, match=r"'ids': expected features of the store .*got 'z'"):
         open_datasets(store, {"ids": ["z"]}, label=True)
     host = write_store(store.path.parent / "host", {"x": columns()["x"]})
-    with pytest.raises(DataError, match="expected a label"):
+    with pytest.raises(DataError, match="expected labels"):
         open_datasets(host, host.inputs(), label=True)
 
 
-def test_a_failed_write_leaves_what_was_there(store: Store) -> None:
+def test_a_failed_write_leaves_the_existing_store(store: Store) -> None:
     def fail() -> None:
         write_store(store.path, columns(), SIZES, ids={"train": ["a"], "test": ["b"]})
 
@@ -432,8 +441,8 @@ def test_a_failed_write_leaves_what_was_there(store: Store) -> None:
     assert [p.name for p in store.path.parent.iterdir()] == ["store"]
 
 
-def test_the_gate_knows_ranges_rates_and_coverage(store: Store) -> None:
-    facts = examine(store).facts["train"]
+def test_the_gate_computes_ranges_means_and_coverage(store: Store) -> None:
+    facts = check_store(store).facts["train"]
     expected = columns()
     assert facts["x"].low == pytest.approx(float(expected["x"].min()))
     assert facts["x"].mean == pytest.approx(float(expected["x"].mean()), abs=1e-6)
@@ -442,17 +451,17 @@ def test_the_gate_knows_ranges_rates_and_coverage(store: Store) -> None:
     assert facts["d"].missing == int((expected["d"] == 0).sum())
 
 
-def test_a_vocabularys_unseen_code_is_counted(tmp_path: Path) -> None:
+def test_the_gate_counts_rows_with_unseen_values(tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", columns(), SIZES)
     category = FittedCategory(vocabulary=5, values=["a", "b", "c", "d", "e"])
     schema = store.schema.model_copy(
         update={"categories": {**store.schema.categories, "c": category}}
     )
-    facts = examine(Store(store.path, schema)).facts["test"]["c"]
+    facts = check_store(Store(store.path, schema)).facts["test"]["c"]
     assert facts.unseen == int((columns()["c"] == 1).sum())
 
 
-def test_labels_of_classes_are_int64(tmp_path: Path) -> None:
+def test_class_labels_are_int64(tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", columns(), SIZES)
     rewrite(store, with_column("label", lambda v: [int(x) for x in v], pa.int64()))
     rewrite(store, with_column("label", lambda v: [int(x) for x in v], pa.int64()), "test")

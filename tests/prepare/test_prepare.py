@@ -1,4 +1,4 @@
-"""Raw files into stores: what becomes of a value, of the order, and of a run that is cut short."""
+"""Stores from raw files: values, order, new rows, and interrupted runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from celu.prepare.pipeline import Report, Target, prepare, prepare_like
 
 ROWS = 200
 SPLIT = Split(seed=3, test=0.25)
-DECLARED = RawSchema(
+SCHEMA = RawSchema(
     id="id",
     label="y",
     split=SPLIT,
@@ -95,7 +95,7 @@ def in_test(row_id: str, split: Split = SPLIT) -> bool:
     return bool(held_out(make_tags([row_id], split.seed), split.test)[0])
 
 
-# What becomes of a value: the same in plain Python, row by row.
+# Values: a reference in plain Python, row by row.
 
 
 def filled_and_log(cell: str, number: Number) -> float:
@@ -110,9 +110,9 @@ def reference_numbers(cells: dict[str, str], number: Number, split: Split) -> di
     values = {row: filled_and_log(cell, number) for row, cell in cells.items()}
     if not number.standardise:
         return values
-    taught = [value for row, value in values.items() if not in_test(row, split)]
-    mean = math.fsum(taught) / len(taught)
-    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in taught) / len(taught))
+    train_values = [value for row, value in values.items() if not in_test(row, split)]
+    mean = math.fsum(train_values) / len(train_values)
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in train_values) / len(train_values))
     return {row: (value - mean) / (deviation or 1.0) for row, value in values.items()}
 
 
@@ -138,20 +138,20 @@ def reference_codes(cells: dict[str, str], category: Category, split: Split) -> 
     return {row: 0 if cell == "" else code.get(cell, 1) for row, cell in cells.items()}
 
 
-def test_every_value_is_what_plain_python_says(tmp_path: Path) -> None:
+def test_every_value_equals_the_reference_in_plain_python(tmp_path: Path) -> None:
     raws = rows()
-    report = make(csv(tmp_path, raws), DECLARED, tmp_path / "store")
+    report = make(csv(tmp_path, raws), SCHEMA, tmp_path / "store")
     stored = both(tmp_path / "store")
     assert len(stored) == ROWS
     cells = {name: {row["id"]: row[name] for row in raws} for name in raws[0]}
-    for name, number in DECLARED.numbers.items():
+    for name, number in SCHEMA.numbers.items():
         expected = reference_numbers(cells[name], number, SPLIT)
         got = {row_id: row[name] for row_id, row in stored.items()}
         assert got == pytest.approx(expected, rel=1e-6, abs=1e-6)
     for row in raws:
         assert stored[row["id"]]["hash"] == reference_hash(row["hash"], 7)
         assert stored[row["id"]]["label"] == int(row["y"])
-    words = reference_codes(cells["word"], DECLARED.categories["word"], SPLIT)
+    words = reference_codes(cells["word"], SCHEMA.categories["word"], SPLIT)
     assert {row_id: row["word"] for row_id, row in stored.items()} == words
     assert report.rows["test"] == sum(map(in_test, stored))
     assert report.warnings == ()
@@ -172,7 +172,7 @@ cell_numbers = st.one_of(
     standardise=st.booleans(),
     missing=st.sampled_from([0.0, -1.0, 2.5]),
 )
-def test_numbers_of_any_sort_are_what_plain_python_says(
+def test_any_numbers_equal_the_reference_in_plain_python(
     cells: list[str], log: bool, standardise: bool, missing: float
 ) -> None:
     number = Number(log=log, standardise=standardise, missing=missing)
@@ -196,7 +196,7 @@ plain_text = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_char
     min_count=st.integers(1, 3),
     buckets=st.integers(1, 9),
 )
-def test_categories_of_any_sort_are_what_plain_python_says(
+def test_any_categories_equal_the_reference_in_plain_python(
     cells: list[str], vocabulary: int, min_count: int, buckets: int
 ) -> None:
     word = Category(vocabulary=vocabulary, min_count=min_count)
@@ -220,7 +220,7 @@ def test_categories_of_any_sort_are_what_plain_python_says(
     parts=st.lists(st.lists(st.floats(-1e6, 1e6), max_size=40), max_size=6),
     offset=st.sampled_from([0.0, 1e6]),
 )
-def test_moments_do_not_hang_on_how_the_values_come(
+def test_moments_do_not_depend_on_how_the_values_are_divided(
     parts: list[list[float]], offset: float
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -238,7 +238,7 @@ def test_moments_do_not_hang_on_how_the_values_come(
 
 
 def test_hashes_never_change(tmp_path: Path) -> None:
-    """These codes stand in stores, and trained models rest on them: a change would break both."""
+    """Stores and trained models depend on these codes: a change would break both."""
     path = csv(tmp_path, [{"id": str(i), "c": c} for i, c in enumerate(["a", "05db9164", "é", ""])])
     declared = RawSchema(
         id="id", split=Split(test=0.0), categories={"c": Category(buckets=100_000)}
@@ -251,23 +251,23 @@ def test_hashes_never_change(tmp_path: Path) -> None:
 GOLDEN = (28316, 89405, 82044)
 
 
-# What is learnt, and from which rows.
+# Fitting.
 
 
-def test_only_training_rows_teach(tmp_path: Path) -> None:
+def test_encoders_are_fitted_on_training_rows_only(tmp_path: Path) -> None:
     raws = rows()
     changed = [
         row | {"word": "new", "scaled": "1e9"} if in_test(row["id"]) else row for row in raws
     ]
-    make(csv(tmp_path, raws, "a.csv"), DECLARED, tmp_path / "a")
-    make(csv(tmp_path, changed, "b.csv"), DECLARED, tmp_path / "b")
+    make(csv(tmp_path, raws, "a.csv"), SCHEMA, tmp_path / "a")
+    make(csv(tmp_path, changed, "b.csv"), SCHEMA, tmp_path / "b")
     assert read_store_schema(tmp_path / "a") == read_store_schema(tmp_path / "b")
     assert read(tmp_path / "a", "train") == read(tmp_path / "b", "train")
     assert {row["word"] for row in read(tmp_path / "b", "test")} == {1}
     assert "new" not in (tmp_path / "b" / "schema.json").read_text()
 
 
-def test_labels_are_classes_where_all_are_written_whole(tmp_path: Path) -> None:
+def test_labels_are_classes_if_all_are_written_as_integers(tmp_path: Path) -> None:
     cases = [
         ("0", "1", "class"),
         ("0.0", "1", "number"),
@@ -277,14 +277,14 @@ def test_labels_are_classes_where_all_are_written_whole(tmp_path: Path) -> None:
     for first, second, expected in cases:
         raws = [row | {"y": first if row["y"] == "0" else second} for row in rows()]
         out = tmp_path / f"{first}-{second}"
-        make(csv(tmp_path, raws), DECLARED, out)
+        make(csv(tmp_path, raws), SCHEMA, out)
         assert read_store_schema(out).label_type == expected
         kind = pa.int64() if expected == "class" else pa.float32()
         assert pq.read_schema(out / "train.parquet").field("label").type == kind
         assert {row["label"] for row in read(out, "train")} == {float(first), float(second)}
 
 
-def test_a_host_has_no_label_and_a_guest_may_have_nothing_else(tmp_path: Path) -> None:
+def test_a_host_has_no_label_and_a_guest_may_have_only_the_label(tmp_path: Path) -> None:
     path = csv(tmp_path, rows())
     host = RawSchema(id="id", split=SPLIT, categories={"hash": Category(buckets=3)})
     make(path, host, tmp_path / "host")
@@ -293,11 +293,11 @@ def test_a_host_has_no_label_and_a_guest_may_have_nothing_else(tmp_path: Path) -
     assert pq.read_schema(tmp_path / "guest" / "test.parquet").names == ["id", "tag", "label"]
 
 
-# Order, split, and the ways in.
+# Order, split, and formats.
 
 
-def test_rows_stand_in_the_order_of_their_tags(tmp_path: Path) -> None:
-    make(csv(tmp_path, rows()), DECLARED, tmp_path / "store")
+def test_rows_are_in_the_order_of_their_tags(tmp_path: Path) -> None:
+    make(csv(tmp_path, rows()), SCHEMA, tmp_path / "store")
     for part in ("train", "test"):
         stored = read(tmp_path / "store", part)
         assert [row["tag"] for row in stored] == sorted(row["tag"] for row in stored)
@@ -306,9 +306,9 @@ def test_rows_stand_in_the_order_of_their_tags(tmp_path: Path) -> None:
         assert (held_out(tags, SPLIT.test) == (part == "test")).all()
 
 
-def test_two_parties_hold_the_same_rows_out_and_line_up(tmp_path: Path) -> None:
+def test_two_parties_have_the_same_test_rows_and_the_same_order(tmp_path: Path) -> None:
     host = RawSchema(id="id", split=SPLIT, numbers={"plain": Number()})
-    make(csv(tmp_path, rows(150), "a.csv"), DECLARED, tmp_path / "guest")
+    make(csv(tmp_path, rows(150), "a.csv"), SCHEMA, tmp_path / "guest")
     shuffled = rows(150, first=70)[::-1]
     make(csv(tmp_path, shuffled, "b.csv"), host, tmp_path / "host")
     for part in ("train", "test"):
@@ -324,7 +324,7 @@ def test_two_parties_hold_the_same_rows_out_and_line_up(tmp_path: Path) -> None:
 
 
 @contextmanager
-def cut_small(block: int, joined: int, bucket: int) -> Iterator[None]:
+def small_blocks(block: int, joined: int, bucket: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delimited, "BLOCK_BYTES", block)
         patch.setattr(delimited, "BLOCKS_JOINED", joined)
@@ -335,7 +335,7 @@ def cut_small(block: int, joined: int, bucket: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
-def test_a_store_does_not_hang_on_blocks_and_buckets(tmp_path: Path, name: str) -> None:
+def test_a_store_does_not_depend_on_blocks_and_buckets(tmp_path: Path, name: str) -> None:
     path = csv(tmp_path, rows())
     if name == "rows.parquet":
         path = as_parquet(tmp_path, rows())
@@ -343,8 +343,8 @@ def test_a_store_does_not_hang_on_blocks_and_buckets(tmp_path: Path, name: str) 
     for number, (block, joined, bucket) in enumerate(
         [(1 << 22, 8, 1 << 25), (400, 1, 700), (1000, 3, 5000), (1 << 22, 1, 100)]
     ):
-        with cut_small(block, joined, bucket):
-            make(path, DECLARED, tmp_path / str(number))
+        with small_blocks(block, joined, bucket):
+            make(path, SCHEMA, tmp_path / str(number))
         made.append(contents(tmp_path / str(number)))
     assert all(store == made[0] for store in made)
 
@@ -359,7 +359,7 @@ def as_parquet(folder: Path, raws: Sequence[dict[str, str]], name: str = "rows.p
     return folder / name
 
 
-def test_all_ways_of_writing_the_rows_make_the_same_store(tmp_path: Path) -> None:
+def test_all_formats_of_the_same_rows_make_the_same_store(tmp_path: Path) -> None:
     raws = rows()
     names = list(raws[0])
     zipped = tmp_path / "rows.tsv.gz"
@@ -381,26 +381,26 @@ def test_all_ways_of_writing_the_rows_make_the_same_store(tmp_path: Path) -> Non
     ]
     made = []
     for number, (sources, source) in enumerate(ways):
-        declared = DECLARED.model_copy(update={"source": source})
+        declared = SCHEMA.model_copy(update={"source": source})
         prepare(sources, [Target(declared, tmp_path / str(number))])
         made.append(contents(tmp_path / str(number))[:2])
     for train, test in made[1:]:
-        # A mean learnt in another order of rows may differ in its last bit.
+        # A mean over another order of rows may differ in its last bit.
         assert train.drop(["scaled"]) == made[0][0].drop(["scaled"])
         assert test.drop(["scaled"]) == made[0][1].drop(["scaled"])
         np.testing.assert_allclose(train["scaled"], made[0][0]["scaled"], rtol=1e-6)
 
 
-def test_text_in_parquet_is_read_as_in_a_text_file(tmp_path: Path) -> None:
+def test_text_in_parquet_is_read_like_a_text_file(tmp_path: Path) -> None:
     raws = rows()
     path = tmp_path / "text.parquet"
     pq.write_table(pa.table({key: [row[key] for row in raws] for key in raws[0]}), path)
-    make(path, DECLARED, tmp_path / "a")
-    make(csv(tmp_path, raws), DECLARED, tmp_path / "b")
+    make(path, SCHEMA, tmp_path / "a")
+    make(csv(tmp_path, raws), SCHEMA, tmp_path / "b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_integers_and_booleans_are_categories_by_their_text(tmp_path: Path) -> None:
+def test_integers_and_booleans_become_categories_as_text(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     numbers = pa.array([7, 8, None, 7], pa.int16())
     pq.write_table(
@@ -415,34 +415,34 @@ def test_integers_and_booleans_are_categories_by_their_text(tmp_path: Path) -> N
     assert [stored[i]["n"] for i in "1234"] == [2, 3, 0, 2]
 
 
-def test_row_numbers_go_on_over_files(tmp_path: Path) -> None:
+def test_row_numbers_continue_across_files(tmp_path: Path) -> None:
     declared = RawSchema(id="#row", split=SPLIT, numbers={"plain": Number()})
     sources = [csv(tmp_path, rows(30), "1.csv"), csv(tmp_path, rows(30, first=30), "2.csv")]
     prepare(sources, [Target(declared, tmp_path / "store")])
     assert both(tmp_path / "store").keys() == {str(row) for row in range(60)}
 
 
-def test_one_scan_makes_the_stores_that_two_would(tmp_path: Path) -> None:
+def test_one_scan_makes_the_same_stores_as_two(tmp_path: Path) -> None:
     path = csv(tmp_path, rows())
     host = RawSchema(id="id", split=SPLIT, categories={"word": Category(vocabulary=4)})
-    made = prepare([path], [Target(DECLARED, tmp_path / "a"), Target(host, tmp_path / "b")])
+    made = prepare([path], [Target(SCHEMA, tmp_path / "a"), Target(host, tmp_path / "b")])
     assert [report.out for report in made] == [tmp_path / "a", tmp_path / "b"]
-    make(path, DECLARED, tmp_path / "c")
+    make(path, SCHEMA, tmp_path / "c")
     make(path, host, tmp_path / "d")
     assert contents(tmp_path / "a") == contents(tmp_path / "c")
     assert contents(tmp_path / "b") == contents(tmp_path / "d")
 
 
-def test_stores_of_one_scan_agree_on_rows_and_on_the_use_of_a_column(tmp_path: Path) -> None:
+def test_stores_of_one_scan_must_agree_on_rows_and_kinds_of_columns(tmp_path: Path) -> None:
     path = csv(tmp_path, rows())
-    other = DECLARED.model_copy(update={"split": Split(seed=9)})
+    other = SCHEMA.model_copy(update={"split": Split(seed=9)})
     with pytest.raises(ConfigError, match="the same source, id and split"):
-        prepare([path], [Target(DECLARED, tmp_path / "a"), Target(other, tmp_path / "b")])
+        prepare([path], [Target(SCHEMA, tmp_path / "a"), Target(other, tmp_path / "b")])
     twice = RawSchema(id="id", split=SPLIT, categories={"log": Category(buckets=5)})
     with pytest.raises(ConfigError, match=r"column 'log': .* number and category"):
-        prepare([path], [Target(DECLARED, tmp_path / "a"), Target(twice, tmp_path / "b")])
+        prepare([path], [Target(SCHEMA, tmp_path / "a"), Target(twice, tmp_path / "b")])
     with pytest.raises(ConfigError, match="expected raw files, got none"):
-        prepare([], [Target(DECLARED, tmp_path / "a")])
+        prepare([], [Target(SCHEMA, tmp_path / "a")])
 
 
 # The files.
@@ -452,7 +452,7 @@ def test_pages_carry_checksums_and_row_groups_stay_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passes, "ROW_GROUP", 40)
-    make(csv(tmp_path, rows()), DECLARED, tmp_path / "store")
+    make(csv(tmp_path, rows()), SCHEMA, tmp_path / "store")
     path = tmp_path / "store" / "train.parquet"
     about = pq.read_metadata(path)
     assert all(20 <= about.row_group(i).num_rows <= 40 for i in range(about.num_row_groups))
@@ -463,8 +463,8 @@ def test_pages_carry_checksums_and_row_groups_stay_small(
         pq.read_table(path, page_checksum_verification=True)
 
 
-def test_both_parts_exist_where_nothing_is_held_out(tmp_path: Path) -> None:
-    declared = DECLARED.model_copy(update={"split": Split(test=0.0)})
+def test_both_parts_exist_if_there_are_no_test_rows(tmp_path: Path) -> None:
+    declared = SCHEMA.model_copy(update={"split": Split(test=0.0)})
     report = make(csv(tmp_path, rows()), declared, tmp_path / "store")
     assert report.rows == {"train": ROWS, "test": 0}
     assert pq.read_table(tmp_path / "store" / "test.parquet").num_rows == 0
@@ -475,7 +475,7 @@ def test_both_parts_exist_where_nothing_is_held_out(tmp_path: Path) -> None:
     ]
 
 
-def test_warnings_name_the_column_and_no_value(tmp_path: Path) -> None:
+def test_warnings_name_the_column_and_never_a_value(tmp_path: Path) -> None:
     raws = [
         row
         | {
@@ -488,41 +488,43 @@ def test_warnings_name_the_column_and_no_value(tmp_path: Path) -> None:
         }
         for number, row in enumerate(rows())
     ]
-    report = make(csv(tmp_path, raws), DECLARED, tmp_path / "store")
-    said = "\n".join(report.warnings)
-    assert "column 'plain': all training rows have the same value" in said
-    assert "column 'log': every value is missing in the training rows" in said
-    assert "column 'hash': all training rows have the same value" in said
-    assert "column 'word': no value occurs in 2 or more training rows" in said
-    assert "column 'y': the rarest of its 2 classes has" in said
-    assert "column 'scaled': 9" in said
-    assert "7731" not in said
+    report = make(csv(tmp_path, raws), SCHEMA, tmp_path / "store")
+    warnings = "\n".join(report.warnings)
+    assert "column 'plain': all training rows have the same value" in warnings
+    assert "column 'log': every value is missing in the training rows" in warnings
+    assert "column 'hash': all training rows have the same value" in warnings
+    assert "column 'word': no value occurs in 2 or more training rows" in warnings
+    assert "column 'y': the rarest of its 2 classes has" in warnings
+    assert "column 'scaled': 9" in warnings
+    assert "7731" not in warnings
     assert len(report.warnings) == 6
 
 
 def test_a_constant_column_is_scaled_to_zero(tmp_path: Path) -> None:
     raws = [row | {"scaled": "5"} for row in rows()]
-    make(csv(tmp_path, raws), DECLARED, tmp_path / "store")
-    learnt = read_store_schema(tmp_path / "store").numbers["scaled"]
-    assert (learnt.mean, learnt.deviation) == (5.0, 1.0)
+    make(csv(tmp_path, raws), SCHEMA, tmp_path / "store")
+    fitted = read_store_schema(tmp_path / "store").numbers["scaled"]
+    assert (fitted.mean, fitted.deviation) == (5.0, 1.0)
     assert {row["scaled"] for row in read(tmp_path / "store", "train")} == {0.0}
 
 
-def test_vocabularies_share_a_bounded_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vocabularies_share_a_memory_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(categories.VocabularyBudget.__init__, "__defaults__", (100,))
     raws = [row | {"word": f"secret{number}"} for number, row in enumerate(rows())]
     with pytest.raises(DataError, match=r"column 'word': expected at most 100 .* buckets") as error:
-        make(csv(tmp_path, raws), DECLARED, tmp_path / "store")
+        make(csv(tmp_path, raws), SCHEMA, tmp_path / "store")
     assert "secret" not in str(error.value)
     assert not (tmp_path / "store").exists()
 
 
-# New rows through an old door.
+# New rows for an existing store.
 
 
-def test_the_same_rows_come_out_the_same_through_what_was_learnt(tmp_path: Path) -> None:
+def test_the_same_rows_are_encoded_the_same_by_the_fitted_encoders(tmp_path: Path) -> None:
     path = csv(tmp_path, rows())
-    make(path, DECLARED, tmp_path / "store")
+    make(path, SCHEMA, tmp_path / "store")
     report = prepare_like([path], tmp_path / "store", tmp_path / "new")
     assert report.rows == {"train": 0, "test": ROWS}
     assert both(tmp_path / "new") == both(tmp_path / "store")
@@ -533,8 +535,8 @@ def test_the_same_rows_come_out_the_same_through_what_was_learnt(tmp_path: Path)
     assert len(digests) == 1
 
 
-def test_values_never_seen_are_counted_and_labels_may_be_absent(tmp_path: Path) -> None:
-    make(csv(tmp_path, rows()), DECLARED, tmp_path / "store")
+def test_unseen_values_are_counted_and_labels_may_be_absent(tmp_path: Path) -> None:
+    make(csv(tmp_path, rows()), SCHEMA, tmp_path / "store")
     known = read_store_schema(tmp_path / "store").categories["word"].values
     assert known is not None
     raws = [row | {"word": known[0]} for row in rows(20, first=1000)]
@@ -549,8 +551,8 @@ def test_values_never_seen_are_counted_and_labels_may_be_absent(tmp_path: Path) 
     assert len(digests) == 1
 
 
-def test_new_labels_must_be_of_the_known_type(tmp_path: Path) -> None:
-    make(csv(tmp_path, rows()), DECLARED, tmp_path / "store")
+def test_new_labels_must_have_the_type_of_the_store(tmp_path: Path) -> None:
+    make(csv(tmp_path, rows()), SCHEMA, tmp_path / "store")
     path = csv(tmp_path, [row | {"y": "0.5"} for row in rows(7)], "new.csv")
     with pytest.raises(DataError, match=r"column 'y': expected integers, .* got 7"):
         prepare_like([path], tmp_path / "store", tmp_path / "new")
@@ -558,13 +560,13 @@ def test_new_labels_must_be_of_the_known_type(tmp_path: Path) -> None:
     assert prepare_like([one], tmp_path / "store", tmp_path / "one").rows["test"] == 7
 
 
-def test_what_is_like_must_be_a_store(tmp_path: Path) -> None:
+def test_prepare_like_needs_a_store(tmp_path: Path) -> None:
     path = csv(tmp_path, rows())
     with pytest.raises(DataError, match="expected a store's schema"):
         prepare_like([path], tmp_path, tmp_path / "new")
 
 
-# Names that are taken, and runs cut short.
+# Existing stores and interrupted runs.
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:
@@ -574,22 +576,22 @@ def tree(folder: Path) -> dict[str, bytes | None]:
     }
 
 
-def test_a_store_is_replaced_only_when_asked(tmp_path: Path) -> None:
+def test_a_store_is_replaced_only_on_request(tmp_path: Path) -> None:
     path = csv(tmp_path, rows())
     out = tmp_path / "store"
-    make(path, DECLARED, out)
+    make(path, SCHEMA, out)
     before = tree(tmp_path)
-    with pytest.raises(ConfigError, match=r"with schema\.json; to replace it say --force"):
-        make(path, DECLARED, out)
+    with pytest.raises(ConfigError, match=r"has a schema\.json; to replace it, use --force"):
+        make(path, SCHEMA, out)
     assert tree(tmp_path) == before
-    other = DECLARED.model_copy(update={"split": Split(seed=77, test=0.5)})
+    other = SCHEMA.model_copy(update={"split": Split(seed=77, test=0.5)})
     prepare([path], [Target(other, out)], replace=True)
     assert read_store_schema(out).split.seed == 77
     assert tree(tmp_path).keys() == before.keys()
 
 
 @pytest.mark.parametrize("there", ["file", "folder", "empty folder"])
-def test_what_is_no_store_is_never_replaced(tmp_path: Path, there: str) -> None:
+def test_a_path_that_is_not_a_store_is_never_replaced(tmp_path: Path, there: str) -> None:
     path = csv(tmp_path, rows())
     out = tmp_path / "store"
     if there == "file":
@@ -599,18 +601,18 @@ def test_what_is_no_store_is_never_replaced(tmp_path: Path, there: str) -> None:
         if there == "folder":
             (out / "mine").write_text("mine")
     before = tree(tmp_path)
-    with pytest.raises(ConfigError, match=r"nothing there yet, got something without schema\.json"):
-        prepare([path], [Target(DECLARED, out)], replace=True)
+    with pytest.raises(ConfigError, match=r"already exists and has no schema\.json"):
+        prepare([path], [Target(SCHEMA, out)], replace=True)
     assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("phase", ["reading", "writing"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_an_interrupted_run_leaves_what_was_there(
+def test_an_interrupted_run_leaves_the_existing_files(
     tmp_path: Path, phase: str, error: type[BaseException]
 ) -> None:
     path = csv(tmp_path, rows())
-    make(path, DECLARED, tmp_path / "old")
+    make(path, SCHEMA, tmp_path / "old")
     before = tree(tmp_path)
 
     def stop(now: str, done: int, total: int) -> None:
@@ -618,36 +620,36 @@ def test_an_interrupted_run_leaves_what_was_there(
         if now == phase:
             raise error
 
-    targets = [Target(DECLARED, tmp_path / "old"), Target(DECLARED, tmp_path / "deep" / "new")]
-    with cut_small(1000, 1, 2000), pytest.raises(error):
+    targets = [Target(SCHEMA, tmp_path / "old"), Target(SCHEMA, tmp_path / "deep" / "new")]
+    with small_blocks(1000, 1, 2000), pytest.raises(error):
         prepare([path], targets, stop, replace=True)
     assert tree(tmp_path) == before
 
 
-def test_two_runs_do_not_make_one_store_at_once(tmp_path: Path) -> None:
+def test_two_runs_cannot_write_the_same_store_at_once(tmp_path: Path) -> None:
     path = csv(tmp_path, rows())
     out = tmp_path / "store"
     refused = []
 
     def second(now: str, done: int, total: int) -> None:
         if not refused:
-            with pytest.raises(ConfigError, match="got another process that is making it") as error:
-                make(path, DECLARED, out)
+            with pytest.raises(ConfigError, match="another process is writing it") as error:
+                make(path, SCHEMA, out)
             refused.append(error)
 
-    prepare([path], [Target(DECLARED, out)], second)
+    prepare([path], [Target(SCHEMA, out)], second)
     assert refused
     assert len(both(out)) == ROWS
     assert sorted(p.name for p in tmp_path.iterdir()) == ["rows.csv", "store"]
 
 
-def test_a_replacement_killed_between_its_renames_is_undone(tmp_path: Path) -> None:
+def test_a_replacement_killed_between_its_renames_is_rolled_back(tmp_path: Path) -> None:
     path = csv(tmp_path, rows())
-    make(path, DECLARED, tmp_path / "store")
+    make(path, SCHEMA, tmp_path / "store")
     before = tree(tmp_path)
     (tmp_path / "store").rename(tmp_path / ".store.old")
-    with pytest.raises(ConfigError, match=r"got a folder with schema\.json"):
-        make(path, DECLARED, tmp_path / "store")
+    with pytest.raises(ConfigError, match=r"already exists and has a schema\.json"):
+        make(path, SCHEMA, tmp_path / "store")
     assert tree(tmp_path) == before
 
 
@@ -674,7 +676,7 @@ prepare([Path(source)], [Target(RawSchema.model_validate_json(declared), Path(ou
 def test_a_killed_run_leaves_no_store_and_the_next_one_succeeds(tmp_path: Path, phase: str) -> None:
     path = csv(tmp_path, rows())
     out = tmp_path / "store"
-    arguments = [phase, str(path), str(out), DECLARED.model_dump_json()]
+    arguments = [phase, str(path), str(out), SCHEMA.model_dump_json()]
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, *arguments], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -684,13 +686,13 @@ def test_a_killed_run_leaves_no_store_and_the_next_one_succeeds(tmp_path: Path, 
         process.send_signal(signal.SIGKILL)
     assert not out.exists()
     assert (tmp_path / ".store.partial").is_dir()
-    make(path, DECLARED, out)
-    make(path, DECLARED, tmp_path / "fresh")
+    make(path, SCHEMA, out)
+    make(path, SCHEMA, tmp_path / "fresh")
     assert contents(out) == contents(tmp_path / "fresh")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fresh", "rows.csv", "store"]
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(
+def test_a_full_disk_is_reported_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = csv(tmp_path, rows())
@@ -700,15 +702,15 @@ def test_a_full_disk_is_told_and_leaves_nothing(
 
     monkeypatch.setattr(spill.Spill, "add", full)
     with pytest.raises(DataError, match="store: cannot be written: No space left"):
-        make(path, DECLARED, tmp_path / "store")
+        make(path, SCHEMA, tmp_path / "store")
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
 
 
-def test_progress_ends_at_the_end(tmp_path: Path) -> None:
+def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     path = csv(tmp_path, rows())
     seen: list[tuple[str, int, int]] = []
-    with cut_small(1000, 1, 2000):
-        prepare([path], [Target(DECLARED, tmp_path / "store")], lambda *event: seen.append(event))
+    with small_blocks(1000, 1, 2000):
+        prepare([path], [Target(SCHEMA, tmp_path / "store")], lambda *event: seen.append(event))
     reading = [event for event in seen if event[0] == "reading"]
     assert len(reading) > 5
     assert reading[-1][1] == reading[-1][2] == path.stat().st_size

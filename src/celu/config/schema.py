@@ -153,7 +153,7 @@ class StoreSchema(_Columns):
         return self.label_type is not None and self.labelled
 
     def digest(self) -> str:
-        """Identifies the meaning of the columns, not the rows: a model is trained for one digest."""
+        """Identifies the meaning of the columns; a model fits stores with the same digest."""
         meaning = self.model_dump(mode="json", exclude=_NOT_MEANING)
         return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from celu.config.job import Job, Role
 from celu.data.dataset import Batch
 from celu.errors import AlignmentError
-from celu.models.building import find
+from celu.models.building import resolve
 from celu.transport.message import Message
 from celu.workset.sampling import RoundRobin, Sampling
 from celu.workset.table import Entry, WorksetTable
@@ -40,10 +40,10 @@ class Workset:
     def of(job: Job, role: Role) -> Workset:
         """The workset of a role under the contract."""
         method = job.method
-        weighting = find(method.weighting, WEIGHTINGS, "method.weighting")
+        weighting = resolve(method.weighting, WEIGHTINGS, "method.weighting")
         return Workset(
             WorksetTable(*job.tuning().for_role(role)),
-            find(method.sampling, SAMPLINGS, "method.sampling")(),
+            resolve(method.sampling, SAMPLINGS, "method.sampling")(),
             weighting(method.xi_of(role)) if weighting is not None else None,
         )
 
