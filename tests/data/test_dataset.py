@@ -224,6 +224,12 @@ SECRET = "87654"  # is in every bad table; no message may show it
         ({"x": [1.0, 2.0]}, {"id": "y"}, "column 'y': the table has no such column, only x"),
         ({"x": [1.0]}, {"inputs": {"numbers": ["z"]}}, "column 'z': the table has no such column"),
         ({"x": [1.0]}, {"inputs": {"others": ["x"]}}, "inputs: expected the names 'ids' and 'num"),
+        ({"x": [1.0]}, {"inputs": {"numbers": "x"}}, "input 'numbers': expected a list of columns"),
+        (
+            {"x": [1.0], "y": [0]},
+            {"label": "y", "inputs": {"numbers": ["x", "y"]}},
+            "input 'numbers': column 'y' is the label, not a feature",
+        ),
         ({"x": [SECRET, SECRET]}, {"id": "x"}, "column 'x': expected each id once, got 1 repeats"),
         ({"x": [1.5, 2.5]}, {"id": "x"}, "column 'x': expected text or integers for an id, got d"),
         ({"x": [SECRET]}, {"inputs": {"numbers": ["x"]}}, "column 'x': expected numbers or bool"),

@@ -41,7 +41,7 @@ CRITEO = SettingsTemplate(guest="guest", host="host", bottom='"wdl"', top='"wdl"
 AVAZU = SettingsTemplate(guest="guest", host="host", bottom='"dssm"', top='"dssm"')
 
 _JOB = """\
-# The contract: every party holds this file in the same form.
+# The contract: every party has the same copy of this file.
 seed = 1
 batch_size = {batch_size}
 rounds = {rounds}
@@ -59,7 +59,7 @@ _PARTY = """\
 role = "{role}"
 name = "{name}"
 run_dir = "run"
-{where}
+{endpoint}
 [peers.{peer}]
 ca = "../{peer}/certs/ca.pem"   # the file that {peer} sent
 {connect}
@@ -95,7 +95,7 @@ def write_settings(
     values = template.__dict__
     (folder / "job.toml").write_text(_JOB.format(**values), encoding="utf-8")
     address = "127.0.0.1" if local else "0.0.0.0"  # noqa: S104 - the other company connects
-    threads = "threads = 1\n" if local else "# threads = 1   where parties share a machine\n"
+    threads = "threads = 1\n" if local else "# threads = 1   if parties share a machine\n"
     for role, name, peer in (
         ("guest", template.guest, template.host),
         ("host", template.host, template.guest),
@@ -105,9 +105,9 @@ def write_settings(
             role=role,
             name=name,
             peer=peer,
-            where=threads + (f'listen = "{address}:{port}"\n' if is_guest else ""),
+            endpoint=threads + (f'listen = "{address}:{port}"\n' if is_guest else ""),
             connect="" if is_guest else f'connect = "localhost:{port}"\n',
-            aligned="aligned = true   # the rows of both are the same" if aligned else _ALIGN,
+            aligned="aligned = true   # both parties have the same rows" if aligned else _ALIGN,
             bottom=template.bottom,
             top=f'top = {template.top}\nloss = "binary"\n' if is_guest else "",
         )

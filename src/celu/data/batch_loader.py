@@ -59,9 +59,7 @@ class BatchLoader:
         else:
             batch = self._dataset.take(self._order.rows(round_))
         batch = batch.to(self._device)
-        _ = (
-            batch.row_digest
-        )  # computed in this thread and cached, to save the compute thread the work
+        _ = batch.row_digest  # computed and cached in this thread, not in the compute thread
         return batch
 
     def _window(self, key: tuple[int, int]) -> Dataset:
