@@ -69,7 +69,9 @@ def test_a_schema_makes_a_store_and_warnings_are_shown(tmp_path: Path) -> None:
         "prepare", table(tmp_path), "--schema", tmp_path / "schema.toml", "--out", tmp_path / "s"
     )
     schema = read_store_schema(tmp_path / "s")
-    assert f"{tmp_path / 's'}: {schema.rows['train']} train and {schema.rows['test']} test" in output
+    assert (
+        f"{tmp_path / 's'}: {schema.rows['train']} train and {schema.rows['test']} test" in output
+    )
     assert "warning column 'flat': all training rows have the same value" in output
     assert "reading ...\nwriting ..." in output, "no bar where there is no terminal"
 
@@ -149,7 +151,9 @@ def test_a_table_is_split_among_parties(tmp_path: Path) -> None:
 @pytest.mark.parametrize("party", ["bank", "=age", "Bank=age", "../bank=age"])
 def test_a_party_needs_a_name_and_columns(tmp_path: Path, party: str) -> None:
     with pytest.raises(ConfigError, match="--party: expected NAME=COLUMN"):
-        invoke("split", table(tmp_path), "--id", "id", "--party", party, "--out", tmp_path / "parties")
+        invoke(
+            "split", table(tmp_path), "--id", "id", "--party", party, "--out", tmp_path / "parties"
+        )
 
 
 def test_two_parties_with_the_same_name_are_refused(tmp_path: Path) -> None:
