@@ -138,7 +138,7 @@ def scan_file(file: Path, out: Path) -> None:
     import pyarrow as pa
     import pyarrow.csv as pa_csv
 
-    from celu.prepare.raw import BLOCK_BYTES
+    from celu.prepare.delimited import BLOCK_BYTES
 
     del out
     names = ["label", *CRITEO_NUMBERS, *CRITEO_CATEGORIES]

@@ -25,7 +25,7 @@ def write_store(
     ids: Mapping[str, Sequence[str]] | None = None,
     seed: int = 1,
 ) -> Store:
-    """A store of these columns; `test` is the same as training unless given."""
+    """A store with these columns; `test` defaults to the training rows."""
     split = Split(seed=seed)
     schema = coded_schema(list(columns), sizes or {}, split)
     with StoreWriter(path, schema) as store:

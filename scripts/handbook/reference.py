@@ -21,7 +21,7 @@ import celu
 from celu.cli.app import app
 from celu.config.job import Job
 from celu.config.party import PartySettings
-from celu.config.schema import Declared
+from celu.config.schema import RawSchema
 
 _INCLUDE = re.compile(r"<!-- generated: (\w+) -->")
 
@@ -106,7 +106,7 @@ def settings() -> Iterator[str]:
     for file, model in (
         ("job.toml", Job),
         ("party.toml", PartySettings),
-        ("schema.toml", Declared),
+        ("schema.toml", RawSchema),
     ):
         yield f"\n### {file}\n\n{inspect.getdoc(model)}\n"
         yield from _table(model)

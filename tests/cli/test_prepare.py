@@ -65,26 +65,28 @@ def avazu(folder: Path) -> Path:
 
 
 def test_a_schema_makes_a_store_and_warnings_are_shown(tmp_path: Path) -> None:
-    said = invoke(
+    output = invoke(
         "prepare", table(tmp_path), "--schema", tmp_path / "schema.toml", "--out", tmp_path / "s"
     )
     schema = read_store_schema(tmp_path / "s")
-    assert f"{tmp_path / 's'}: {schema.rows['train']} train and {schema.rows['test']} test" in said
-    assert "warning column 'flat': all training rows have the same value" in said
-    assert "reading ...\nwriting ..." in said, "no bar where there is no terminal"
+    assert (
+        f"{tmp_path / 's'}: {schema.rows['train']} train and {schema.rows['test']} test" in output
+    )
+    assert "warning column 'flat': all training rows have the same value" in output
+    assert "reading ...\nwriting ..." in output, "no bar where there is no terminal"
 
 
-def test_new_rows_go_through_a_store_and_what_it_does_not_know_is_told(tmp_path: Path) -> None:
+def test_new_rows_are_encoded_like_a_store_and_unseen_values_are_reported(tmp_path: Path) -> None:
     path = table(tmp_path)
     invoke("prepare", path, "--schema", tmp_path / "schema.toml", "--out", tmp_path / "s")
     new = table(tmp_path, "new.csv", first=300)
     new.write_text(new.read_text().replace("t4", "t9"))
-    said = invoke("prepare", new, "--like", tmp_path / "s", "--out", tmp_path / "new")
-    assert "0 train and 300 test rows" in said
-    assert "column 'town': 60 rows hold values that are not in its vocabulary" in said
+    output = invoke("prepare", new, "--like", tmp_path / "s", "--out", tmp_path / "new")
+    assert "0 train and 300 test rows" in output
+    assert "column 'town': 60 rows have values that are not in its vocabulary" in output
 
 
-def test_a_store_is_replaced_with_force_only(tmp_path: Path) -> None:
+def test_a_store_is_replaced_only_with_force(tmp_path: Path) -> None:
     options = ("--schema", tmp_path / "schema.toml", "--out", tmp_path / "s")
     path = table(tmp_path)
     invoke("prepare", path, *options)
@@ -94,7 +96,7 @@ def test_a_store_is_replaced_with_force_only(tmp_path: Path) -> None:
     assert sum(read_store_schema(tmp_path / "s").rows.values()) == 600
 
 
-def test_criteo_becomes_a_guest_and_a_host_that_line_up(tmp_path: Path) -> None:
+def test_criteo_becomes_a_guest_and_a_host_with_the_same_rows(tmp_path: Path) -> None:
     invoke("prepare", "criteo", criteo(tmp_path), "--out", tmp_path / "out", "--test", "0.2")
     guest, host = (tmp_path / "out" / party / "store" for party in ("guest", "host"))
     for part in ("train", "test"):
@@ -107,7 +109,7 @@ def test_criteo_becomes_a_guest_and_a_host_that_line_up(tmp_path: Path) -> None:
     assert read_store_schema(host).categories["C1"].size == 100_001
 
 
-def test_avazu_becomes_a_guest_and_a_host_that_line_up(tmp_path: Path) -> None:
+def test_avazu_becomes_a_guest_and_a_host_with_the_same_rows(tmp_path: Path) -> None:
     path, out = avazu(tmp_path), tmp_path / "out"
     invoke("prepare", "avazu", path, "--out", out, "--seed", "4", "--buckets", "50")
     guest, host = (pq.read_table(out / p / "store" / "train.parquet") for p in ("guest", "host"))
@@ -119,40 +121,42 @@ def test_avazu_becomes_a_guest_and_a_host_that_line_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (["FILE"], "expected one of --schema, --like, and criteo or avazu .* got 0"),
         (["FILE", "--schema", "SCHEMA", "--like", "SCHEMA"], "expected one of .* got 2"),
         (["criteo", "FILE", "--schema", "SCHEMA"], "expected one of .* got 2"),
-        (["FILE", "--schema", "SCHEMA", "--seed", "3"], "go with criteo and avazu"),
+        (["FILE", "--schema", "SCHEMA", "--seed", "3"], "are for criteo and avazu only"),
         (["criteo"], "expected raw files, got none"),
         (["criteo", "FILE", "--test", "1.5"], "test: expected"),
     ],
 )
-def test_a_command_that_says_too_little_or_too_much_is_refused(
-    tmp_path: Path, arguments: list[str], said: str
+def test_missing_and_conflicting_options_are_refused(
+    tmp_path: Path, arguments: list[str], output: str
 ) -> None:
     known = {"FILE": str(table(tmp_path)), "SCHEMA": str(tmp_path / "schema.toml")}
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=output):
         invoke("prepare", *(known.get(a, a) for a in arguments), "--out", tmp_path / "out")
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_table_is_cut_into_parties(tmp_path: Path) -> None:
-    cut = ["--party", "bank=age,late", "--party", "shop=town, flat", "--keep", "0.5"]
-    said = invoke("split", table(tmp_path), "--id", "id", *cut, "--out", tmp_path / "cut")
-    assert f"{tmp_path / 'cut' / 'bank'}.parquet: 1" in said
-    assert pq.read_schema(tmp_path / "cut" / "shop.parquet").names == ["id", "town", "flat"]
+def test_a_table_is_split_among_parties(tmp_path: Path) -> None:
+    parties = ["--party", "bank=age,late", "--party", "shop=town, flat", "--keep", "0.5"]
+    output = invoke("split", table(tmp_path), "--id", "id", *parties, "--out", tmp_path / "parties")
+    assert f"{tmp_path / 'parties' / 'bank'}.parquet: 1" in output
+    assert pq.read_schema(tmp_path / "parties" / "shop.parquet").names == ["id", "town", "flat"]
 
 
 @pytest.mark.parametrize("party", ["bank", "=age", "Bank=age", "../bank=age"])
 def test_a_party_needs_a_name_and_columns(tmp_path: Path, party: str) -> None:
     with pytest.raises(ConfigError, match="--party: expected NAME=COLUMN"):
-        invoke("split", table(tmp_path), "--id", "id", "--party", party, "--out", tmp_path / "cut")
+        invoke(
+            "split", table(tmp_path), "--id", "id", "--party", party, "--out", tmp_path / "parties"
+        )
 
 
-def test_two_parties_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_parties_with_the_same_name_are_refused(tmp_path: Path) -> None:
     twice = ["--party", "a=age", "--party", "a=town"]
-    with pytest.raises(ConfigError, match="--party: expected different names"):
-        invoke("split", table(tmp_path), "--id", "id", *twice, "--out", tmp_path / "cut")
+    with pytest.raises(ConfigError, match="--party: expected each name once"):
+        invoke("split", table(tmp_path), "--id", "id", *twice, "--out", tmp_path / "parties")

@@ -1,4 +1,4 @@
-"""Batches in the agreed order: the same rows whether gathered ahead, by blocks or by hand."""
+"""Batches by round: the same rows with prefetching, by blocks and gathered directly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celu.config.job import Order
-from celu.data import batch_loader as feed_module
+from celu.data import batch_loader as loader_module
 from celu.data.batch_loader import BatchLoader
 from celu.data.dataset import Dataset
 from celu.data.order import BatchOrder
@@ -20,9 +20,11 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(params=[0, 2**40], ids=["thread", "in place"])
-def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gathered by a thread, or then and there."""
-    monkeypatch.setattr(feed_module, "_FEW_BYTES", request.param)
+def with_and_without_thread(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefetched by a thread, or gathered in place."""
+    monkeypatch.setattr(loader_module, "_SMALL_BYTES", request.param)
 
 
 def table(num_rows: int) -> Dataset:
@@ -32,49 +34,49 @@ def table(num_rows: int) -> Dataset:
     return Dataset({"ids": ids}, rows.float(), {"ids": (num_rows, 2 * num_rows)}, tags)
 
 
-@pytest.mark.usefixtures("either_way")
+@pytest.mark.usefixtures("with_and_without_thread")
 @pytest.mark.parametrize("order", [Order(), BLOCKS], ids=["rows", "blocks"])
 @pytest.mark.parametrize("rounds", [range(40), [0, 3, 4, 9, 20, 21], [7, 7, 8]])
 def test_a_batch_is_a_function_of_its_round(order: Order, rounds: list[int]) -> None:
     rows = table(100)
     batches = BatchOrder(5, 100, 16, order)
-    feed = BatchLoader(rows, BatchOrder(5, 100, 16, order), CPU)
+    loader = BatchLoader(rows, BatchOrder(5, 100, 16, order), CPU)
     for round_ in rounds:
-        batch, expected = feed.batch(round_), rows.take(batches.rows(round_))
+        batch, expected = loader.batch(round_), rows.take(batches.rows(round_))
         assert batch.inputs["ids"].equal(expected.inputs["ids"])
         assert batch.labels is not None and expected.labels is not None
         assert batch.labels.equal(expected.labels)
         assert batch.row_digest == expected.row_digest
-    feed.close()
+    loader.close()
 
 
-@pytest.mark.usefixtures("either_way")
-def test_an_error_while_gathering_reaches_the_one_who_asks() -> None:
-    feed = BatchLoader(
+@pytest.mark.usefixtures("with_and_without_thread")
+def test_an_error_in_the_thread_is_raised_to_the_caller() -> None:
+    loader = BatchLoader(
         table(64), BatchOrder(1, 128, 16), CPU
-    )  # an order over rows that are not there
+    )  # the order has more rows than the table
     with pytest.raises(IndexError):
         for round_ in range(8):
-            feed.batch(round_)
-    feed.close()
+            loader.batch(round_)
+    loader.close()
 
 
-@pytest.mark.usefixtures("either_way")
-def test_by_blocks_only_a_window_or_two_are_in_memory() -> None:
-    feed = BatchLoader(table(10_000), BatchOrder(1, 10_000, 16, BLOCKS), CPU)
+@pytest.mark.usefixtures("with_and_without_thread")
+def test_a_block_shuffle_holds_at_most_three_windows_in_memory() -> None:
+    loader = BatchLoader(table(10_000), BatchOrder(1, 10_000, 16, BLOCKS), CPU)
     for round_ in range(600):
-        feed.batch(round_)
-        held = sum(window.num_rows for window in feed._windows.values())
+        loader.batch(round_)
+        held = sum(window.num_rows for window in loader._windows.values())
         assert held <= 3 * 24
-    feed.close()
+    loader.close()
 
 
-@pytest.mark.usefixtures("either_way")
-def test_a_batch_does_not_keep_its_window_in_memory() -> None:
+@pytest.mark.usefixtures("with_and_without_thread")
+def test_a_batch_does_not_hold_its_window_in_memory() -> None:
     order = Order(shuffle="blocks", block_rows=64, window_blocks=8)
-    feed = BatchLoader(table(1024), BatchOrder(1, 1024, 16, order), CPU)
-    batch = feed.batch(0)
-    feed.close()
+    loader = BatchLoader(table(1024), BatchOrder(1, 1024, 16, order), CPU)
+    batch = loader.batch(0)
+    loader.close()
     assert batch.labels is not None
     for tensor in (*batch.inputs.values(), batch.labels):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
@@ -87,7 +89,7 @@ def test_a_batch_does_not_keep_its_window_in_memory() -> None:
     st.integers(1, 60),
     st.integers(1, 10),
 )
-def test_by_blocks_every_row_comes_once_an_epoch_and_from_its_window(
+def test_a_block_shuffle_uses_each_row_once_an_epoch_from_its_window(
     seed: int, num_rows: int, batch_size: int, block_rows: int, window_blocks: int
 ) -> None:
     order = Order(shuffle="blocks", block_rows=block_rows, window_blocks=window_blocks)
@@ -98,14 +100,14 @@ def test_by_blocks_every_row_comes_once_an_epoch_and_from_its_window(
         assert len(rows) == len(set(rows)) == len(rounds) * batch_size
         assert set(rows) <= set(range(num_rows))
         for i in rounds:
-            for key, cut in batches.cuts(epoch * len(rounds) + i):
+            for key, part in batches.window_slices(epoch * len(rounds) + i):
                 window = batches.window(key)
-                assert len(window.rows[cut]) == cut.stop - cut.start > 0
+                assert len(window.rows[part]) == part.stop - part.start > 0
                 assert len(window.blocks) <= window_blocks
                 assert sorted(window.order.tolist()) == list(range(len(window.order)))
 
 
-def test_the_order_by_blocks_is_pinned() -> None:
+def test_the_block_shuffle_is_pinned() -> None:
     # Parties on different releases must agree: a change here is a change of the protocol.
     order = BatchOrder(1, 12, 6, Order(shuffle="blocks", block_rows=2, window_blocks=3))
     assert [order.rows(r).tolist() for r in range(3)] == [
@@ -115,7 +117,7 @@ def test_the_order_by_blocks_is_pinned() -> None:
     ]
 
 
-def test_by_blocks_mixes_blocks_anew_each_epoch() -> None:
+def test_a_block_shuffle_mixes_other_blocks_in_each_epoch() -> None:
     order = BatchOrder(1, 6400, 64, Order(shuffle="blocks", block_rows=64, window_blocks=10))
     companions = []
     for epoch in range(20):

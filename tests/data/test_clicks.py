@@ -1,3 +1,7 @@
+"""Synthetic clicks: reproducible, with the fields, skew and signal that they should have."""
+
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +32,7 @@ def same(left: Clicks, right: Clicks) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
-def test_each_party_holds_the_fields_of_the_public_sets() -> None:
+def test_each_party_has_the_fields_of_the_public_data_sets() -> None:
     criteo = click_chunk("criteo", seed=1, chunk=0, rows=10)
     assert list(criteo.guest) == [f"I{i}" for i in range(1, 14)]
     assert list(criteo.host) == [f"C{i}" for i in range(1, 27)]
@@ -41,7 +45,7 @@ def test_each_party_holds_the_fields_of_the_public_sets() -> None:
 
 @both_shapes
 @pytest.mark.parametrize("max_codes", [10, 1_000, 1_000_000])
-def test_codes_stay_below_their_sizes_and_numbers_are_finite(shape: Shape, max_codes: int) -> None:
+def test_codes_are_below_their_sizes_and_numbers_are_finite(shape: Shape, max_codes: int) -> None:
     chunk = click_chunk(shape, seed=3, chunk=5, rows=50_000, max_codes=max_codes)
     sizes = field_sizes(shape, max_codes=max_codes)
     for party, part in (("guest", chunk.guest), ("host", chunk.host)):
@@ -57,7 +61,7 @@ def test_codes_stay_below_their_sizes_and_numbers_are_finite(shape: Shape, max_c
 
 
 @both_shapes
-def test_a_chunk_depends_on_seed_and_number_only(shape: Shape) -> None:
+def test_a_chunk_depends_only_on_seed_and_number(shape: Shape) -> None:
     stream = [click_chunk(shape, seed=1, chunk=chunk, rows=1_000) for chunk in range(3)]
     click_model.hidden_model.cache_clear()
     assert same(click_chunk(shape, seed=1, chunk=2, rows=1_000), stream[2])
@@ -66,14 +70,14 @@ def test_a_chunk_depends_on_seed_and_number_only(shape: Shape) -> None:
 
 
 @both_shapes
-def test_a_short_chunk_is_the_beginning_of_a_long_one(shape: Shape) -> None:
+def test_a_short_chunk_is_a_prefix_of_a_long_one(shape: Shape) -> None:
     short = columns(click_chunk(shape, seed=1, chunk=0, rows=777))
     long = columns(click_chunk(shape, seed=1, chunk=0, rows=2_000))
     assert all(np.array_equal(short[name], long[name][:777]) for name in short)
 
 
-def test_the_first_rows_of_seed_one_are_these() -> None:
-    # A golden row: it changes only where the data of everyone's past runs changes too.
+def test_the_first_rows_of_seed_one_are_pinned() -> None:
+    # A change here changes the data of all past runs with this seed.
     chunk = click_chunk("avazu", seed=1, chunk=0, rows=4)
     assert chunk.guest["C14"].tolist() == [0, 31, 109, 1]
     assert chunk.host["device_ip"].tolist() == [1992, 5, 244, 14]
@@ -94,7 +98,7 @@ def test_ids_are_skewed_with_a_long_tail(shape: Shape) -> None:
 
 @both_shapes
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_click_rate_is_that_of_the_public_set(shape: Shape, seed: int) -> None:
+def test_the_click_rate_is_that_of_the_public_data_set(shape: Shape, seed: int) -> None:
     rate = click_chunk(shape, seed=seed, chunk=0, rows=100_000).label.mean()
     assert rate == pytest.approx({"criteo": 0.25, "avazu": 0.17}[shape], abs=0.01)
 
@@ -103,23 +107,23 @@ def one_hot(part: dict[str, np.ndarray], sizes: dict[str, int]) -> sparse.csr_ma
     blocks = []
     for name, values in part.items():
         rows = np.arange(len(values))
-        place = values if name in sizes else np.zeros_like(rows)
+        position = values if name in sizes else np.zeros_like(rows)
         weight = np.ones(len(values)) if name in sizes else values
         width = sizes.get(name, 1)
-        blocks.append(sparse.csr_matrix((weight, (rows, place)), shape=(len(values), width)))
+        blocks.append(sparse.csr_matrix((weight, (rows, position)), shape=(len(values), width)))
     return sparse.hstack(blocks, format="csr")
 
 
-def crossed(left: sparse.csr_matrix, right: sparse.csr_matrix) -> sparse.csr_matrix:
+def interactions(left: sparse.csr_matrix, right: sparse.csr_matrix) -> sparse.csr_matrix:
     return sparse.hstack(
         [left.multiply(right[:, [j]]) for j in range(right.shape[1])], format="csr"
     )
 
 
 @both_shapes
-def test_the_host_adds_to_the_guest_and_their_crossing_adds_to_both(shape: Shape) -> None:
+def test_the_host_improves_the_auc_and_the_interaction_improves_it_further(shape: Shape) -> None:
     sizes = field_sizes(shape, max_codes=500)
-    crossing = click_model._RECIPES[shape].crossing
+    interacting = click_model._RECIPES[shape].interacting
     train, test = (
         click_chunk(shape, seed=1, chunk=chunk, rows=60_000, max_codes=500) for chunk in (0, 1)
     )
@@ -127,11 +131,11 @@ def test_the_host_adds_to_the_guest_and_their_crossing_adds_to_both(shape: Shape
     def inputs(chunk: Clicks) -> dict[str, sparse.csr_matrix]:
         guest, host = one_hot(chunk.guest, sizes["guest"]), one_hot(chunk.host, sizes["host"])
         few = [
-            one_hot({n: c for n, c in part.items() if n in crossing}, sizes[party])
+            one_hot({n: c for n, c in part.items() if n in interacting}, sizes[party])
             for party, part in (("guest", chunk.guest), ("host", chunk.host))
         ]
         both = sparse.hstack([guest, host], format="csr")
-        joint = sparse.hstack([both, crossed(*few)], format="csr")
+        joint = sparse.hstack([both, interactions(*few)], format="csr")
         return {"guest": guest, "both": both, "joint": joint}
 
     train_inputs, test_inputs = inputs(train), inputs(test)
@@ -144,28 +148,28 @@ def test_the_host_adds_to_the_guest_and_their_crossing_adds_to_both(shape: Shape
     assert auc["joint"] > auc["both"] + 0.01
 
 
-def test_only_the_crossing_lifts_the_auc_over_0_78() -> None:
+def test_an_auc_above_0_78_needs_the_interaction() -> None:
     hidden = click_model.hidden_model("criteo", 1, click_model.MAX_CODES)
     guest, host = (
         {name: replace(field, latent=()) for name, field in party.items()}
         for party in (hidden.guest, hidden.host)
     )
-    # As `click_chunk` spawns them: the same rows, scored by all of the model and by its sum alone.
+    # Streams as in `click_chunk`: the same rows, scored with and without the interaction.
     chunk = click_chunk("criteo", seed=1, chunk=0, rows=100_000)
     auc = {}
     for name, model in (
         ("all", hidden),
-        ("sum", click_model.Hidden(guest, host, hidden.intercept)),
+        ("without", click_model.Hidden(guest, host, hidden.intercept)),
     ):
         streams = np.random.SeedSequence((1, 0)).spawn(len(guest) + len(host) + 1)
         _, _, logit = click_model.draw_and_score(model, iter(streams), 100_000)
         auc[name] = roc_auc_score(chunk.label, logit)
-    assert auc["sum"] < 0.78
+    assert auc["without"] < 0.78
     assert auc["all"] > 0.81
 
 
 @both_shapes
-def test_the_files_hold_the_chunks_in_order(
+def test_the_stores_have_the_chunks_in_order(
     shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clicks, "CHUNK_ROWS", 1_000)
@@ -185,7 +189,7 @@ def test_the_files_hold_the_chunks_in_order(
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_the_same_seed_writes_the_same_bytes_and_the_test_part_outlives_a_change_of_rows(
+def test_files_depend_on_the_seed_and_test_rows_not_on_the_number_of_training_rows(
     tmp_path: Path,
 ) -> None:
     for name, rows, fraction in (("a", 500, 0.2), ("b", 500, 0.2), ("c", 1_000, 0.1)):
@@ -197,7 +201,7 @@ def test_the_same_seed_writes_the_same_bytes_and_the_test_part_outlives_a_change
         assert (first == longer) == file.endswith("test")
 
 
-def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at least 10 rows, got 9"):
         write_clicks(tmp_path, "criteo", rows=9)
     with pytest.raises(DataError, match="test_fraction"):

@@ -1,4 +1,4 @@
-"""Rows as tensors, and batches of them."""
+"""Datasets, their batches, and datasets from arrays and tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def table(tags: np.ndarray | None = TAGS) -> Dataset:
     return Dataset({"ids": ids, "numbers": numbers}, torch.arange(4.0), {"ids": (9, 9)}, tags)
 
 
-def test_a_batch_holds_the_rows_asked_for_in_their_order_and_ids_as_int64() -> None:
+def test_a_batch_has_the_requested_rows_in_order_with_ids_as_int64() -> None:
     batch = table().take(torch.tensor([2, 0]))
     assert batch.inputs["ids"].tolist() == [[5, 6], [1, 2]]
     assert batch.inputs["ids"].dtype == torch.int64
@@ -38,7 +38,7 @@ def test_a_batch_holds_the_rows_asked_for_in_their_order_and_ids_as_int64() -> N
     assert np.array_equal(part.tags, TAGS[1:3])
 
 
-def test_parts_join_to_the_batch_of_all_their_rows() -> None:
+def test_joined_batches_equal_the_batch_of_all_rows() -> None:
     joined = Batch.join([table().take(slice(2, 4)), table().take(torch.tensor([0]))])
     whole = table().take(torch.tensor([2, 3, 0]))
     assert joined.inputs["ids"].equal(whole.inputs["ids"])
@@ -48,7 +48,7 @@ def test_parts_join_to_the_batch_of_all_their_rows() -> None:
 
 
 @pytest.mark.parametrize("tags", [TAGS, None], ids=["by tag", "by number"])
-def test_the_check_tells_a_row_shifted_swapped_or_replaced(tags: np.ndarray | None) -> None:
+def test_the_row_digest_detects_shifted_swapped_and_replaced_rows(tags: np.ndarray | None) -> None:
     checks = [
         table(tags).take(torch.tensor(rows)).row_digest
         for rows in ([0, 1], [1, 2], [1, 0], [0, 3], [0], [0, 1, 2])
@@ -57,12 +57,12 @@ def test_the_check_tells_a_row_shifted_swapped_or_replaced(tags: np.ndarray | No
     assert checks[0] == table(tags).take(slice(0, 2)).row_digest
 
 
-def test_the_commitment_names_rows_in_their_order() -> None:
+def test_the_commitment_depends_on_the_rows_and_their_order() -> None:
     names = {table(tags).commitment for tags in (TAGS, TAGS[::-1], TAGS[[0, 1, 3, 2]], None)}
     assert len(names) == 4
 
 
-def test_blocks_are_laid_end_to_end_and_ordered() -> None:
+def test_gathered_blocks_are_concatenated_and_permuted() -> None:
     window = table().gather_blocks([(2, 4), (0, 1)], np.array([1, 2, 0]))
     assert window.inputs["numbers"].tolist() == [[3.5], [0.5], [2.5]]
     assert window.tags is not None
@@ -203,7 +203,7 @@ def test_parts_of_a_categorical_column_are_coded_alike() -> None:
         assert (dataset.inputs["ids"].tolist(), dataset.sizes) == ([[2]], {"ids": (3,)})
 
 
-def test_ids_of_a_table_are_the_same_rows_as_those_of_a_store_whatever_their_type() -> None:
+def test_integer_ids_and_their_text_are_the_same_rows() -> None:
     texts = pa.table({"who": ["10", "11"], "x": [1.0, 2.0]})
     numbers = pa.table({"who": [10, 11], "x": [3.0, 4.0]})
     by_text, by_number = (Dataset.from_table(table, id="who") for table in (texts, numbers))
@@ -211,7 +211,7 @@ def test_ids_of_a_table_are_the_same_rows_as_those_of_a_store_whatever_their_typ
     assert Dataset.from_table(texts, id="who", seed=2).commitment != by_text.commitment
 
 
-SECRET = "87654"  # stands in every bad table; no message may show it
+SECRET = "87654"  # is in every bad table; no message may show it
 
 
 @both_libraries
@@ -224,6 +224,12 @@ SECRET = "87654"  # stands in every bad table; no message may show it
         ({"x": [1.0, 2.0]}, {"id": "y"}, "column 'y': the table has no such column, only x"),
         ({"x": [1.0]}, {"inputs": {"numbers": ["z"]}}, "column 'z': the table has no such column"),
         ({"x": [1.0]}, {"inputs": {"others": ["x"]}}, "inputs: expected the names 'ids' and 'num"),
+        ({"x": [1.0]}, {"inputs": {"numbers": "x"}}, "input 'numbers': expected a list of columns"),
+        (
+            {"x": [1.0], "y": [0]},
+            {"label": "y", "inputs": {"numbers": ["x", "y"]}},
+            "input 'numbers': column 'y' is the label, not a feature",
+        ),
         ({"x": [SECRET, SECRET]}, {"id": "x"}, "column 'x': expected each id once, got 1 repeats"),
         ({"x": [1.5, 2.5]}, {"id": "x"}, "column 'x': expected text or integers for an id, got d"),
         ({"x": [SECRET]}, {"inputs": {"numbers": ["x"]}}, "column 'x': expected numbers or bool"),
@@ -236,7 +242,7 @@ SECRET = "87654"  # stands in every bad table; no message may show it
         ({"x": np.zeros(0)}, {}, "table: expected rows, got none"),
     ],
 )
-def test_what_is_wrong_with_a_table_is_said_by_column_and_never_by_value(
+def test_errors_of_a_table_name_the_column_and_never_a_value(
     make: Callable[..., Any], columns: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DataError, match=message) as raised:
@@ -244,7 +250,7 @@ def test_what_is_wrong_with_a_table_is_said_by_column_and_never_by_value(
     assert SECRET not in str(raised.value)
 
 
-def test_what_is_not_a_table_is_refused() -> None:
+def test_other_objects_mixed_types_and_repeated_names_are_refused() -> None:
     with pytest.raises(DataError, match="expected a pandas DataFrame or a pyarrow Table, got dict"):
         Dataset.from_table({"x": [1]})
     with pytest.raises(DataError, match="expected a DataFrame, got a Series"):
@@ -255,7 +261,7 @@ def test_what_is_not_a_table_is_refused() -> None:
         Dataset.from_table(pa.table([pa.array([1]), pa.array([2])], names=["x", "x"]))
 
 
-def test_a_built_in_tower_takes_the_inputs_of_a_table() -> None:
+def test_a_built_in_tower_accepts_the_inputs_of_a_table() -> None:
     dataset = Dataset.from_table(pa.table(TABLE), label="bought", id="who")
     columns = {name: values.shape[1] for name, values in dataset.inputs.items()}
     tower = Tower(4, columns, dataset.sizes, embedding_dim=2, hidden=(3,))

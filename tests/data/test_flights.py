@@ -1,3 +1,7 @@
+"""The flights data: two parties with the same rows, and no knowledge of the future."""
+
+from __future__ import annotations
+
 import importlib.util
 import subprocess
 import sys
@@ -13,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 from celu.config.schema import ID, TAG
 from celu.data import flights
 from celu.data.flights import flights_tables, write_flights
-from celu.data.gate import examine
+from celu.data.gate import check_store
 from celu.data.store import open_store
 from celu.errors import DataError
 
@@ -41,25 +45,25 @@ def column(table: pa.Table, name: str) -> np.ndarray:
 
 
 @needs_data
-def test_both_parties_hold_the_same_flights_in_the_same_order(tables: Tables) -> None:
+def test_both_parties_have_the_same_flights_in_the_same_order(tables: Tables) -> None:
     for part in ("train", "test"):
         airline, weather = tables["airline"][part], tables["weather"][part]
         assert airline.num_rows == weather.num_rows > 30_000
-        # Origin and hour are on both sides, so a row out of place shows.
+        # Origin and hour are on both sides, so a misaligned row shows.
         seen = column(weather, "weather_missing") == 0
         for ours, theirs in (("origin", "station_origin"), ("hour", "station_hour")):
             assert np.array_equal(column(airline, ours)[seen], column(weather, theirs)[seen])
 
 
 @needs_data
-def test_train_and_test_hold_every_flight_with_a_known_arrival_once(tables: Tables) -> None:
+def test_train_and_test_have_every_flight_with_a_known_arrival_once(tables: Tables) -> None:
     counts = {part: table.num_rows for part, table in tables["airline"].items()}
     assert counts["train"] + counts["test"] == 327_346
     assert counts["test"] == round(0.1 * 327_346)
 
 
 @needs_data
-def test_the_airline_holds_nothing_known_only_after_departure(tables: Tables) -> None:
+def test_the_airline_has_nothing_known_only_after_departure(tables: Tables) -> None:
     assert tables["airline"]["train"].column_names == [
         *("carrier", "origin", "dest", "flight", "month", "day_of_week", "hour"),
         *("distance", "minute_of_day", "day_of_year", "label"),
@@ -70,7 +74,7 @@ def test_the_airline_holds_nothing_known_only_after_departure(tables: Tables) ->
 
 @needs_data
 @pytest.mark.parametrize("party", ["airline", "weather"])
-def test_ids_are_int32_below_their_size_and_all_else_is_finite_float32(
+def test_ids_are_int32_below_their_size_and_other_columns_are_finite_float32(
     tables: Tables, sizes: Sizes, party: str
 ) -> None:
     for table in tables[party].values():
@@ -87,7 +91,9 @@ def test_ids_are_int32_below_their_size_and_all_else_is_finite_float32(
 
 
 @needs_data
-def test_a_rare_tail_number_shares_code_zero_with_the_unknown(tables: Tables, sizes: Sizes) -> None:
+def test_rare_flight_numbers_share_code_zero_with_unknown_ones(
+    tables: Tables, sizes: Sizes
+) -> None:
     codes = column(tables["airline"]["train"], "flight")
     counts = np.bincount(codes, minlength=sizes["airline"]["flight"])
     assert counts[0] > 0
@@ -95,7 +101,7 @@ def test_a_rare_tail_number_shares_code_zero_with_the_unknown(tables: Tables, si
 
 
 @needs_data
-def test_a_flight_without_weather_is_zeros_and_its_indicators(tables: Tables) -> None:
+def test_a_flight_without_weather_has_zeros_and_its_missing_indicators(tables: Tables) -> None:
     table = tables["weather"]["train"]
     missing = column(table, "weather_missing") == 1
     assert 0 < missing.mean() < 0.02
@@ -105,8 +111,8 @@ def test_a_flight_without_weather_is_zeros_and_its_indicators(tables: Tables) ->
 
 
 @needs_data
-def test_days_of_the_week_are_those_of_the_calendar(tables: Tables) -> None:
-    # 2013-01-01 was a Tuesday; code 1 is Monday. It is the day with the least day_of_year.
+def test_days_of_the_week_match_the_calendar(tables: Tables) -> None:
+    # 2013-01-01 was a Tuesday; code 1 is Monday. It has the smallest day_of_year.
     table = tables["airline"]["train"]
     first_day = column(table, "day_of_year") == column(table, "day_of_year").min()
     assert set(column(table, "day_of_week")[first_day]) == {2}
@@ -114,22 +120,20 @@ def test_days_of_the_week_are_those_of_the_calendar(tables: Tables) -> None:
 
 
 @needs_data
-def test_the_same_seed_writes_the_same_files_and_another_seed_others(
-    tables: Tables, tmp_path: Path
-) -> None:
+def test_files_depend_on_the_seed(tables: Tables, tmp_path: Path) -> None:
     write_flights(tmp_path, seed=1)
     for party, parts in tables.items():
         for part, table in parts.items():
             written = pq.read_table(tmp_path / party / "store" / f"{part}.parquet")
             assert written.select(table.column_names).equals(table)
-        assert examine(open_store(tmp_path / party / "store")).findings() == []
+        assert check_store(open_store(tmp_path / party / "store")).findings() == []
     assert not list(tmp_path.rglob("*.partial"))
     other = flights_tables(seed=2)["airline"].parts["test"]
     assert not other.equals(tables["airline"]["test"])
 
 
 @needs_data
-def test_the_weather_adds_to_what_the_airline_knows(tables: Tables, sizes: Sizes) -> None:
+def test_the_weather_improves_the_auc_of_the_airline(tables: Tables, sizes: Sizes) -> None:
     def inputs(parties: list[str], part: str) -> np.ndarray:
         columns = []
         for party in parties:

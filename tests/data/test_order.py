@@ -1,4 +1,4 @@
-"""The order of rows: the same for all who hold the seed, and another for everyone else."""
+"""The order of rows: a function of the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_order_is_pinned() -> None:
 
 
 @given(st.integers(0, 2**64), st.integers(0, 1000), st.integers(1, 300))
-def test_every_epoch_is_a_permutation_and_repeats_to_the_row(
+def test_every_epoch_is_a_permutation_and_can_be_repeated(
     seed: int, epoch: int, num_rows: int
 ) -> None:
     order = epoch_order(seed, epoch, num_rows)
@@ -27,12 +27,12 @@ def test_every_epoch_is_a_permutation_and_repeats_to_the_row(
     assert torch.equal(order, epoch_order(seed, epoch, num_rows))
 
 
-def test_another_seed_or_epoch_gives_another_order() -> None:
+def test_the_order_differs_between_seeds_and_epochs() -> None:
     orders = [epoch_order(seed, epoch, 100) for seed in range(5) for epoch in range(5)]
     assert len({tuple(order.tolist()) for order in orders}) == 25
 
 
-def test_batches_cut_an_epochs_order_and_drop_the_incomplete_one() -> None:
+def test_batches_are_slices_of_an_epoch_and_the_incomplete_one_is_dropped() -> None:
     order = BatchOrder(seed=1, num_rows=11, batch_size=3)
     assert order.rounds_per_epoch == 3
     for epoch in range(3):
@@ -41,13 +41,13 @@ def test_batches_cut_an_epochs_order_and_drop_the_incomplete_one() -> None:
         assert batches == [whole[0:3], whole[3:6], whole[6:9]]
 
 
-def test_rows_that_are_left_out_of_one_epoch_come_in_others() -> None:
+def test_rows_dropped_in_one_epoch_occur_in_others() -> None:
     order = BatchOrder(seed=1, num_rows=11, batch_size=3)
     seen = {row for round_ in range(60) for row in order.rows(round_).tolist()}
     assert seen == set(range(11))
 
 
-def test_no_row_comes_twice_within_an_epoch() -> None:
+def test_no_row_occurs_twice_within_an_epoch() -> None:
     order = BatchOrder(seed=7, num_rows=64, batch_size=8)
     for epoch in range(4):
         rows = [row for i in range(8) for row in order.rows(epoch * 8 + i).tolist()]
@@ -55,18 +55,18 @@ def test_no_row_comes_twice_within_an_epoch() -> None:
 
 
 @pytest.mark.parametrize("rounds", [[2, 3, 2, 3, 4], [9, 0, 9, 5], [0, 1, 2, 3, 4, 5, 4, 3, 2, 1]])
-def test_rounds_may_be_asked_for_in_any_order_across_the_ends_of_epochs(rounds: list[int]) -> None:
+def test_rounds_may_be_requested_in_any_order_across_epochs(rounds: list[int]) -> None:
     together = BatchOrder(seed=4, num_rows=10, batch_size=3)
     for round_ in rounds:
         alone = BatchOrder(seed=4, num_rows=10, batch_size=3)
         assert torch.equal(together.rows(round_), alone.rows(round_))
 
 
-def test_old_epochs_are_forgotten() -> None:
+def test_at_most_two_epochs_are_cached() -> None:
     order = BatchOrder(seed=4, num_rows=10, batch_size=5)
     for round_ in range(100):
         order.rows(round_)
-    assert len(order._orders) <= 2
+    assert len(order._order_cache) <= 2
 
 
 def test_a_batch_as_large_as_the_table_is_a_whole_epoch() -> None:

@@ -1,4 +1,4 @@
-"""Tags: the same at all parties, spread evenly, and sorted by all their bytes."""
+"""Tags: stable, evenly distributed, and sorted by all their bytes."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def test_tags_and_digests_are_pinned() -> None:
     assert digest_rows(tags).hex()[:16] == "e0342e281a749d3b"
 
 
-def test_another_seed_gives_other_tags() -> None:
+def test_tags_differ_between_seeds() -> None:
     assert not (make_tags(["a", "b"], 1) == make_tags(["a", "b"], 2)).all(axis=1).any()
     assert make_tags([], 1).shape == (0, 16)
 
 
 @given(st.lists(st.binary(min_size=16, max_size=16), max_size=60), st.booleans())
 def test_ascending_is_the_order_of_the_bytes(tags: list[bytes], alike: bool) -> None:
-    if alike:  # so that the first half decides nothing
+    if alike:  # ties in the first half
         tags = [bytes(8) + tag[8:] for tag in tags]
     array = np.frombuffer(b"".join(tags), np.uint8).reshape(-1, 16)
     assert [bytes(array[i]) for i in ascending(array)] == sorted(tags)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.999])
-def test_about_the_share_asked_for_is_held_out_whatever_the_order(fraction: float) -> None:
+def test_the_requested_share_is_held_out_independent_of_the_order(fraction: float) -> None:
     tags = make_tags(map(str, range(20_000)), 1)
     out = held_out(tags, fraction)
     assert out.mean() == pytest.approx(fraction, abs=0.01)
     assert out[ascending(tags)][:5000].mean() == pytest.approx(fraction, abs=0.02)
     more = held_out(tags, min(0.9999, fraction + 0.1))
-    assert (more | ~out).all(), "a larger share holds the smaller one"
+    assert (more | ~out).all(), "a larger share contains the smaller one"

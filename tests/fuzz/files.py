@@ -19,7 +19,7 @@ from celu.checkpoint.generations import Checkpoints
 from celu.checkpoint.writer import InlineWriter
 from celu.config.job import read_job
 from celu.config.party import read_party
-from celu.config.schema import read_declared
+from celu.config.schema import read_raw_schema
 from celu.data.alignment import read_alignment, write_alignment
 from celu.data.memory_map import open_datasets
 from celu.data.store import open_store
@@ -176,7 +176,7 @@ def make_files(folder: Path) -> list[Reader]:
         Reader("job.toml", "job.toml", mutated_toml, lambda p: read_job(p / "job.toml").contract()),
         Reader("party.toml", "party.toml", mutated_toml, lambda p: read_party(p / "party.toml")),
         Reader(
-            "schema.toml", "schema.toml", mutated_toml, lambda p: read_declared(p / "schema.toml")
+            "schema.toml", "schema.toml", mutated_toml, lambda p: read_raw_schema(p / "schema.toml")
         ),
         Reader("columns.json", str(facts), mutated_body, kept),
         Reader("schema.json", "store/schema.json", mutated_body, aligned),

@@ -1,4 +1,4 @@
-"""Raw files and schemas that will not do: what is said of each, and that nothing is left behind."""
+"""Corrupt raw files and schemas: the error of each, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from celu.config.schema import read_declared
+from celu.config.schema import read_raw_schema
 from celu.errors import CeluError, ConfigError, DataError
 from celu.prepare.pipeline import Target, prepare
 
-CANARY = "7731"  # stands in every cell but labels; no message may show it
+CANARY = "7731"  # is in every cell except labels; no message may show it
 ROWS = 40
 SCHEMA = """
 id = "id"
@@ -96,22 +96,22 @@ def twice_named() -> bytes:
 @dataclass(frozen=True)
 class Case:
     files: Mapping[str, bytes | None]  # None: a folder of that name
-    said: str
+    message: str
     schema: str = SCHEMA
     error: type[CeluError] = DataError
 
 
-def raw(data: bytes, said: str, name: str = "rows.csv", schema: str = SCHEMA) -> Case:
-    return Case({name: data}, said, schema)
+def raw(data: bytes, message: str, name: str = "rows.csv", schema: str = SCHEMA) -> Case:
+    return Case({name: data}, message, schema)
 
 
-def table(said: str, without: str = "", **columns: Any) -> Case:
-    return Case({"rows.parquet": parquet(without, **columns)}, said)
+def table(message: str, without: str = "", **columns: Any) -> Case:
+    return Case({"rows.parquet": parquet(without, **columns)}, message)
 
 
-def declared(old: str, new: str, said: str) -> Case:
+def declared(old: str, new: str, message: str) -> Case:
     assert old in SCHEMA
-    return Case({"rows.csv": csv()}, said, SCHEMA.replace(old, new), ConfigError)
+    return Case({"rows.csv": csv()}, message, SCHEMA.replace(old, new), ConfigError)
 
 
 NULLS = {3: None, 7: None}
@@ -124,9 +124,7 @@ CASES = {
     ),
     "no label column": raw(csv().replace(b"y", b"z", 1), "expected a column 'y', got id, z, x, c"),
     "no id column": raw(csv().replace(b"id", b"no", 1), "expected a column 'id', got no, y, x, c"),
-    "no line of names": raw(
-        b"\n".join(lines()[1:]), "got none of those declared in its first line"
-    ),
+    "no header": raw(b"\n".join(lines()[1:]), "got none of the declared columns in the first line"),
     "a name twice": raw(
         csv().replace(b"c", b"x", 1), "each column name once, got 1 of them twice, .* column 3"
     ),
@@ -135,8 +133,8 @@ CASES = {
         "row 1: expected 3 fields, got 4$",
         schema='source = { names = ["id", "y", "x"] }\n' + SCHEMA.replace("c =", "# c ="),
     ),
-    "tabs in a .csv": raw(csv().replace(b",", b"\t"), "got none of those declared"),
-    "commas in a .tsv": raw(csv(), "got none of those declared", "rows.tsv"),
+    "tabs in a .csv": raw(csv().replace(b",", b"\t"), "got none of the declared"),
+    "commas in a .tsv": raw(csv(), "got none of the declared", "rows.tsv"),
     # ids
     "ids empty": raw(
         csv(id={3: "", 8: ""}), "column 'id': expected an id in every row, got 2 rows without"
@@ -148,7 +146,7 @@ CASES = {
     ),
     "ids twice": raw(
         csv(id={3: "7731-5", 8: "7731-5", 9: "7731-10"}),
-        "column 'id': expected each id once, got 3 rows with the id of a row before",
+        "column 'id': expected each id once, got 3 rows that repeat an id",
     ),
     # labels
     "labels missing": raw(csv(y={0: ""}), "column 'y': expected a label in every row, got 1 rows"),
@@ -188,7 +186,7 @@ CASES = {
         with_line(5, b"\xff7731"), "row 6: expected 4 fields, got 1$"
     ),
     "a quote left open": raw(with_line(5, b'"7731,1,7731,d'), "row 6: expected 4 fields"),
-    "a row without end": raw(
+    "a row too long": raw(
         csv() + b"7731" * 2_500_000, "expected a readable file, got a row longer than"
     ),
     # bytes
@@ -204,18 +202,18 @@ CASES = {
     "cut gzip trailer": raw(ZIPPED[:-3], "expected a readable file", "rows.csv.gz"),
     "damaged gzip": raw(flipped(ZIPPED, 60), "expected a readable file", "rows.csv.gz"),
     "gzip checksum": raw(flipped(ZIPPED, -6), "incorrect data check", "rows.csv.gz"),
-    "gzip that is none": raw(csv(), "expected a readable file, got: .*header", "rows.csv.gz"),
-    "gzip with more behind": raw(ZIPPED + b"7731", "expected a readable file", "rows.csv.gz"),
+    "not gzip": raw(csv(), "expected a readable file, got: .*header", "rows.csv.gz"),
+    "bytes after gzip": raw(ZIPPED + b"7731", "expected a readable file", "rows.csv.gz"),
     # too little
-    "nothing in it": raw(b"", "expected a readable file, got an empty one"),
-    "nothing in gzip": raw(gzip.compress(b""), "got an empty one", "rows.csv.gz"),
-    "names only": raw(lines()[0] + b"\n", "expected rows, got none"),
-    "nothing held out": raw(
+    "empty file": raw(b"", "expected a readable file, got an empty one"),
+    "empty gzip": raw(gzip.compress(b""), "got an empty one", "rows.csv.gz"),
+    "header only": raw(lines()[0] + b"\n", "expected rows, got none"),
+    "no test rows": raw(
         csv(),
         "expected rows in both parts, got none of 40 in test",
         schema=SCHEMA.replace("0.3", "1e-9"),
     ),
-    "nothing to train on": raw(
+    "no training rows": raw(
         csv(),
         "expected rows in both parts, got none of 40 in train",
         schema=SCHEMA.replace("0.3", "0.999999999"),
@@ -236,13 +234,13 @@ CASES = {
     # no file
     "no file": Case({}, "rows.csv: expected a file, got none"),
     "a folder": Case({"rows.csv": None}, "rows.csv: expected a file, got a folder"),
-    "an unknown ending": Case({"rows.xls": csv()}, "got .xls; say source", SCHEMA, ConfigError),
+    "an unknown ending": Case({"rows.xls": csv()}, "got .xls; set source", SCHEMA, ConfigError),
     "Parquet in gzip": Case({"a.parquet.gz": ZIPPED}, "expected a name", SCHEMA, ConfigError),
     # Parquet
     "cut Parquet": raw(parquet()[:-30], "rows.parquet: expected a readable file", "rows.parquet"),
     "Parquet half gone": raw(parquet()[:900], "expected a readable file", "rows.parquet"),
     "damaged page": raw(flipped(parquet(), 200), "expected a readable file", "rows.parquet"),
-    "Parquet that is none": raw(csv(), "expected a readable file", "rows.parquet"),
+    "not Parquet": raw(csv(), "expected a readable file", "rows.parquet"),
     "empty Parquet": raw(b"", "expected a readable file", "rows.parquet"),
     "Parquet name twice": raw(twice_named(), "each column name once", "rows.parquet"),
     "Parquet no column": table("expected a column 'x', got id, y, c", without="x"),
@@ -285,13 +283,15 @@ CASES = {
         "x = {}", "x = { fill = 0 }", "numbers.x.fill: expected no such"
     ),
     "schema: wrong type": declared("x = {}", 'x = { log = "yes" }', "numbers.x.log: expected"),
-    "schema: two sorts": declared(
+    "schema: two kinds": declared(
         "x = {}", "x = {}\nc = {}", "a number or a category, not both: c"
     ),
     "schema: label as number": declared("x = {}", "y = {}", "y is declared as id or label, and as"),
     "schema: id as category": declared("c =", "id =", "id is declared as id or label, and as"),
-    "schema: a name of the store's": declared("x = {}", "tag = {}", "keeps the name tag"),
-    "schema: id is label": declared('label = "y"', 'label = "id"', "id and label are one column"),
+    "schema: a reserved name": declared("x = {}", "tag = {}", "tag is reserved"),
+    "schema: id is label": declared(
+        'label = "y"', 'label = "id"', "id and label are the same column"
+    ),
     "schema: codes two ways": declared("10 }", "10, buckets = 4 }", "exactly one of buckets and"),
     "schema: codes no way": declared("vocabulary = 10", "", "exactly one of buckets and"),
     "schema: no codes": declared("vocabulary = 10", "vocabulary = 0", "categories.c.vocabulary"),
@@ -307,7 +307,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_what_will_not_do_is_named_without_a_value_and_leaves_nothing(
+def test_a_corrupt_input_is_reported_without_values_and_leaves_nothing(
     tmp_path: Path, case: Case
 ) -> None:
     schema = tmp_path / "schema.toml"
@@ -317,24 +317,24 @@ def test_what_will_not_do_is_named_without_a_value_and_leaves_nothing(
     sources = [tmp_path / name for name in case.files or ("rows.csv",)]
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(case.error) as caught:
-        prepare(sources, [Target(read_declared(schema), tmp_path / "made" / "store")])
+        prepare(sources, [Target(read_raw_schema(schema), tmp_path / "made" / "store")])
     assert type(caught.value) is case.error
-    message = str(caught.value)
-    assert re.search(case.said, message, re.MULTILINE), message
-    assert CANARY not in message.replace(str(tmp_path), "")
+    text = str(caught.value)
+    assert re.search(case.message, text, re.MULTILINE), text
+    assert CANARY not in text.replace(str(tmp_path), "")
     assert caught.value.__cause__ is None or CANARY not in str(caught.value.__cause__)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_many_cases() -> None:
     assert len(CASES) >= 45
 
 
-def test_rows_that_are_sound_pass(tmp_path: Path) -> None:
+def test_valid_files_are_accepted(tmp_path: Path) -> None:
     schema = tmp_path / "schema.toml"
     schema.write_text(SCHEMA)
     for name, data in {"a.csv": csv(), "b.csv.gz": ZIPPED, "c.parquet": parquet()}.items():
         (tmp_path / name).write_bytes(data)
-        target = Target(read_declared(schema), tmp_path / f"{name}.store")
+        target = Target(read_raw_schema(schema), tmp_path / f"{name}.store")
         [report] = prepare([tmp_path / name], [target])
         assert sum(report.rows.values()) == ROWS

@@ -1,4 +1,4 @@
-"""One table cut into parties: who gets which rows, in what order, and what is refused."""
+"""Splitting one table among parties: columns, rows, order, and errors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from celu.config.schema import Category, Declared, Number, Split
+from celu.config.schema import Category, Number, RawSchema, Split
 from celu.errors import CeluError, ConfigError, DataError
-from celu.prepare import raw, spill
+from celu.prepare import delimited, spill
 from celu.prepare.pipeline import Target, prepare
 from celu.prepare.split import split
 
@@ -47,31 +47,31 @@ def test_each_party_gets_its_columns_of_the_same_rows(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "table.csv"]
 
 
-def test_each_party_has_an_order_of_its_own(tmp_path: Path) -> None:
+def test_each_party_has_its_own_order(tmp_path: Path) -> None:
     split(csv(tmp_path), "id", PARTIES, tmp_path / "out")
     bank, shop = ids(tmp_path / "out", "bank"), ids(tmp_path / "out", "shop")
     given = [f"u{row}" for row in range(ROWS)]
     for one, other in ((bank, shop), (bank, given), (shop, given)):
-        place = {row_id: number for number, row_id in enumerate(other)}
-        correlation = np.corrcoef([place[row_id] for row_id in one], np.arange(ROWS))[0, 1]
+        position = {row_id: number for number, row_id in enumerate(other)}
+        correlation = np.corrcoef([position[row_id] for row_id in one], np.arange(ROWS))[0, 1]
         assert abs(correlation) < 0.1
 
 
-def test_each_party_lacks_other_rows(tmp_path: Path) -> None:
+def test_each_party_lacks_different_rows(tmp_path: Path) -> None:
     split(csv(tmp_path), "id", PARTIES, tmp_path / "out", keep=0.8)
     bank, shop = set(ids(tmp_path / "out", "bank")), set(ids(tmp_path / "out", "shop"))
     assert len(bank) == pytest.approx(0.8 * ROWS, rel=0.05)
     assert len(bank & shop) == pytest.approx(0.64 * ROWS, rel=0.07)
 
 
-def test_the_cut_is_a_function_of_seed_and_party(
+def test_a_share_is_a_function_of_seed_and_party(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = csv(tmp_path)
     split(table, "id", PARTIES, tmp_path / "a", keep=0.5)
     split(table, "id", PARTIES, tmp_path / "other", keep=0.5, seed=2)
-    monkeypatch.setattr(raw, "BLOCK_BYTES", 3000)
-    monkeypatch.setattr(raw, "BLOCKS_JOINED", 2)
+    monkeypatch.setattr(delimited, "BLOCK_BYTES", 3000)
+    monkeypatch.setattr(delimited, "BLOCKS_JOINED", 2)
     monkeypatch.setattr(spill, "BUCKET_BYTES", 4000)
     split(table, "id", PARTIES, tmp_path / "b", keep=0.5)
     split(table, "id", {"shop": ["age"]}, tmp_path / "c", keep=0.5)
@@ -80,7 +80,9 @@ def test_the_cut_is_a_function_of_seed_and_party(
     assert set(ids(tmp_path / "a", "bank")) != set(ids(tmp_path / "other", "bank"))
 
 
-def test_parquet_keeps_its_types_and_row_numbers_may_be_the_ids(tmp_path: Path) -> None:
+def test_columns_of_parquet_retain_their_types_and_row_numbers_may_be_the_ids(
+    tmp_path: Path,
+) -> None:
     columns = {
         "n": pa.array(range(50), pa.int16()),
         "c": pa.array(["a", None] * 25).dictionary_encode(),
@@ -88,15 +90,15 @@ def test_parquet_keeps_its_types_and_row_numbers_may_be_the_ids(tmp_path: Path) 
     }
     pq.write_table(pa.table(columns), tmp_path / "table.parquet", row_group_size=20)
     split(tmp_path / "table.parquet", "#row", {"a": ["n", "t"], "b": ["c"]}, tmp_path / "out")
-    cut = read(tmp_path / "out", "a")
-    assert cut.schema.types == [pa.string(), pa.int16(), pa.timestamp("ms")]
-    assert cut.column("id").to_pylist() == [str(n) for n in cut.column("n").to_pylist()]
+    party = read(tmp_path / "out", "a")
+    assert party.schema.types == [pa.string(), pa.int16(), pa.timestamp("ms")]
+    assert party.column("id").to_pylist() == [str(n) for n in party.column("n").to_pylist()]
 
 
-def test_what_was_cut_can_be_prepared_and_lines_up(tmp_path: Path) -> None:
+def test_split_tables_can_be_prepared_and_have_the_same_order(tmp_path: Path) -> None:
     split(csv(tmp_path), "id", PARTIES, tmp_path / "out", keep=0.9)
-    bank = Declared(id="id", label="late", split=Split(), numbers={"age": Number()})
-    shop = Declared(id="id", split=Split(), categories={"clicks": Category(buckets=10)})
+    bank = RawSchema(id="id", label="late", split=Split(), numbers={"age": Number()})
+    shop = RawSchema(id="id", split=Split(), categories={"clicks": Category(buckets=10)})
     prepare([tmp_path / "out" / "bank.parquet"], [Target(bank, tmp_path / "bank")])
     prepare([tmp_path / "out" / "shop.parquet"], [Target(shop, tmp_path / "shop")])
     mine, theirs = (
@@ -121,17 +123,17 @@ BAD: dict[str, tuple[dict[str, Any], type[CeluError], str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "error", "said"), BAD.values(), ids=BAD)
-def test_what_cannot_be_cut_is_refused_and_leaves_nothing(
-    tmp_path: Path, change: dict[str, Any], error: type[CeluError], said: str
+@pytest.mark.parametrize(("change", "error", "message"), BAD.values(), ids=BAD)
+def test_invalid_arguments_are_refused_and_leave_nothing(
+    tmp_path: Path, change: dict[str, Any], error: type[CeluError], message: str
 ) -> None:
     arguments: dict[str, Any] = {"row_id": "id", "parties": PARTIES} | change
-    with pytest.raises(error, match=re.escape(said)):
+    with pytest.raises(error, match=re.escape(message)):
         split(csv(tmp_path), out=tmp_path / "out", **arguments)
     assert [p.name for p in tmp_path.iterdir()] == ["table.csv"]
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_folder_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with pytest.raises(ConfigError, match="expected nothing there yet"):
+    with pytest.raises(ConfigError, match="out: already exists"):
         split(csv(tmp_path), "id", PARTIES, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""`celu data`: the embedded data sets, written out with settings files that run as they stand."""
+"""`celu data`: write a built-in data set with settings files that run without edits."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import typer
 
 from celu.config.templates import AVAZU, CRITEO, FLIGHTS, write_settings
 
-_Folder = Annotated[Path, typer.Argument(help="Where to write.")]
+_Folder = Annotated[Path, typer.Argument(help="The folder to write to.")]
 _Rows = Annotated[int, typer.Option(min=10, help="Training and test rows together.")]
 _MaxCodes = Annotated[
-    int | None, typer.Option(help="Most ids a field has; by default one for 100 rows.")
+    int | None,
+    typer.Option(help="Maximum number of ids of a field; by default one for every 100 rows."),
 ]
-_Seed = Annotated[int, typer.Option(min=0, help="Of the split, or of the rows made up.")]
+_Seed = Annotated[int, typer.Option(min=0, help="Seed of the split, or of the synthetic rows.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
     data = typer.Typer(
-        help="Write an embedded data set as two parties, with job.toml and party.toml files.",
+        help="Write a built-in data set for two parties, with job.toml and party.toml files.",
         no_args_is_help=True,
     )
     data.command("flights")(flights)
@@ -30,12 +31,12 @@ def register(app: typer.Typer) -> None:
 
 
 def flights(folder: _Folder = Path("flights"), seed: _Seed = 1) -> None:
-    """Real flights of 2013: an airline (guest, knows who was late) and a weather service (host)."""
+    """Real flights of 2013: an airline (guest, has the delays) and a weather service (host)."""
     from celu.data.flights import write_flights
 
     write_flights(folder, seed=seed)
     write_settings(folder, FLIGHTS)
-    _say(folder)
+    _print_next_step(folder)
 
 
 def criteo(
@@ -44,10 +45,10 @@ def criteo(
     max_codes: _MaxCodes = None,
     seed: _Seed = 1,
 ) -> None:
-    """Synthetic clicks in the shape of Criteo: 13 numeric fields (guest), 26 of ids (host)."""
+    """Synthetic clicks in the shape of Criteo: 13 numeric fields (guest), 26 id fields (host)."""
     _write_clicks(folder, "criteo", rows, max_codes, seed)
     write_settings(folder, CRITEO)
-    _say(folder)
+    _print_next_step(folder)
 
 
 def avazu(
@@ -56,10 +57,10 @@ def avazu(
     max_codes: _MaxCodes = None,
     seed: _Seed = 1,
 ) -> None:
-    """Synthetic clicks in the shape of Avazu: 8 fields of ids (guest), 14 of ids (host)."""
+    """Synthetic clicks in the shape of Avazu: 8 id fields (guest), 14 id fields (host)."""
     _write_clicks(folder, "avazu", rows, max_codes, seed)
     write_settings(folder, AVAZU)
-    _say(folder)
+    _print_next_step(folder)
 
 
 def _write_clicks(
@@ -67,12 +68,12 @@ def _write_clicks(
 ) -> None:
     from celu.data.clicks import write_clicks
 
-    # An id that few rows hold is memorised rather than learnt.
+    # A model memorises ids that occur in few rows, and does not generalise.
     codes = max_codes or min(max(rows // 100, 100), 1_000_000)
     write_clicks(folder, shape, rows=rows, seed=seed, max_codes=codes)
 
 
-def _say(folder: Path) -> None:
+def _print_next_step(folder: Path) -> None:
     typer.echo(f"written to {folder}. Try it in one process:")
     parties = " ".join(str(p) for p in sorted(folder.glob("*/party.toml")))
     typer.echo(f"  celu simulate {parties} --job {folder / 'job.toml'} --out {folder / 'run'}")

@@ -1,4 +1,4 @@
-"""`celu inspect`: what is in a store."""
+"""`celu inspect`: show what a store holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from celu.config.schema import LABEL
 from celu.data.alignment import read_alignment
-from celu.data.gate import ColumnFacts, Examiner, examine, refuse_errors
+from celu.data.gate import ColumnFacts, Gate, check_store, raise_errors
 from celu.data.store import PARTS, Store, open_store
 
 
@@ -22,32 +22,33 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(
-    store: Annotated[Path, typer.Argument(help="A store, as celu prepare makes it.")],
+    store: Annotated[Path, typer.Argument(help="A store that celu prepare made.")],
     alignment: Annotated[
-        Path | None, typer.Option(help="An alignment of it, to show how much is covered.")
+        Path | None,
+        typer.Option(help="An alignment of the store, to show how many of its rows are aligned."),
     ] = None,
 ) -> None:
-    """Show a store: rows, columns, ranges, positive rate, coverage, and what the gate finds.
+    """Show a store: rows, columns, ranges, positive rate, codes in use, and problems.
 
-    Ends with exit code 4 where a run would refuse the store.
+    Ends with exit code 4 if a run would refuse the store.
     """
     opened = open_store(store)
     console = Console()
     _show_rows(console, opened, alignment)
-    examiner = examine(opened)
-    console.print(_columns(opened, examiner))
-    label = examiner.facts["train"].get(LABEL)
+    gate = check_store(opened)
+    console.print(_columns(opened, gate))
+    label = gate.facts["train"].get(LABEL)
     if label is not None and label.values == {0.0, 1.0}:
         console.print(f"positive rate: {label.mean:.4f}")
-    findings = examiner.findings()
+    findings = gate.findings()
     for finding in findings:
         colour = "red" if finding.level == "error" else "yellow"
         console.print(
             f"[{colour}]{finding.level}[/{colour}] {escape(str(finding))}", soft_wrap=True
         )
-    refuse_errors(opened, findings)
+    raise_errors(opened, findings)
     if not findings:
-        console.print("the gate finds nothing to complain about")
+        console.print("no problems found")
 
 
 def _show_rows(console: Console, store: Store, alignment: Path | None) -> None:
@@ -55,27 +56,27 @@ def _show_rows(console: Console, store: Store, alignment: Path | None) -> None:
     console.print(f"[bold]{escape(str(store.path))}[/bold]", soft_wrap=True)
     counts = ", ".join(f"{schema.rows[part]:,} {part}" for part in PARTS)
     console.print(
-        f"rows: {counts} (held out: {schema.split.test:.0%} by seed {schema.split.seed}), "
-        f"id from {escape(schema.id)}, schema {schema.digest()[:12]}",
+        f"rows: {counts} (test share {schema.split.test:.0%}, seed {schema.split.seed}), "
+        f"id column {escape(schema.id)}, schema {schema.digest()[:12]}",
         soft_wrap=True,
     )
     if alignment is not None:
         facts = read_alignment(alignment, store).facts
         for part in PARTS:
             share = facts.rows[part] / max(1, schema.rows[part])
-            console.print(f"aligned: {facts.rows[part]:,} {part} rows, {share:.1%} of the store's")
+            console.print(f"aligned: {facts.rows[part]:,} {part} rows, {share:.1%} of the store")
         for peer, count in facts.common.items():
-            console.print(f"common with {peer}: {count:,} of the {facts.peers[peer]:,} it has")
+            console.print(f"common with {peer}: {count:,} of its {facts.peers[peer]:,} rows")
 
 
-def _columns(store: Store, examiner: Examiner) -> Table:
+def _columns(store: Store, gate: Gate) -> Table:
     table = Table(title="training rows")
-    for heading in ("column", "sort"):
-        table.add_column(heading, no_wrap=heading == "sort", overflow="fold")
-    for heading in ("from", "to", "mean", "missing", "unseen", "in use"):
+    for heading in ("column", "kind"):
+        table.add_column(heading, no_wrap=heading == "kind", overflow="fold")
+    for heading in ("min", "max", "mean", "missing", "unseen", "in use"):
         table.add_column(heading, justify="right")
-    for name in examiner.columns:
-        facts = examiner.facts["train"][name]
+    for name in gate.columns:
+        facts = gate.facts["train"][name]
         table.add_row(escape(name), *_cells(store, name, facts))
     return table
 
@@ -89,6 +90,6 @@ def _cells(store: Store, name: str, facts: ColumnFacts) -> list[str]:
     if category is None:
         kind = f"label, {store.schema.label_type}" if name == LABEL else "number"
         return [kind, *span, f"{facts.mean:.4g}", "", "", ""]
-    sort = f"{category.size - 1:,} buckets" if category.buckets else f"{category.size:,} codes"
+    kind = f"{category.size - 1:,} buckets" if category.buckets else f"{category.size:,} codes"
     unseen = f"{facts.unseen / rows:.1%}" if category.vocabulary else ""
-    return [sort, *span, "", f"{facts.missing / rows:.1%}", unseen, f"{facts.coverage:.1%}"]
+    return [kind, *span, "", f"{facts.missing / rows:.1%}", unseen, f"{facts.coverage:.1%}"]

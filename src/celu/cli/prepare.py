@@ -1,4 +1,4 @@
-"""`celu prepare`: raw files into stores, which is what training reads."""
+"""`celu prepare`: convert raw files to stores, which training reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celu.errors import ConfigError
 
 if TYPE_CHECKING:
     from celu.config.schema import Category
-    from celu.prepare.pipeline import Progress as Listener
+    from celu.prepare.pipeline import Progress as ProgressCallback
     from celu.prepare.pipeline import Report
 
 
@@ -30,43 +30,44 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="[criteo|avazu] FILE...",
-            help="Raw files of one shape: .csv, .tsv, .txt (.gz of these) or .parquet.",
+            help="Raw files with the same columns: .csv, .tsv, .txt (.gz of these) or .parquet.",
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The store to make (store); for criteo and avazu a folder of that name."),
+        typer.Option(
+            help="The new store, by default store; for criteo and avazu a folder of that name."
+        ),
     ] = None,
-    schema: Annotated[
-        Path | None, typer.Option(help="What the columns are: a schema.toml.")
-    ] = None,
+    schema: Annotated[Path | None, typer.Option(help="The columns: a schema.toml.")] = None,
     like: Annotated[
-        Path | None, typer.Option(help="A store that has learnt them already: for new rows.")
+        Path | None, typer.Option(help="An existing store: encode new rows in the same way.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a store of that name.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing store.")] = False,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="criteo, avazu: of the split; 1 if not given.")
+        int | None, typer.Option(min=0, help="criteo, avazu: seed of the split; by default 1.")
     ] = None,
     test: Annotated[
-        float | None, typer.Option(help="criteo, avazu: the share held out; 0.1 if not given.")
+        float | None, typer.Option(help="criteo, avazu: share of test rows; by default 0.1.")
     ] = None,
     buckets: Annotated[
-        int | None, typer.Option(min=1, help="criteo, avazu: codes a field; 100000 if not given.")
+        int | None,
+        typer.Option(min=1, help="criteo, avazu: hash buckets of a field; by default 100000."),
     ] = None,
     min_count: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="criteo, avazu: learn a vocabulary of values in so many training rows, rather "
-            "than hash them; for up to 4 million distinct values.",
+            help="criteo, avazu: instead of hashing, fit a vocabulary of the values that occur in "
+            "at least this many training rows; for up to 4 million distinct values.",
         ),
     ] = None,
 ) -> None:
-    """Make a store from raw files: checked, coded, split into training and test rows.
+    """Make a store from raw files: check, encode, split into training and test rows.
 
     celu prepare FILE... --schema schema.toml --out STORE
 
-    celu prepare FILE... --like STORE --out NEW    new rows, coded as an existing store's
+    celu prepare FILE... --like STORE --out NEW    new rows, encoded like an existing store
 
     celu prepare criteo FILE...    the paper's data: criteo/guest/store and criteo/host/store,
     with job.toml and party.toml files
@@ -75,14 +76,14 @@ def prepare(
     from celu.prepare.presets import HASHED, PRESETS
 
     preset = files[0] if files[0] in PRESETS else None
-    ways = [way for way in (preset, schema, like) if way is not None]
-    if len(ways) != 1:
+    schemas = [given for given in (preset, schema, like) if given is not None]
+    if len(schemas) != 1:
         raise ConfigError(
             "expected one of --schema, --like, and criteo or avazu as the first argument, "
-            f"got {len(ways)}"
+            f"got {len(schemas)}"
         )
     if preset is None and (seed, test, buckets, min_count) != (None,) * 4:
-        raise ConfigError("--seed, --test, --buckets, --min-count go with criteo and avazu alone")
+        raise ConfigError("--seed, --test, --buckets and --min-count are for criteo and avazu only")
     if buckets is not None and min_count is not None:
         raise ConfigError("expected --buckets or --min-count, got both")
     out = out or Path(preset or "store")
@@ -91,25 +92,26 @@ def prepare(
         category = HASHED if buckets is None else Category(buckets=buckets)
         if min_count is not None:
             category = Category(vocabulary=MAX_VOCABULARY, min_count=min_count)
-        _preset(preset, sources, out, force, seed, test, category)
+        _prepare_preset(preset, sources, out, force, seed, test, category)
     elif like is not None:
         from celu.prepare.pipeline import prepare_like
 
-        with _watched() as progress:
+        with _show_progress() as progress:
             report = prepare_like(sources, like, out, progress, replace=force)
-        _say([report])
+        _print_reports([report])
     elif schema is not None:
-        from celu.config.schema import read_declared
+        from celu.config.schema import read_raw_schema
         from celu.prepare.pipeline import Target
-        from celu.prepare.pipeline import prepare as make
+        from celu.prepare.pipeline import prepare as prepare_stores
 
-        declared = read_declared(schema)
-        with _watched() as progress:
-            reports = make(sources, [Target(declared, out)], progress, replace=force)
-        _say(reports)
+        with _show_progress() as progress:
+            reports = prepare_stores(
+                sources, [Target(read_raw_schema(schema), out)], progress, replace=force
+            )
+        _print_reports(reports)
 
 
-def _preset(
+def _prepare_preset(
     name: str,
     sources: list[Path],
     out: Path,
@@ -122,25 +124,25 @@ def _preset(
     from celu.config.schema import Split
     from celu.config.templates import AVAZU, CRITEO, write_settings
     from celu.prepare.pipeline import Target
-    from celu.prepare.pipeline import prepare as make
+    from celu.prepare.pipeline import prepare as prepare_stores
     from celu.prepare.presets import PRESETS
 
     given = {key: value for key, value in (("seed", seed), ("test", test)) if value is not None}
     split = validate(Split, given, Path("--seed, --test"))
     parties = PRESETS[name](split, category)
-    targets = [Target(declared, out / party / "store") for party, declared in parties.items()]
-    with _watched() as progress:
-        reports = make(sources, targets, progress, replace=force)
+    targets = [Target(columns, out / party / "store") for party, columns in parties.items()]
+    with _show_progress() as progress:
+        reports = prepare_stores(sources, targets, progress, replace=force)
     write_settings(out, CRITEO if name == "criteo" else AVAZU, aligned=False)
-    _say(reports)
+    _print_reports(reports)
     console = Console(soft_wrap=True)
     console.print(f"settings in {escape(str(out))}: job.toml, guest/party.toml, host/party.toml.")
     console.print("Next: celu certs, then celu align and celu run at each party.")
 
 
 @contextmanager
-def _watched() -> Iterator[Listener]:
-    """A bar on a terminal; elsewhere a line when a phase begins."""
+def _show_progress() -> Iterator[ProgressCallback]:
+    """A progress bar on a terminal; otherwise a line at the start of each phase."""
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("[bold]{task.description}"),
@@ -152,7 +154,7 @@ def _watched() -> Iterator[Listener]:
     )
     tasks: dict[str, int] = {}
 
-    def listen(phase: str, done: int, total: int) -> None:
+    def update(phase: str, done: int, total: int) -> None:
         if phase not in tasks:
             tasks[phase] = bar.add_task(phase, total=total)
             if not console.is_terminal:
@@ -160,10 +162,10 @@ def _watched() -> Iterator[Listener]:
         bar.update(tasks[phase], completed=done)  # type: ignore[arg-type]
 
     with bar:
-        yield listen
+        yield update
 
 
-def _say(reports: list[Report]) -> None:
+def _print_reports(reports: list[Report]) -> None:
     console = Console(soft_wrap=True)
     for report in reports:
         rows = " and ".join(f"{count:,} {part}" for part, count in report.rows.items())
@@ -172,6 +174,6 @@ def _say(reports: list[Report]) -> None:
             console.print(f"  [yellow]warning[/yellow] {escape(warning)}")
         for column, count in report.unseen.items():
             console.print(
-                f"  column {escape(repr(column))}: {count:,} rows hold values that are not in its "
+                f"  column {escape(repr(column))}: {count:,} rows have values that are not in its "
                 "vocabulary"
             )

@@ -1,4 +1,4 @@
-"""`celu split`: one table cut into several parties' tables, to try things out alone."""
+"""`celu split`: split one table into several parties' tables, for experiments."""
 
 from __future__ import annotations
 
@@ -22,24 +22,28 @@ def split(
     party: Annotated[
         list[str], typer.Option(help='NAME=COLUMN,COLUMN,... as in "bank=age,income".')
     ],
-    out: Annotated[Path, typer.Option(help="The folder to make, one Parquet file a party.")],
-    row_id: Annotated[
-        str, typer.Option("--id", help='The column of ids; "#row" for the number of the row.')
+    out: Annotated[
+        Path, typer.Option(help="The new folder, with one Parquet file for each party.")
     ],
-    keep: Annotated[float, typer.Option(help="The share of all rows that each party has.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of who has which rows, in what order.")] = 1,
+    row_id: Annotated[
+        str, typer.Option("--id", help='The column of row ids; "#row" for row numbers.')
+    ],
+    keep: Annotated[float, typer.Option(help="The share of the rows that each party gets.")] = 1.0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the parties' rows and their order.")
+    ] = 1,
 ) -> None:
-    """Cut one table into several parties' raw tables, for experiments.
+    """Split one table into several parties' raw tables, for experiments.
 
-    Each party gets the ids and its columns in a random order of its own; with --keep below 1 each
-    lacks other rows, so that there is something to align.
+    Each party gets the ids and its columns, with the rows in its own random order. With --keep
+    below 1 each party lacks different rows, so that there is something to align.
     """
-    from celu.prepare.split import split as cut
+    from celu.prepare.split import split as split_table
 
     parties = dict(map(_party, party))
     if len(parties) < len(party):
-        raise ConfigError("--party: expected different names, got one twice")
-    counts = cut(table, row_id, parties, out, keep=keep, seed=seed)
+        raise ConfigError("--party: expected each name once, got one twice")
+    counts = split_table(table, row_id, parties, out, keep=keep, seed=seed)
     for name, count in counts.items():
         typer.echo(f"{out / name}.parquet: {count:,} rows")
 
@@ -48,7 +52,7 @@ def _party(text: str) -> tuple[str, list[str]]:
     name, equals, columns = text.partition("=")
     if not equals or not re.match(PARTY_NAME, name):
         raise ConfigError(
-            "--party: expected NAME=COLUMN,... with a name of small letters, digits and hyphens, "
+            "--party: expected NAME=COLUMN,... with a name of lowercase letters, digits, hyphens, "
             f"got {text!r}"
         )
     return name, [column.strip() for column in columns.split(",") if column.strip()]

@@ -1,7 +1,7 @@
-"""What a party's columns are: as declared for raw files (`schema.toml`), and as kept in a store.
+"""The schemas of a party's columns: of raw files (`schema.toml`) and of a store (`schema.json`).
 
-`Declared` is written by a person. `StoreSchema` is written by `celu prepare`: the same columns with
-whatever was learnt from the training rows, so that rows to come can be put through the same door.
+A person writes `RawSchema`. `celu prepare` writes `StoreSchema`: the same columns with the values
+that were fitted on the training rows, so that new rows can be encoded in the same way.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from celu.config.reading import Settings, describe, read_settings
 from celu.errors import DataError
 
 SCHEMA_FILE = "schema.json"
-# Names that a store gives to columns of its own; no feature may have them.
+# Columns that every store has; no feature may have these names.
 ID, TAG, LABEL = "id", "tag", "label"
 RESERVED = (ID, TAG, LABEL)
 # The inputs of a bottom model: codes of categories, and numbers.
 IDS, NUMBERS = "ids", "numbers"
-# Fields of a store's schema that do not say what its columns mean.
+# Fields of a store's schema that do not change the meaning of its columns.
 _NOT_MEANING = {"format", "source", "split", "labelled", "rows"}
-ROW_NUMBER = "#row"  # as the id: rows stand in the same order everywhere, and have no other
+ROW_NUMBER = "#row"  # as the id: the row number, for rows in the same order at all parties
 
 MAX_VOCABULARY = 4_000_000
 
@@ -36,24 +36,24 @@ CountByPart = Annotated[dict[Part, Annotated[int, Field(ge=0)]], Field(min_lengt
 
 
 class Source(Settings):
-    """How to read the raw files; by default as their names say (csv, tsv, parquet; .gz)."""
+    """How to read the raw files; by default from their suffix (csv, tsv, parquet; .gz)."""
 
     format: Literal["csv", "tsv", "parquet"] | None = None
-    names: list[ColumnName] | None = None  # where the files have no header line
-    missing: list[str] = [""]  # what stands for a missing value, beside an empty field
+    names: list[ColumnName] | None = None  # for files without a header
+    missing: list[str] = [""]  # means a missing value, like an empty field
 
 
 class Split(Settings):
-    """Which rows are held out: a function of (seed, id), so that all parties hold out the same."""
+    """Which rows are test rows: a function of (seed, id), so it is the same at all parties."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     test: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
 
 class Number(Settings):
-    """A numeric column: fill what is missing, then log(x + 1), then (x - mean) / deviation.
+    """A numeric column: fill missing values, then log(x + 1), then (x - mean) / deviation.
 
-    Without `missing`, a missing value is an error. The log of x <= -1 is taken as -1.
+    Without `missing`, a missing value is an error. For x <= -1 the logarithm is replaced by -1.
     """
 
     missing: float | None = None
@@ -62,11 +62,11 @@ class Number(Settings):
 
 
 class Category(Settings):
-    """A categorical column: codes by hash, or from a vocabulary learnt on the training rows.
+    """A categorical column: codes by hash, or from a vocabulary fitted on the training rows.
 
-    With `buckets`, code 0 is for missing values and the others are hashed onto 1..buckets. With
-    `vocabulary` (the most values kept), code 0 is for missing, 1 for values never or too seldom
-    seen (fewer than `min_count` training rows), the others from 2, most frequent first.
+    With `buckets`, code 0 is for missing values and others are hashed to 1..buckets. With
+    `vocabulary` (its maximum size), code 0 is for missing values, 1 for values that occur in fewer
+    than `min_count` training rows, and codes from 2 are for the others, most frequent first.
     """
 
     buckets: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -78,7 +78,7 @@ class Category(Settings):
         if (self.buckets is None) == (self.vocabulary is None):
             raise ValueError("exactly one of buckets and vocabulary must be given")
         if self.buckets is not None and self.min_count != 1:
-            raise ValueError("min_count goes with vocabulary; buckets learn nothing")
+            raise ValueError("min_count needs vocabulary; it has no effect on buckets")
         return self
 
 
@@ -88,15 +88,15 @@ class _Columns(Settings):
     split: Split = Split()
 
 
-class Declared(_Columns):
-    """A party's raw columns (`schema.toml`)."""
+class RawSchema(_Columns):
+    """The columns of a party's raw files (`schema.toml`)."""
 
     source: Source = Source()
     numbers: dict[ColumnName, Number] = {}
     categories: dict[ColumnName, Category] = {}
 
     @model_validator(mode="after")
-    def _columns_are_distinct(self) -> Declared:
+    def _columns_are_distinct(self) -> RawSchema:
         both = self.numbers.keys() & self.categories.keys()
         if both:
             raise ValueError(f"a column is a number or a category, not both: {sorted(both)[0]}")
@@ -106,23 +106,25 @@ class Declared(_Columns):
                 raise ValueError(f"{name} is declared as id or label, and as a feature")
         reserved = features & set(RESERVED)
         if reserved:
-            raise ValueError(f"a store keeps the name {sorted(reserved)[0]} for itself: rename it")
+            raise ValueError(
+                f"{sorted(reserved)[0]} is reserved for a column of the store: rename it"
+            )
         if self.id == self.label:
-            raise ValueError("id and label are one column")
+            raise ValueError("id and label are the same column")
         if not features and self.label is None:
             raise ValueError("expected a label, numbers or categories, got none")
         return self
 
 
-class LearntNumber(Number):
-    """... with the mean and deviation of the training rows, after filling and log."""
+class FittedNumber(Number):
+    """A number with the mean and deviation of the training rows, after filling and log."""
 
     mean: float = 0.0
     deviation: Annotated[float, Field(gt=0)] = 1.0
 
 
-class LearntCategory(Category):
-    """... with the vocabulary in the order of its codes."""
+class FittedCategory(Category):
+    """A category with its vocabulary, in the order of the codes."""
 
     values: list[str] | None = None
 
@@ -140,9 +142,9 @@ class StoreSchema(_Columns):
     format: Literal["celu-store-1"] = "celu-store-1"
     source: Source = Source()
     label_type: Literal["class", "number"] | None = None  # int64 or float32
-    numbers: dict[ColumnName, LearntNumber] = {}
-    categories: dict[ColumnName, LearntCategory] = {}
-    labelled: bool = True  # False for new rows whose label nobody knows yet
+    numbers: dict[ColumnName, FittedNumber] = {}
+    categories: dict[ColumnName, FittedCategory] = {}
+    labelled: bool = True  # False for new rows without labels
     rows: CountByPart = {"train": 0, "test": 0}
 
     @property
@@ -151,19 +153,19 @@ class StoreSchema(_Columns):
         return self.label_type is not None and self.labelled
 
     def digest(self) -> str:
-        """Names what the columns mean, whatever the rows: a model is trained for one digest."""
+        """Identifies the meaning of the columns; a model fits stores with the same digest."""
         meaning = self.model_dump(mode="json", exclude=_NOT_MEANING)
         return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
     def write(self, folder: Path) -> None:
-        """Write `schema.json` into a store that is being made."""
+        """Write `schema.json` into the folder of a store."""
         text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)
         (folder / SCHEMA_FILE).write_text(text + "\n", encoding="utf-8")
 
 
-def read_declared(path: Path) -> Declared:
+def read_raw_schema(path: Path) -> RawSchema:
     """Read and validate a `schema.toml`; raises ConfigError."""
-    return read_settings(Declared, path)
+    return read_settings(RawSchema, path)
 
 
 def read_store_schema(folder: Path) -> StoreSchema:
@@ -174,7 +176,7 @@ def read_store_schema(folder: Path) -> StoreSchema:
     except OSError as error:
         raise DataError(
             f"{path}: expected a store's schema, got: {error.strerror}; "
-            'make the store with "celu prepare"'
+            'create the store with "celu prepare"'
         ) from error
     except ValidationError as error:
         problems = "; ".join(describe(error)[:5])

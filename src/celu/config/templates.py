@@ -1,4 +1,4 @@
-"""Settings files for rows that are already there: a job that runs as it stands.
+"""Templates of settings files, for data that celu writes: a job that runs without edits.
 
 FOLDER/job.toml                    the contract
 FOLDER/GUEST/party.toml            each party's private settings, beside its own rows
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class SettingsTemplate:
-    """What the settings files say; `bottom` and `top` are TOML values."""
+    """Values for the settings files; `bottom` and `top` are TOML values."""
 
     guest: str
     host: str
@@ -35,13 +35,13 @@ FLIGHTS = SettingsTemplate(
     rounds=500,
     evaluate_every=50,
 )
-# The paper's top model is linear; the comparison of methods in its regime keeps to that.
+# The paper's top model is linear, so the comparison of methods uses a linear one.
 FLIGHTS_PAPER = replace(FLIGHTS, top='"wdl"')
 CRITEO = SettingsTemplate(guest="guest", host="host", bottom='"wdl"', top='"wdl"')
 AVAZU = SettingsTemplate(guest="guest", host="host", bottom='"dssm"', top='"dssm"')
 
 _JOB = """\
-# The contract: every party holds this file in the same form.
+# The contract: every party has the same copy of this file.
 seed = 1
 batch_size = {batch_size}
 rounds = {rounds}
@@ -59,7 +59,7 @@ _PARTY = """\
 role = "{role}"
 name = "{name}"
 run_dir = "run"
-{where}
+{endpoint}
 [peers.{peer}]
 ca = "../{peer}/certs/ca.pem"   # the file that {peer} sent
 {connect}
@@ -81,34 +81,34 @@ _ALIGN = 'alignment = "alignment"   # written by celu align party.toml'
 
 def write_settings(
     folder: Path,
-    starter: SettingsTemplate,
+    template: SettingsTemplate,
     port: int = 7443,
     *,
     local: bool = False,
     aligned: bool = True,
 ) -> None:
-    """Write the contract and both party files, the guest listening.
+    """Write the contract and both party files; the guest listens.
 
-    `local` is for several parties on one machine: loopback only, and one thread each. Stores that
-    are not `aligned` must go through `celu align` first.
+    `local` is for several parties on one machine: loopback only, and one thread each. Without
+    `aligned`, `celu align` must run before `celu run`.
     """
-    values = starter.__dict__
+    values = template.__dict__
     (folder / "job.toml").write_text(_JOB.format(**values), encoding="utf-8")
-    address = "127.0.0.1" if local else "0.0.0.0"  # noqa: S104 - the other company must get in
-    threads = "threads = 1\n" if local else "# threads = 1   where parties share a machine\n"
+    address = "127.0.0.1" if local else "0.0.0.0"  # noqa: S104 - the other company connects
+    threads = "threads = 1\n" if local else "# threads = 1   if parties share a machine\n"
     for role, name, peer in (
-        ("guest", starter.guest, starter.host),
-        ("host", starter.host, starter.guest),
+        ("guest", template.guest, template.host),
+        ("host", template.host, template.guest),
     ):
         is_guest = role == "guest"
         text = _PARTY.format(
             role=role,
             name=name,
             peer=peer,
-            where=threads + (f'listen = "{address}:{port}"\n' if is_guest else ""),
+            endpoint=threads + (f'listen = "{address}:{port}"\n' if is_guest else ""),
             connect="" if is_guest else f'connect = "localhost:{port}"\n',
-            aligned="aligned = true   # the rows of both are the same" if aligned else _ALIGN,
-            bottom=starter.bottom,
-            top=f'top = {starter.top}\nloss = "binary"\n' if is_guest else "",
+            aligned="aligned = true   # both parties have the same rows" if aligned else _ALIGN,
+            bottom=template.bottom,
+            top=f'top = {template.top}\nloss = "binary"\n' if is_guest else "",
         )
         (folder / name / "party.toml").write_text(text, encoding="utf-8")

@@ -1,10 +1,10 @@
-"""An alignment: which rows of a party's store the other parties hold as well, in the common order.
+"""An alignment: the rows of a party's store that all parties hold, in the common order.
 
-    ALIGNMENT/alignment.json    with whom, how many, and the commitments that a run compares
+    ALIGNMENT/alignment.json    peers, row counts, and the commitments that a run compares
     ALIGNMENT/train.npy         row numbers of the store's training rows
-    ALIGNMENT/test.npy          ... and of its held-out rows
+    ALIGNMENT/test.npy          row numbers of its test rows
 
-It is private to the party. It is written by `celu align` and read when a run begins.
+It is private to the party. `celu align` writes it, `celu run` reads it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class AlignmentFacts(Settings):
-    """What `alignment.json` holds."""
+    """The content of `alignment.json`."""
 
     format: Literal["celu-alignment-1"] = "celu-alignment-1"
-    peers: dict[str, Count]  # the number of rows each peer said it has
-    common: dict[str, Count]  # ... and how many of them are common with ours
+    peers: dict[str, Count]  # the number of rows that each peer reported
+    common: dict[str, Count]  # ... and the number of them in this store
     store_rows: CountByPart
     rows: CountByPart
     commitments: Annotated[dict[Part, str], Field(min_length=2)]
@@ -42,7 +42,7 @@ class AlignmentFacts(Settings):
 
 @dataclass(frozen=True)
 class Alignment:
-    """Row numbers of a store by part, and what is known about them."""
+    """Row numbers of a store by part, and the facts that were written with them."""
 
     path: Path
     facts: AlignmentFacts
@@ -57,7 +57,7 @@ def write_alignment(
     peers: dict[str, int],
     common: dict[str, int],
 ) -> Alignment:
-    """Write an alignment; one that was there before is replaced when this is complete."""
+    """Write an alignment; an existing one is replaced when this one is complete."""
     facts = AlignmentFacts(
         peers=peers,
         common=common,
@@ -77,8 +77,8 @@ def write_alignment(
 def read_alignment(path: Path | str, store: Store) -> Alignment:
     """Read an alignment of this store.
 
-    Raises DataError for files that are missing or damaged, AlignmentError for an alignment that
-    was made from another state of the store.
+    Raises DataError for files that are missing or damaged, AlignmentError if the number of rows of
+    the store has changed since.
     """
     path = Path(path)
     file = path / _FACTS_FILE
@@ -87,16 +87,15 @@ def read_alignment(path: Path | str, store: Store) -> Alignment:
     except OSError as error:
         raise DataError(
             f"{file}: expected an alignment, got: {error.strerror}; "
-            'run "celu align" at all parties, or declare data.aligned = true'
+            'run "celu align" at all parties, or set data.aligned = true'
         ) from error
     except ValidationError as error:
         problems = "; ".join(describe(error)[:5])
         raise DataError(f"{file}: expected an alignment, got: {problems}") from error
-    there = store.schema.rows
-    if facts.store_rows != there:
+    if facts.store_rows != store.schema.rows:
         raise AlignmentError(
             f"the alignment was made for a store of {facts.store_rows} rows, the store has "
-            f'{there}; run "celu align" again at all parties'
+            f'{store.schema.rows}; run "celu align" again at all parties'
         )
     rows = {part: _read_rows(path / f"{part}.npy", facts, part) for part in PARTS}
     return Alignment(path, facts, rows)
@@ -105,12 +104,12 @@ def read_alignment(path: Path | str, store: Store) -> Alignment:
 def _read_rows(file: Path, facts: AlignmentFacts, part: Part) -> Rows:
     count = facts.rows[part]
     try:
-        # No pickle, no archive; and mapped, so that a claim of more than there is costs nothing.
+        # No pickle and no archive. Mapped, so a false row count in the header allocates nothing.
         rows = np.lib.format.open_memmap(file, mode="r")
-    except Exception as error:  # a damaged header raises whatever its parsers do
+    except Exception as error:  # a damaged header raises many types
         raise DataError(f"{file}: expected row numbers, got: {error}") from error
     if rows.dtype != np.int64 or rows.shape != (count,):
         raise DataError(f"{file}: expected {count} row numbers, got {rows.dtype} {rows.shape}")
     if count and not (rows.min() >= 0 and rows.max() < facts.store_rows[part]):
-        raise DataError(f"{file}: expected numbers of rows that the store has, got others")
+        raise DataError(f"{file}: expected row numbers within the store, got others")
     return np.asarray(rows)

@@ -30,7 +30,7 @@ _EXPECTED = "a torch tensor or a NumPy array of floats (32 or 64 bits), integers
 
 
 def to_tensor(name: str, values: Array, *, are_codes: bool = False) -> Tensor:
-    """Return float32 or int64, without a copy where the type is right already.
+    """Return float32 or int64, without a copy if the type is right already.
 
     Codes keep their integer type: mapped int32 codes would double in memory, so a batch widens
     them instead. Raises DataError naming the input for any other type.

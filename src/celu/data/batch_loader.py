@@ -1,9 +1,8 @@
-"""Batches in the agreed order, the next one gathered while the current one computes.
+"""Training batches by round; a thread prefetches the next one while the current one computes.
 
-Rows are gathered by a thread of the feed's own: those that lie on an accelerator there, those in
-main memory, which may be columns mapped from a file, into page-locked memory where an accelerator
-is to have them; so few that waking a thread would take longer, then and there. What comes out is a
-function of the round alone.
+Rows on a GPU are gathered there. Rows in main memory, which may be mapped from files, are gathered
+on the CPU and copied to the GPU through page-locked memory. For a small dataset it is faster to
+gather a batch in place than to wake a thread. A batch is a function of its round alone.
 """
 
 from __future__ import annotations
@@ -15,56 +14,56 @@ import torch
 from celu.data.dataset import Batch, Dataset
 from celu.data.order import BatchOrder
 
-# A table of at most so many bytes has its batches gathered sooner than a thread is woken.
-_FEW_BYTES = 64 * 1024
+# Batches of a dataset up to this size are gathered faster than a thread wakes up.
+_SMALL_BYTES = 64 * 1024
 
 
 class BatchLoader:
-    """A party's training batches by round. Rounds are asked for in ascending order."""
+    """A party's training batches. Rounds must be requested in ascending order."""
 
-    def __init__(self, table: Dataset, order: BatchOrder, device: torch.device) -> None:
-        self._table = table
+    def __init__(self, dataset: Dataset, order: BatchOrder, device: torch.device) -> None:
+        self._dataset = dataset
         self._order = order
         self._device = device
         self._windows: dict[tuple[int, int], Dataset] = {}
         self._thread = (
-            ThreadPoolExecutor(1, thread_name_prefix="celu-feed")
-            if table.num_bytes > _FEW_BYTES
+            ThreadPoolExecutor(1, thread_name_prefix="celu-loader")
+            if dataset.num_bytes > _SMALL_BYTES
             else None
         )
-        self._ahead: tuple[int, Future[Batch]] | None = None
+        self._next: tuple[int, Future[Batch]] | None = None
 
     def batch(self, round_: int) -> Batch:
         """The batch of a round, on the device."""
         if self._thread is None:
             return self._gather(round_)
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead[0] != round_:
-            ahead = (round_, self._thread.submit(self._gather, round_))
-        batch = ahead[1].result()
-        self._ahead = (round_ + 1, self._thread.submit(self._gather, round_ + 1))
+        prefetched, self._next = self._next, None
+        if prefetched is None or prefetched[0] != round_:
+            prefetched = (round_, self._thread.submit(self._gather, round_))
+        batch = prefetched[1].result()
+        self._next = (round_ + 1, self._thread.submit(self._gather, round_ + 1))
         return batch
 
     def close(self) -> None:
-        """Let the thread go; what it was gathering is dropped."""
+        """Stop the thread and drop the prefetched batch."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _gather(self, round_: int) -> Batch:
         if self._order.by_blocks:
-            cuts = self._order.cuts(round_)
-            # Joined even where it is one part: a view would keep its whole window in memory.
-            batch = Batch.join([self._window(key).take(cut) for key, cut in cuts])
-            # Rounds come in ascending order, so earlier windows are done with.
-            self._windows = {k: w for k, w in self._windows.items() if k >= cuts[0][0]}
+            slices = self._order.window_slices(round_)
+            # Joined even if it is one slice: a view would hold its whole window in memory.
+            batch = Batch.join([self._window(key).take(rows) for key, rows in slices])
+            # Rounds are ascending, so earlier windows are not needed any more.
+            self._windows = {k: w for k, w in self._windows.items() if k >= slices[0][0]}
         else:
-            batch = self._table.take(self._order.rows(round_))
+            batch = self._dataset.take(self._order.rows(round_))
         batch = batch.to(self._device)
-        _ = batch.row_digest  # computed here, kept for the compute thread
+        _ = batch.row_digest  # computed and cached in this thread, not in the compute thread
         return batch
 
     def _window(self, key: tuple[int, int]) -> Dataset:
         if key not in self._windows:
             window = self._order.window(key)
-            self._windows[key] = self._table.gather_blocks(window.blocks, window.order)
+            self._windows[key] = self._dataset.gather_blocks(window.blocks, window.order)
         return self._windows[key]

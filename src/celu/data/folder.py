@@ -1,7 +1,7 @@
-"""A folder that appears under its name complete, or not at all.
+"""Atomic creation of a folder: it appears under its name complete, or not at all.
 
-It is made under a hidden name beside its own, which is locked meanwhile, then renamed. What an
-interrupted run left there is removed by the next.
+It is written under a hidden name beside its own, which is locked, and then renamed. The next
+process removes what an interrupted one left there.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from celu.errors import ConfigError
 
 
 class NewFolder:
-    """Use as a context manager: `path` is where to write, `publish` gives it its name.
+    """Use as a context manager: write to `path`, then `publish` renames it.
 
-    Without `publish` nothing is left. With `replace`, a folder that stands under the name and
-    holds the file `marker` is replaced; anything else there is refused, as is a folder that
-    another process is making.
+    Without `publish` nothing is left. With `replace`, an existing folder that has a file `marker`
+    is replaced. Raises ConfigError if the name is taken by anything else, or if another process
+    is writing the folder.
     """
 
     def __init__(self, out: Path, marker: str, *, replace: bool = False) -> None:
@@ -34,18 +34,18 @@ class NewFolder:
 
     def __enter__(self) -> NewFolder:
         if not self._out.name:
-            raise ConfigError(f"{self._out}: expected the name of a folder to make")
+            raise ConfigError(f"{self._out}: expected the name of a new folder")
         self._check()
         self._parents = [p for p in (self._out.parent, *self._out.parent.parents) if not p.exists()]
         try:
             self._out.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = self._locked()
+            self._lock = self._acquire_lock()
         except OSError as error:
-            raise ConfigError(f"{self._out}: expected to write it, got: {error.strerror}") from None
+            raise ConfigError(f"{self._out}: cannot be written: {error.strerror}") from None
         try:
             self._recover()
-            for left in self.path.iterdir():
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            for leftover in self.path.iterdir():
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         except BaseException:
             self.__exit__()
             raise
@@ -57,12 +57,12 @@ class NewFolder:
         if self.path.exists() and self._is_ours():
             shutil.rmtree(self.path)
         os.close(self._lock)
-        for parent in self._parents:  # those we made, unless something stands in them
+        for parent in self._parents:  # those we created, if they are still empty
             with suppress(OSError):
                 parent.rmdir()
 
     def publish(self) -> None:
-        """Make everything in it durable, and give the folder its name."""
+        """Flush everything in it to disk and rename it to its final name."""
         for file in self.path.iterdir():
             sync(file)
         sync(self.path)
@@ -78,15 +78,15 @@ class NewFolder:
             return
         if not (self._out / self._marker).is_file() or self._out.is_symlink():
             raise ConfigError(
-                f"{self._out}: expected nothing there yet, got something without {self._marker}"
+                f"{self._out}: already exists and has no {self._marker}, so it is not replaced; "
+                "choose another name"
             )
         if not self._replace:
             raise ConfigError(
-                f"{self._out}: expected nothing there yet, got a folder with {self._marker}; "
-                "to replace it say --force"
+                f"{self._out}: already exists and has a {self._marker}; to replace it, use --force"
             )
 
-    def _locked(self) -> int:
+    def _acquire_lock(self) -> int:
         while True:
             self.path.mkdir(exist_ok=True)
             lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
@@ -95,7 +95,7 @@ class NewFolder:
             except OSError:
                 os.close(lock)
                 raise ConfigError(
-                    f"{self._out}: expected to be alone, got another process that is making it"
+                    f"{self._out}: another process is writing it; wait for it to end"
                 ) from None
             self._lock = lock
             # The folder may have been renamed or removed between opening and locking it.
@@ -107,7 +107,7 @@ class NewFolder:
         return os.path.samestat(self.path.stat(), os.fstat(self._lock))
 
     def _recover(self) -> None:
-        """Undo a replacement that was killed between its two renames."""
+        """Roll back a replacement that was killed between its two renames."""
         if self._old.exists():
             if self._out.exists():
                 shutil.rmtree(self._old)
@@ -117,7 +117,7 @@ class NewFolder:
 
 
 def sync(path: Path) -> None:
-    """Have a file or folder on the disk before going on."""
+    """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

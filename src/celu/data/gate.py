@@ -1,6 +1,6 @@
-"""The data gate: looks at every row of a store before anything is trained on it.
+"""The data gate: checks every row of a store before training.
 
-What it finds is told by column and count, never by value. Errors stop a run; warnings do not.
+Findings give a column and a count, never a value. Errors stop a run, warnings do not.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from celu.config.schema import ID, LABEL, TAG, LearntCategory, Part, StoreSchema
+from celu.config.schema import ID, LABEL, TAG, FittedCategory, Part, StoreSchema
 from celu.data.store import PARTS, Store, tags_of
 from celu.data.tags import TAG_BYTES, Tags
 from celu.errors import DataError
 
-_MANY_LABELS = 1000  # beyond this, distinct labels are not counted
+_MAX_LABELS = 1000  # more distinct labels are not counted
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about a column that an engineer should know."""
+    """A problem with a column."""
 
     level: Literal["error", "warning"]
     part: str
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass
 class ColumnFacts:
-    """What was seen of one column in one part."""
+    """Statistics of one column in one part."""
 
     rows: int = 0
     nulls: int = 0
@@ -45,11 +45,11 @@ class ColumnFacts:
     missing: int = 0  # code 0
     unseen: int = 0  # code 1 of a vocabulary
     codes: np.ndarray[Any, np.dtype[np.bool_]] | None = None  # which codes occur
-    values: set[float] = field(default_factory=set)  # distinct labels, while they are few
+    values: set[float] = field(default_factory=set)  # distinct labels, up to a maximum
 
     @property
     def mean(self) -> float:
-        """The mean of what is there."""
+        """The mean of the valid values."""
         return self.total / max(1, self.rows - self.nulls - self.bad)
 
     @property
@@ -58,8 +58,8 @@ class ColumnFacts:
         return 0.0 if self.codes is None else float(self.codes.mean())
 
 
-class Examiner:
-    """Sees the rows of a store, batch by batch, and says in the end what it found."""
+class Gate:
+    """Collects statistics of a store, batch by batch, and derives findings from them."""
 
     def __init__(self, schema: StoreSchema) -> None:
         self._schema = schema
@@ -73,8 +73,8 @@ class Examiner:
         }
         self._tags: list[Tags] = []
 
-    def see(self, part: Part, batch: Any) -> None:
-        """Take in a record batch with the columns `id`, `tag` and all of `columns`."""
+    def add(self, part: Part, batch: Any) -> None:
+        """Add a record batch with the columns `id`, `tag` and all of `columns`."""
         self._tags.append(tags_of(batch))
         facts = self.facts[part]
         facts[ID].rows += batch.num_rows
@@ -86,7 +86,7 @@ class Examiner:
             values = column.drop_null().to_numpy(zero_copy_only=False)
             category = self._schema.categories.get(name)
             if category is not None:
-                values = _see_codes(fact, values, category)
+                values = _add_codes(fact, values, category)
             elif values.dtype.kind == "f":
                 finite = np.isfinite(values)
                 fact.bad += int((~finite).sum())
@@ -95,53 +95,54 @@ class Examiner:
                 fact.low = min(fact.low, float(values.min()))
                 fact.high = max(fact.high, float(values.max()))
                 fact.total += float(values.sum(dtype=np.float64))
-            if name == LABEL and len(fact.values) <= _MANY_LABELS:
+            if name == LABEL and len(fact.values) <= _MAX_LABELS:
                 fact.values |= set(np.unique(values).tolist())
 
     def findings(self) -> list[Finding]:
-        """Everything that was found, errors first."""
-        found = [*self._of_rows()]
+        """All findings, errors first."""
+        found = [*self._id_findings()]
         for part in PARTS:
             if self._schema.rows[part]:
                 for name in self.columns:
-                    found += _of_column(part, name, self.facts[part][name])
+                    found += _column_findings(part, name, self.facts[part][name])
         return sorted(found, key=lambda finding: finding.level)
 
-    def _of_rows(self) -> Iterator[Finding]:
+    def _id_findings(self) -> Iterator[Finding]:
         for part in PARTS:
             nulls = self.facts[part][ID].nulls
             if nulls:
-                yield Finding("error", part, ID, f"expected an id a row, got {nulls} nulls")
+                yield Finding("error", part, ID, f"expected an id in every row, got {nulls} nulls")
         tags = np.concatenate([np.zeros((0, TAG_BYTES), np.uint8), *self._tags])
         distinct = len(np.unique(tags.view(f"V{TAG_BYTES}")))
         if distinct < len(tags):
             yield Finding(
-                "error", "both", ID, f"expected every id once, got {len(tags) - distinct} repeats"
+                "error", "both", ID, f"expected each id once, got {len(tags) - distinct} repeats"
             )
 
 
-def examine(store: Store) -> Examiner:
-    """Look at all rows of a store; raises DataError only for files that cannot be read."""
-    examiner = Examiner(store.schema)
+def check_store(store: Store) -> Gate:
+    """Check all rows of a store; raises DataError only for files that cannot be read."""
+    gate = Gate(store.schema)
     for part in PARTS:
-        for batch in store.batches(part, [ID, TAG, *examiner.columns]):
-            examiner.see(part, batch)
-    return examiner
+        for batch in store.batches(part, [ID, TAG, *gate.columns]):
+            gate.add(part, batch)
+    return gate
 
 
-def refuse_errors(store: Store, findings: list[Finding]) -> list[str]:
-    """The warnings in words; raises DataError if there is an error among the findings."""
+def raise_errors(store: Store, findings: list[Finding]) -> list[str]:
+    """Raise DataError if there are errors; return the warnings as text."""
     errors = [str(finding) for finding in findings if finding.level == "error"]
     if errors:
         more = f"; and {len(errors) - 10} more" if len(errors) > 10 else ""
         raise DataError(
             f"{store.path}: {'; '.join(errors[:10])}{more}. "
-            'Prepare the store again; "celu inspect" shows it'
+            'Prepare the store again; "celu inspect" shows all findings'
         )
     return [str(finding) for finding in findings]
 
 
-def _see_codes(fact: ColumnFacts, values: Any, category: LearntCategory) -> Any:
+def _add_codes(fact: ColumnFacts, values: Any, category: FittedCategory) -> Any:
+    """Update the facts, and return the valid codes."""
     within = (values >= 0) & (values < category.size)
     fact.bad += int((~within).sum())
     values = values[within]
@@ -154,21 +155,21 @@ def _see_codes(fact: ColumnFacts, values: Any, category: LearntCategory) -> Any:
     return values
 
 
-def _of_column(part: Part, name: str, fact: ColumnFacts) -> Iterator[Finding]:
-    category = fact.codes is not None
+def _column_findings(part: Part, name: str, fact: ColumnFacts) -> Iterator[Finding]:
+    is_category = fact.codes is not None
     if fact.nulls == fact.rows:
         yield Finding("error", part, name, f"all {fact.rows} values are null")
         return
     if fact.nulls:
         yield Finding("error", part, name, f"expected no nulls, got {fact.nulls}")
     if fact.bad:
-        what = "codes from 0 to below the declared size" if category else "finite numbers"
+        what = "codes from 0 to below the declared size" if is_category else "finite numbers"
         yield Finding("error", part, name, f"expected {what}, got others in {fact.bad} rows")
     if name == LABEL:
         if len(fact.values) == 1:
             level: Literal["error", "warning"] = "error" if part == "train" else "warning"
-            yield Finding(level, part, name, f"one class only in {fact.rows} rows")
-    elif category and fact.missing == fact.rows:
-        yield Finding("warning", part, name, f"missing in all {fact.rows} rows")
+            yield Finding(level, part, name, f"all {fact.rows} rows have the same label")
+    elif is_category and fact.missing == fact.rows:
+        yield Finding("warning", part, name, f"all {fact.rows} values are missing")
     elif part == "train" and fact.low == fact.high:
-        yield Finding("warning", part, name, f"the same in all {fact.rows} rows")
+        yield Finding("warning", part, name, f"all {fact.rows} values are the same")

@@ -1,15 +1,15 @@
-"""A store's rows as tensors mapped from files, so that they may be more than fit in memory.
+"""A store's rows as memory-mapped tensors, for stores larger than memory.
 
-Parquet is made for scanning; batches need rows from anywhere. So the columns of a run are laid out
-once, row by row and in the aligned order, beside the store, and mapped from there:
+Parquet is made for scans; batches need random access. So the inputs of a run are written once to
+row-major files in the aligned order, beside the store, and mapped from there:
 
-    STORE/columns/KEY/columns.json      what it holds
-    STORE/columns/KEY/train.ids.bin     int32 [rows, columns]; one file an input, and the label
+    STORE/columns/KEY/columns.json      the list of files and the warnings of the gate
+    STORE/columns/KEY/train.ids.bin     int32 [rows, columns]; one file for each input and the label
     STORE/columns/KEY/train.tag.bin
 
-KEY names the store's files, the columns and the alignment, so what is found under it is what would
-be made again. The folder `columns` may be deleted at any time. The gate looks at the rows on the
-way.
+KEY is a hash of the store's files, the columns and the alignment, so an existing folder is always
+valid. The folder `columns` is a cache and may be deleted at any time. The gate checks the rows
+while they are written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from celu.config.schema import ID, LABEL, TAG, Part
 from celu.data.alignment import Alignment
 from celu.data.dataset import Dataset
 from celu.data.folder import sync
-from celu.data.gate import Examiner, refuse_errors
+from celu.data.gate import Gate, raise_errors
 from celu.data.store import PARTS, Store, tags_of
 from celu.data.tags import TAG_BYTES, Tags, commitment
 from celu.errors import AlignmentError, DataError
@@ -44,17 +44,17 @@ _LABEL_TYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class StoreDatasets:
-    """A party's rows, ready to train on, and what the gate had to say about them."""
+    """A party's rows, ready to train on, and the warnings of the gate."""
 
     train: Dataset
     test: Dataset
     warnings: list[str]
-    schema: str  # the digest of what the columns mean: new rows for the model must have the same
+    schema: str  # the digest of the store's schema: new rows for the model must have the same
 
 
 @dataclass(frozen=True)
 class _Matrix:
-    """One file of a part: some columns side by side."""
+    """One file of a part: some columns as a matrix."""
 
     name: str
     columns: tuple[str, ...]
@@ -89,9 +89,9 @@ def open_datasets(
     matrices = _matrices(store, inputs, label)
     key = _key(store, matrices, alignment)
     folder = store.path / "columns" / key
-    warnings = _found(folder, key)
+    warnings = _read_cached(folder, key)
     if warnings is None:
-        warnings = _lay_out(store, matrices, alignment, folder, key)
+        warnings = _write(store, matrices, alignment, folder, key)
     sizes = {
         name: tuple(store.schema.categories[c].size for c in columns)
         for name, columns in inputs.items()
@@ -113,23 +113,23 @@ def _matrices(store: Store, inputs: Mapping[str, Sequence[str]], label: bool) ->
     matrices = [_Matrix(TAG, (TAG,), np.dtype(np.uint8))]
     if label:
         if schema.label_type is None or not schema.labelled:
-            raise DataError(f"{store.path}: expected a label, as a guest needs one, got none")
+            raise DataError(f"{store.path}: expected labels, which a guest needs, got none")
         matrices.append(_Matrix(LABEL, (LABEL,), _LABEL_TYPES[schema.label_type]))
     known = schema.numbers.keys() | schema.categories.keys()
     for name, columns in inputs.items():
         for column in columns:
             if column not in known:
                 raise DataError(
-                    f"{store.path}: input {name!r}: expected features of a store "
+                    f"{store.path}: input {name!r}: expected features of the store "
                     f"({', '.join(sorted(known)[:20])}), got {column!r}"
                 )
-        sorts = {column in schema.categories for column in columns}
-        if len(sorts) != 1:
+        are_categories = {column in schema.categories for column in columns}
+        if len(are_categories) != 1:
             raise DataError(
-                f"{store.path}: input {name!r} mixes categories and numbers; expected one sort: "
-                "put them under two inputs"
+                f"{store.path}: input {name!r}: expected only categories or only numbers, got "
+                "both; make two inputs of them"
             )
-        dtype = np.dtype(np.int32 if sorts == {True} else np.float32)
+        dtype = np.dtype(np.int32 if are_categories == {True} else np.float32)
         matrices.append(_Matrix(name, tuple(columns), dtype))
     return matrices
 
@@ -148,33 +148,34 @@ def _key(store: Store, matrices: list[_Matrix], alignment: Alignment | None) -> 
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _found(folder: Path, key: str) -> list[str] | None:
+def _read_cached(folder: Path, key: str) -> list[str] | None:
+    """The warnings of files that are complete; None if they must be written."""
     try:
         facts = json.loads((folder / "columns.json").read_text(encoding="utf-8"))
-        whole = facts["key"] == key and all(
+        is_complete = facts["key"] == key and all(
             (folder / name).stat().st_size == size for name, size in facts["files"].items()
         )
-        return list(facts["warnings"]) if whole else None
+        return list(facts["warnings"]) if is_complete else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _lay_out(
+def _write(
     store: Store, matrices: list[_Matrix], alignment: Alignment | None, folder: Path, key: str
 ) -> list[str]:
     folder.parent.mkdir(exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
     try:
-        examiner = Examiner(store.schema)
+        gate = Gate(store.schema)
         for part in PARTS:
             rows = None if alignment is None else alignment.rows[part]
-            tags = _lay_out_part(store, part, matrices, rows, partial, examiner)
+            tags = _write_part(store, part, matrices, rows, partial, gate)
             if alignment is not None and commitment(tags) != alignment.facts.commitments[part]:
                 raise AlignmentError(
-                    f"the store's {part} rows are not those that the alignment was made for; "
+                    f"the store's {part} rows changed since the alignment; "
                     'run "celu align" again at all parties'
                 )
-        warnings = refuse_errors(store, examiner.findings())
+        warnings = raise_errors(store, gate.findings())
         sizes = {file.name: file.stat().st_size for file in partial.iterdir()}
         facts = {"key": key, "files": sizes, "warnings": warnings}
         (partial / "columns.json").write_text(json.dumps(facts), encoding="utf-8")
@@ -183,30 +184,30 @@ def _lay_out(
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     except OSError as error:
-        if _found(folder, key) is None:  # not merely that another process was faster
+        if _read_cached(folder, key) is None:  # another process may have written it first
             raise DataError(
-                f"{folder}: could not be written: {error.strerror}; free space beside the store"
+                f"{folder}: cannot be written: {error.strerror}; check the disk of the store"
             ) from error
-        return _found(folder, key) or []
+        return _read_cached(folder, key) or []
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return warnings
 
 
-def _lay_out_part(
+def _write_part(
     store: Store,
     part: Part,
     matrices: list[_Matrix],
     rows: np.ndarray[Any, np.dtype[np.int64]] | None,
     folder: Path,
-    examiner: Examiner,
+    gate: Gate,
 ) -> Tags:
     """Write the files of a part, and return the tags of the rows in them."""
     count = store.schema.rows[part] if rows is None else len(rows)
-    places = None
+    target_rows = None
     if rows is not None:
-        places = np.full(store.schema.rows[part], -1, np.int64)
-        places[rows] = np.arange(count)
+        target_rows = np.full(store.schema.rows[part], -1, np.int64)
+        target_rows[rows] = np.arange(count)
     targets: dict[str, Any] = {}
     for matrix in matrices:
         path = folder / f"{part}.{matrix.name}.bin"
@@ -215,34 +216,35 @@ def _lay_out_part(
             shape = (count, matrix.width)
             targets[matrix.name] = np.memmap(path, matrix.dtype, "w+", shape=shape)
     start = 0
-    for batch in store.batches(part, [ID, TAG, *examiner.columns]):
-        examiner.see(part, batch)
-        place = None
-        if places is not None:
-            place = places[start : start + batch.num_rows]
+    for batch in store.batches(part, [ID, TAG, *gate.columns]):
+        gate.add(part, batch)
+        positions = None
+        if target_rows is not None:
+            positions = target_rows[start : start + batch.num_rows]
         for matrix in matrices:
             if count:
-                _fill(targets[matrix.name], matrix, batch, start, place)
+                _fill(targets[matrix.name], matrix, batch, start, positions)
         start += batch.num_rows
     for target in targets.values():
         target.flush()
     return np.asarray(targets[TAG]) if count else np.zeros((0, TAG_BYTES), np.uint8)
 
 
-def _fill(target: Any, matrix: _Matrix, batch: Any, start: int, place: Any) -> None:
+def _fill(target: Any, matrix: _Matrix, batch: Any, start: int, positions: Any) -> None:
+    """Copy a batch to consecutive rows from `start`, or to `positions`, -1 for rows to skip."""
     if any(batch.column(c).null_count for c in matrix.columns):
-        return  # the gate will refuse the store
+        return  # the gate refuses the store
     values = matrix.read(batch)
-    if place is None:
+    if positions is None:
         target[start : start + batch.num_rows] = values
     else:
-        kept = place >= 0
-        target[place[kept]] = values[kept]
+        aligned = positions >= 0
+        target[positions[aligned]] = values[aligned]
 
 
 def _map(folder: Path, part: Part, matrix: _Matrix, count: int) -> Any:
     if count == 0:
         return np.zeros((0, matrix.width), matrix.dtype)
-    # Copy on write: torch wants memory that may be written to; the file stays as it is.
+    # Copy on write: torch needs writable memory, and the file must not change.
     path = folder / f"{part}.{matrix.name}.bin"
     return np.asarray(np.memmap(path, matrix.dtype, "c", shape=(count, matrix.width)))

@@ -1,11 +1,10 @@
-"""A party's store: prepared rows in two Parquet files, and the schema that says what they are.
+"""A party's store: prepared rows in two Parquet files, and their schema.
 
-    STORE/schema.json       columns and whatever was learnt (`celu.config.schema`)
+    STORE/schema.json       the columns with their fitted values (`celu.config.schema`)
     STORE/train.parquet     id, tag, label at a guest, numbers (float32), categories (int32 codes)
-    STORE/test.parquet      the same, held out
+    STORE/test.parquet      the same columns of the test rows
 
-It opens and writes stores. What is in the rows is `gate`'s business, how they become tensors is
-`columns`'.
+It opens and writes stores. It does not check values (`gate`) or make tensors (`memory_map`).
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from celu.config.schema import (
     RESERVED,
     SCHEMA_FILE,
     TAG,
-    LearntCategory,
-    LearntNumber,
+    FittedCategory,
+    FittedNumber,
     Part,
     Split,
     StoreSchema,
@@ -47,7 +46,7 @@ READ_ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class Store:
-    """A store that is there, whole, and of the types that its schema promises."""
+    """A store whose files exist, with the columns, types and row counts of its schema."""
 
     path: Path
     schema: StoreSchema
@@ -95,10 +94,12 @@ class Store:
 
 
 def tags_of(batch: Any) -> Tags:
-    """The tags in a record batch; raises DataError where one is missing."""
+    """The tags of a record batch; raises DataError for nulls."""
     column = batch.column(TAG)
     if column.null_count:
-        raise DataError(f"column {TAG!r}: expected a tag a row, got {column.null_count} nulls")
+        raise DataError(
+            f"column {TAG!r}: expected a tag in every row, got {column.null_count} nulls"
+        )
     start = column.offset * TAG_BYTES
     whole = np.frombuffer(column.buffers()[1], np.uint8)
     return whole[start : start + len(column) * TAG_BYTES].reshape(-1, TAG_BYTES)
@@ -124,12 +125,12 @@ def open_store(path: Path | str) -> Store:
                 raise DataError(f"{file}: expected a column {field.name!r}, got {names}")
             if found.field(at).type != field.type:
                 raise DataError(
-                    f"{file}: column {field.name!r}: expected {field.type} as the schema says, "
+                    f"{file}: column {field.name!r}: expected {field.type}, as in the schema, "
                     f"got {found.field(at).type}"
                 )
         if metadata.num_rows != schema.rows[part]:
             raise DataError(
-                f"{file}: expected {schema.rows[part]} rows as the schema says, "
+                f"{file}: expected {schema.rows[part]} rows, as in the schema, "
                 f"got {metadata.num_rows}; prepare the store again"
             )
     return store
@@ -150,8 +151,8 @@ def arrow_schema(schema: StoreSchema) -> Any:
 class StoreWriter:
     """Writes a store table by table; use as a context manager.
 
-    What was there before is replaced on leaving; on an error nothing of this one remains.
-    `schema.rows` need not be filled in.
+    A store that exists is replaced on exit; after an error it stays and nothing else is left.
+    `schema.rows` is filled in.
     """
 
     def __init__(self, path: Path, schema: StoreSchema) -> None:
@@ -178,7 +179,7 @@ class StoreWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: Any) -> None:
-        with self._stack:  # removes the folder, unless it was given its name
+        with self._stack:  # removes the folder unless it is published
             for file in self._files.values():
                 file.close()
             if kind is None:
@@ -193,20 +194,20 @@ class StoreWriter:
 
 
 def coded_schema(columns: Sequence[str], sizes: Mapping[str, int], split: Split) -> StoreSchema:
-    """The schema of rows coded elsewhere: columns with a size are codes, the others numbers."""
+    """The schema of rows that are encoded already: columns with a size are codes."""
     numbers = [name for name in columns if name not in sizes and name not in RESERVED]
     return StoreSchema(
         id=ID,
         label=LABEL if LABEL in columns else None,
         label_type="number" if LABEL in columns else None,
         split=split,
-        numbers={name: LearntNumber() for name in numbers},
-        categories={name: LearntCategory(buckets=size - 1) for name, size in sizes.items()},
+        numbers={name: FittedNumber() for name in numbers},
+        categories={name: FittedCategory(buckets=size - 1) for name, size in sizes.items()},
     )
 
 
 def with_ids(table: Any, ids: Sequence[str], split: Split) -> Any:
-    """An Arrow table with the columns that say which rows it holds."""
+    """An Arrow table with the columns `id` and `tag` appended."""
     import pyarrow as pa
 
     tags = pa.array(map(bytes, make_tags(ids, split.seed)), pa.binary(TAG_BYTES))

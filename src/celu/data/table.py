@@ -44,9 +44,7 @@ def read_table(
     columns = _Columns(table)
     if inputs is None:
         inputs = columns.by_type([name for name in columns.names if name not in (label, row_id)])
-    if not inputs.keys() <= {IDS, NUMBERS}:
-        other = next(iter(inputs.keys() - {IDS, NUMBERS}))
-        raise DataError(f"inputs: expected the names {IDS!r} and {NUMBERS!r}, got {other!r}")
+    _check_inputs(inputs, label, row_id)
     content = TableContent(
         {}, columns.label(label) if label else None, {}, columns.tags(row_id, seed)
     )
@@ -56,6 +54,19 @@ def read_table(
     if inputs.get(NUMBERS):
         content.inputs[NUMBERS] = np.stack([*map(columns.numbers, inputs[NUMBERS])], axis=1)
     return content
+
+
+def _check_inputs(
+    inputs: Mapping[str, Sequence[str]], label: str | None, row_id: str | None
+) -> None:
+    for name, columns in inputs.items():
+        if name not in (IDS, NUMBERS):
+            raise DataError(f"inputs: expected the names {IDS!r} and {NUMBERS!r}, got {name!r}")
+        if isinstance(columns, str):
+            raise DataError(f"input {name!r}: expected a list of columns, got text")
+        for column, role in ((label, "label"), (row_id, "id")):
+            if column is not None and column in columns:
+                raise DataError(f"input {name!r}: column {column!r} is the {role}, not a feature")
 
 
 class _Columns:
@@ -138,7 +149,7 @@ class _Columns:
             )
         if not pa.types.is_dictionary(array.type):
             array = array.dictionary_encode()
-        # All categories count, those without a row too: parts of one table are then coded alike.
+        # Unused categories have codes too, so that all parts of one table have the same codes.
         order = pc.sort_indices(array.dictionary).to_numpy()
         code_of = np.empty(len(order), np.int64)
         code_of[order] = np.arange(len(order))

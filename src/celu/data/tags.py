@@ -1,9 +1,9 @@
-"""What stands for a row's id inside celu: a tag of 16 bytes, the same at all parties.
+"""Tags: 16-byte hashes of row ids, the same at all parties.
 
-A tag is a hash of the id under the split's seed. It decides whether the row is held out and where
-it stands in a store (ascending), so parties that hold the same ids hold them in the same order, one
-that has nothing to do with the order of anybody's raw files. Tags stay at their party: they are
-hashes of ids, and whoever can guess an id can make its tag. What crosses is a digest of very many.
+A tag is a hash of the id, keyed with the split's seed. It decides whether the row is a test row and
+where it is in a store (ascending order), so parties with the same ids have them in the same order,
+independent of their raw files. Tags stay at their party: anyone who can guess an id can compute its
+tag. Peers see only digests of many tags.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def make_tags(ids: Iterable[str], seed: int) -> Tags:
 
 
 def tags_of_texts(texts: Iterable[bytes], seed: int) -> Tags:
-    """The tags of ids that are given as UTF-8."""
+    """The tags of ids in UTF-8."""
     salt = seed.to_bytes(8, "little")
     blank = hashlib.blake2b(digest_size=TAG_BYTES, salt=salt, person=b"celu.row.tag").copy
     found = []
@@ -36,8 +36,8 @@ def tags_of_texts(texts: Iterable[bytes], seed: int) -> Tags:
 
 
 def held_out(tags: Tags, fraction: float) -> npt.NDArray[np.bool_]:
-    """Whether each row belongs to the held-out part."""
-    # The second half of a tag: the first is what rows are sorted by.
+    """Whether each row is a test row."""
+    # From the second half of a tag: the rows are sorted by the first.
     words = np.ascontiguousarray(tags[:, 8:]).view("<u8").reshape(-1)
     return words < np.uint64(round(fraction * 2**64))
 
@@ -46,19 +46,19 @@ def ascending(tags: Tags) -> npt.NDArray[np.int64]:
     """The row numbers in the order of the tags' bytes."""
     halves = np.ascontiguousarray(tags).view(">u8").astype(np.uint64)
     first, second = halves[:, 0], halves[:, 1]
-    order = np.argsort(first)  # several times as fast as by all 16 bytes, which rarely matter
+    order = np.argsort(first)  # several times faster than by all 16 bytes, and ties are rare
     if (np.diff(first[order]) == 0).any():
         order = np.lexsort((second, first))
     return order
 
 
 def commitment(tags: Tags) -> str:
-    """Names a list of rows in their order: equal for equal lists, and no row can be read off."""
+    """Identifies a list of rows in order: equal for equal lists, and reveals no single row."""
     data = np.ascontiguousarray(tags)
     return hashlib.blake2b(data.data, digest_size=32, person=b"celu.rows").hexdigest()
 
 
 def digest_rows(tags: Tags) -> bytes:
-    """The digest that travels with the Z and dZ of these rows."""
+    """The digest that is sent with the Z and dZ of these rows."""
     data = np.ascontiguousarray(tags)
     return hashlib.blake2b(data.data, digest_size=16, person=b"celu.batch").digest()

@@ -14,7 +14,7 @@ from celu.data.memory_map import StoreDatasets, open_datasets
 from celu.data.store import open_store
 from celu.engine.randomness import seed_step
 from celu.errors import ConfigError, DataError
-from celu.models.building import BOTTOMS, TOPS, build, find_loss
+from celu.models.building import BOTTOMS, TOPS, build_module, find_loss
 from celu.party import Guest, Host
 
 
@@ -41,7 +41,7 @@ def load_party(
             "columns": {name: t.shape[1] for name, t in train.inputs.items()},
             "sizes": train.sizes,
         }
-        bottom = build(
+        bottom = build_module(
             model.bottom.use,
             model.bottom.options,
             facts,
@@ -54,7 +54,7 @@ def load_party(
         return Host(bottom=bottom, train=train, test=test)
     assert model.top is not None and model.loss is not None  # likewise for a guest
     widths = ([guest_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
-    top = build(
+    top = build_module(
         model.top.use,
         model.top.options,
         {"z_widths": widths},

@@ -1,6 +1,6 @@
-"""Losses, one value an instance, and the metrics that go with each on held-out rows.
+"""Losses, with one value for each row, and the metrics of each on test rows.
 
-A loss of the user's own is any function of (output, labels) that gives [B] values.
+A user's own loss is any function of (output, labels) that returns [B] values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _loss_only(output: Tensor, labels: Tensor) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss and its metrics, by name; the mean loss over held-out rows is added to them."""
+    """A loss and its metrics by name. The mean loss of the test rows is always reported."""
 
     per_instance: PerInstance
     metrics: Metrics = _loss_only
@@ -37,7 +37,7 @@ LossLike = Loss | PerInstance | str
 
 
 def as_loss(loss: LossLike) -> Loss:
-    """A loss from its name, from a callable or from itself; raises ConfigError for another name."""
+    """A loss by name, from a callable or as it is; raises ConfigError for an unknown name."""
     if isinstance(loss, Loss):
         return loss
     if not isinstance(loss, str):
@@ -63,14 +63,14 @@ def _regression(output: Tensor, labels: Tensor) -> Tensor:
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    """The exact area under the ROC curve: ties count half; NaN where only one class is present."""
+    """The exact area under the ROC curve: ties count half; NaN if there is only one class."""
     scores, labels = scores.reshape(-1).double(), labels.reshape(-1) > 0.5
     num_positive = int(labels.sum())
     num_negative = len(labels) - num_positive
     if num_positive == 0 or num_negative == 0:
         return math.nan
     _, tie_of, tie_sizes = torch.unique(scores, return_inverse=True, return_counts=True)
-    # Ranks are counted from 1; rows of equal score share the mean rank of their tie.
+    # Ranks start at 1; rows with equal scores share the mean rank of their tie.
     last_ranks = tie_sizes.cumsum(0).double()
     mean_ranks = last_ranks - (tie_sizes.double() - 1) / 2
     rank_sum = float(mean_ranks[tie_of[labels]].sum())
@@ -95,5 +95,5 @@ LOSSES: dict[str, Loss] = {
     ),
 }
 
-# Which way is better, for the metrics that a contract may name as its target.
+# Whether higher is better, for the metrics that a contract may use as its target.
 HIGHER_IS_BETTER = {"auc": True, "accuracy": True, "loss": False, "rmse": False}

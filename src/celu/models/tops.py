@@ -1,4 +1,4 @@
-"""The paper's two top models: WDL joins by concatenation, DSSM by an inner product."""
+"""The paper's two top models: WDL combines Z by concatenation, DSSM by an inner product."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from celu.models.tower import dense_layers
 
 
 class WideDeepTop(nn.Module):
-    """All Z side by side, then one linear layer (WDL). `outputs` is the number of classes.
+    """Concatenates all Z, then one linear layer (WDL). `outputs` is the number of classes.
 
-    The paper's top is linear, so that the parties' effects add up and never interact; layers in
-    `hidden` let them.
+    The paper's top is linear: the parties' effects add up and do not interact. Layers in `hidden`
+    let them interact.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class InnerProductTop(nn.Module):
         super().__init__()
         if len(z_widths) < 2 or len(set(z_widths)) != 1:
             raise ModelError(
-                f"dssm needs two or more towers of one width, got widths {list(z_widths)}"
+                f"dssm: expected two or more Z of the same width, got widths {list(z_widths)}"
             )
 
     def forward(self, z_guest: Tensor, *z_hosts: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""A tower: ids through embeddings, numbers as they are, then layers without biases.
+"""A tower: embeddings of ids, concatenated with numbers, then linear layers without biases.
 
-Both of the paper's models use it as their bottoms, with the paper's constants. Its N(0, 0.01) for
-the weights is read as a variance: with a deviation of 0.01 training stalls at first.
+Both of the paper's models use it as their bottom, with the paper's constants. We read the 0.01 of
+its N(0, 0.01) for the weights as a variance: as a standard deviation, training stalls at first.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 
 class Tower(nn.Module):
-    """Inputs of any names: those with `sizes` are ids, the others numbers.
+    """A bottom model for inputs of any names: those with `sizes` are ids, the others numbers.
 
     ReLU follows every layer, Z included, unless `relu_z` is false (an inner product of towers needs
-    both signs). The fields of an input of ids share one table of rows, each field from an offset of
-    its own, and its gradient is sparse: a step's cost follows the batch, not the table.
+    both signs). The fields of an input of ids share one embedding table, each with its own offset.
+    The table's gradient is sparse: the cost of a step depends on the batch, not on the table.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Tower(nn.Module):
 
 
 def dense_layers(widths: Sequence[int], init_std: float | None) -> nn.Sequential:
-    """Linear layers without biases, ReLU between them; weights from N(0, init_std).
+    """Linear layers without biases, ReLU between them; weights have deviation `init_std`.
 
-    None keeps torch's own initialisation, which scales with the width of a layer.
+    None means torch's default initialisation, which scales with the width of a layer.
     """
     layers: list[nn.Module] = []
     for width, out in pairwise(widths):

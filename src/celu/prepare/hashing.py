@@ -1,7 +1,7 @@
-"""A hash of texts that never changes: FNV-1a of 64 bits, then Murmur3's finaliser.
+"""A stable hash of strings, for whole arrays: 64-bit FNV-1a, then Murmur3's finaliser.
 
-It spreads, and no more: whoever wants two texts of one hash finds them. Written for whole arrays,
-because a cryptographic hash of each text alone would take longer than all else in a scan.
+Stores depend on it, so it must never change. It is not cryptographic: collisions are easy to find.
+A cryptographic hash of each string would take longer than the rest of a scan.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ def hash_texts(texts: Any) -> npt.NDArray[np.uint64]:
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int32)[texts.offset :][: len(texts) + 1]
     lengths = np.diff(ends)
-    # Longest first: those that have a byte at some place are then a slice, not a selection.
+    # Longest first: the strings that have a byte at a position are then a slice.
     order = np.argsort(-lengths, kind="stable")
     starts = ends[:-1][order]
-    longer = len(texts) - np.cumsum(np.bincount(lengths))  # how many are longer than 0, 1, ...
+    longer = len(texts) - np.cumsum(np.bincount(lengths))  # number of strings longer than 0, 1, ...
     hashes = np.full(len(texts), _BASIS)
     if data is not None:
         text = np.frombuffer(data, np.uint8)
-        for place, count in enumerate(longer[:-1].tolist()):
+        for position, count in enumerate(longer[:-1].tolist()):
             some = hashes[:count]
-            some ^= text[starts[:count] + place]
+            some ^= text[starts[:count] + position]
             some *= _PRIME
     hashes ^= hashes >> _SHIFT
     for factor in _MIX:

@@ -1,4 +1,4 @@
-"""A store in the making: its columns, how each is read, and what it says of itself in the end."""
+"""A store that is being prepared: its encoders and the schema that they result in."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from celu.config.schema import Declared, LearntCategory, Part, StoreSchema
+from celu.config.schema import Part, RawSchema, StoreSchema
 from celu.data.store import arrow_schema
-from celu.prepare.encoders import (
-    Column,
-    HashedColumn,
-    KnownColumn,
-    LabelColumn,
-    NumberColumn,
-    Room,
-    VocabularyColumn,
+from celu.prepare.encoders.categories import (
+    CategoryEncoder,
+    FittedVocabularyEncoder,
+    HashEncoder,
+    VocabularyBudget,
+    VocabularyEncoder,
 )
-from celu.prepare.raw import Kind
+from celu.prepare.encoders.encoder import Encoder
+from celu.prepare.encoders.labels import LabelEncoder
+from celu.prepare.encoders.numbers import NumberEncoder
+from celu.prepare.parsing import Kind
 
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a store; `unseen` counts rows with values that a known vocabulary lacks."""
+    """A prepared store; `unseen` counts, by column, rows with values outside its vocabulary."""
 
     out: Path
     rows: dict[Part, int]
@@ -33,45 +34,45 @@ class Report:
 
 @dataclass(frozen=True)
 class NewStore:
-    """A store in the making; `schema` tells what was learnt, given the number of rows."""
+    """A store that is being prepared; `schema` returns its schema, given the number of rows."""
 
     out: Path
-    label: LabelColumn | None
-    numbers: list[NumberColumn]
-    categories: list[HashedColumn | VocabularyColumn | KnownColumn]
+    label: LabelEncoder | None
+    numbers: list[NumberEncoder]
+    categories: list[CategoryEncoder]
     schema: Callable[[dict[Part, int]], StoreSchema]
 
-    def columns(self) -> list[Column]:
-        """In the order of the store."""
+    def encoders(self) -> list[Encoder]:
+        """In the order of the store's columns."""
         return [*([self.label] if self.label else []), *self.numbers, *self.categories]
 
     def kinds(self) -> dict[str, Kind]:
         """How to read each raw column."""
         kinds: dict[str, Kind] = {self.label.name: "label"} if self.label else {}
-        kinds |= dict.fromkeys((column.name for column in self.numbers), "number")
-        kinds |= dict.fromkeys((column.name for column in self.categories), "category")
+        kinds |= dict.fromkeys((encoder.name for encoder in self.numbers), "number")
+        kinds |= dict.fromkeys((encoder.name for encoder in self.categories), "category")
         return kinds
 
-    def arrow(self) -> Any:
-        """The schema of its Parquet files, once all rows have been seen."""
+    def arrow_schema(self) -> Any:
+        """The schema of the Parquet files; final once all encoders are fitted."""
         return arrow_schema(self.schema({"train": 0, "test": 0}))
 
     def report(self, rows: dict[Part, int]) -> Report:
-        """What became of it."""
-        warnings = [warning for column in self.columns() for warning in column.warnings()]
-        known = [column for column in self.categories if isinstance(column, KnownColumn)]
-        unseen = {column.name: column.unseen for column in known if column.unseen}
+        """The report of a store with this number of rows."""
+        warnings = [warning for encoder in self.encoders() for warning in encoder.warnings()]
+        fitted = [e for e in self.categories if isinstance(e, FittedVocabularyEncoder)]
+        unseen = {encoder.name: encoder.unseen for encoder in fitted if encoder.unseen}
         return Report(self.out, rows, tuple(warnings), unseen)
 
 
-def learning(declared: Declared, out: Path, room: Room) -> NewStore:
-    """A store that learns from its training rows."""
-    label = LabelColumn(declared.label) if declared.label else None
-    numbers = [NumberColumn(name, number) for name, number in declared.numbers.items()]
-    categories: list[HashedColumn | VocabularyColumn | KnownColumn] = [
-        VocabularyColumn(name, category, room)
+def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> NewStore:
+    """A store whose encoders are fitted on its own training rows."""
+    label = LabelEncoder(declared.label) if declared.label else None
+    numbers = [NumberEncoder(name, number) for name, number in declared.numbers.items()]
+    categories: list[CategoryEncoder] = [
+        VocabularyEncoder(name, category, budget)
         if category.buckets is None
-        else HashedColumn(name, category)
+        else HashEncoder(name, category)
         for name, category in declared.categories.items()
     ]
 
@@ -82,28 +83,27 @@ def learning(declared: Declared, out: Path, room: Room) -> NewStore:
             split=declared.split,
             source=declared.source,
             label_type=label.type if label else None,
-            numbers={column.name: column.learnt() for column in numbers},
-            categories={column.name: column.learnt() for column in categories},
+            numbers={encoder.name: encoder.fitted() for encoder in numbers},
+            categories={encoder.name: encoder.fitted() for encoder in categories},
             rows=rows,
         )
 
     return NewStore(out, label, numbers, categories, schema)
 
 
-def knowing(known: StoreSchema, out: Path, *, labelled: bool) -> NewStore:
-    """A store that learns nothing: its columns are those of another."""
-    label = LabelColumn(known.label, known.label_type) if known.label and labelled else None
-    numbers = [NumberColumn(name, number) for name, number in known.numbers.items()]
-    categories = [_known(name, category) for name, category in known.categories.items()]
+def fitted_store(fitted: StoreSchema, out: Path, *, labelled: bool) -> NewStore:
+    """A store that applies the encoders of another, as its schema holds them."""
+    label = LabelEncoder(fitted.label, fitted.label_type) if fitted.label and labelled else None
+    numbers = [NumberEncoder(name, number) for name, number in fitted.numbers.items()]
+    categories: list[CategoryEncoder] = [
+        FittedVocabularyEncoder(name, category)
+        if category.buckets is None
+        else HashEncoder(name, category)
+        for name, category in fitted.categories.items()
+    ]
 
     def schema(rows: dict[Part, int]) -> StoreSchema:
-        labels = {"labelled": label is not None or known.label is None}
-        return known.model_copy(update={"rows": rows, **labels})
+        labels = {"labelled": label is not None or fitted.label is None}
+        return fitted.model_copy(update={"rows": rows, **labels})
 
     return NewStore(out, label, numbers, categories, schema)
-
-
-def _known(name: str, category: LearntCategory) -> HashedColumn | VocabularyColumn | KnownColumn:
-    if category.buckets is None:
-        return KnownColumn(name, category)
-    return HashedColumn(name, category)

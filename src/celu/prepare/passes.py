@@ -1,4 +1,7 @@
-"""The two passes of `prepare`: raw rows are put aside by their tags, then sorted and written."""
+"""The two passes of `prepare`: raw rows are spilled to disk by tag, then sorted and written.
+
+The first pass fits the encoders, the second applies them.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,21 @@ from celu.config.schema import ROW_NUMBER, Part, Source, Split
 from celu.data.store import PARTS
 from celu.data.tags import TAG_BYTES, Tags, ascending, held_out, tags_of_texts
 from celu.errors import ConfigError, DataError
-from celu.prepare.encoders import Mask
+from celu.prepare.encoders.encoder import Mask
 from celu.prepare.new_store import NewStore
-from celu.prepare.raw import Block, Kind, RawFile, ahead
+from celu.prepare.parsing import Kind
+from celu.prepare.prefetch import prefetch
+from celu.prepare.raw_file import Block, RawFile
 from celu.prepare.spill import Spill, arrow
 
-ROW_GROUP = 100_000  # the most rows of a row group; half as many are waited for
+ROW_GROUP = 100_000  # the maximum number of rows of a row group; half is the minimum
 
-# Called with a phase ("reading", in bytes; "writing", in buckets), how much is done, and of what.
+# Called with a phase ("reading", in bytes; "writing", in buckets), how much is done, and the total.
 Progress = Callable[[str, int, int], None]
 
 
-class Frame(NamedTuple):
-    """What all stores of one scan have in common."""
+class ScanSettings(NamedTuple):
+    """What all stores of one scan have in common; with `all_test` every row is a test row."""
 
     source: Source
     id: str
@@ -37,44 +42,44 @@ class Frame(NamedTuple):
     all_test: bool = False
 
     def test_rows(self, tags: Tags) -> Mask:
-        """Which rows are held out."""
+        """Whether each row is a test row."""
         return np.ones(len(tags), bool) if self.all_test else held_out(tags, self.split.test)
 
 
-def all_kinds(frame: Frame, stores: Sequence[NewStore]) -> dict[str, Kind]:
-    """How to read each column that any store wants; raises ConfigError for one read two ways."""
-    kinds: dict[str, Kind] = {} if frame.id == ROW_NUMBER else {frame.id: "text"}
+def column_kinds(settings: ScanSettings, stores: Sequence[NewStore]) -> dict[str, Kind]:
+    """How to read each column of the stores; raises ConfigError if two stores disagree."""
+    kinds: dict[str, Kind] = {} if settings.id == ROW_NUMBER else {settings.id: "text"}
     for store in stores:
         for name, kind in store.kinds().items():
             if kinds.setdefault(name, kind) != kind:
                 raise ConfigError(
-                    f"column {name!r}: expected one use in all stores of a scan, got "
+                    f"column {name!r}: expected the same kind in all stores of a scan, got "
                     f"{kinds[name]} and {kind}"
                 )
     return kinds
 
 
-def scan(
+def spill_rows(
     files: Sequence[RawFile],
     kinds: Mapping[str, Kind],
-    frame: Frame,
+    settings: ScanSettings,
     stores: Sequence[NewStore],
     spill: Spill,
     progress: Progress,
 ) -> None:
-    """Put all rows aside, learning from those of training; raises DataError, at a file's end."""
+    """Fit the encoders and spill all rows; raises DataError for bad rows, at the end of a file."""
     total = sum(file.num_bytes for file in files)
     num_rows = before = 0
     with ThreadPoolExecutor(1) as pool:
         for file in files:
-            without_id = 0
+            num_without_id = 0
             added: Future[None] | None = None
-            for block in ahead(file.blocks(kinds)):
-                ids = _ids(block, frame.id, num_rows)
-                without_id += ids.null_count
+            for block in prefetch(file.blocks(kinds)):
+                ids = _ids(block, settings.id, num_rows)
+                num_without_id += ids.null_count
                 texts = ids.fill_null("").cast(pa.binary()).to_pylist()
-                tags = tags_of_texts(texts, frame.split.seed)
-                batch = _kept(ids, tags, block, ~frame.test_rows(tags), stores)
+                tags = tags_of_texts(texts, settings.split.seed)
+                batch = _encode(ids, tags, block, ~settings.test_rows(tags), stores)
                 if added is not None:
                     added.result()
                 added = pool.submit(spill.add, batch, _keys(tags))
@@ -82,15 +87,15 @@ def scan(
                 progress("reading", before + block.position, total)
             if added is not None:
                 added.result()
-            _check(file, frame.id, without_id, stores)
+            _check(file, settings.id, num_without_id, stores)
             before += file.num_bytes
 
 
-def _check(file: RawFile, row_id: str, without_id: int, stores: Sequence[NewStore]) -> None:
-    problems = [problem for s in stores for c in s.columns() for problem in c.problems()]
-    if without_id:
-        text = f"column {row_id!r}: expected an id in every row, got {without_id:,} rows without"
-        problems.insert(0, text)
+def _check(file: RawFile, row_id: str, num_without_id: int, stores: Sequence[NewStore]) -> None:
+    problems = [problem for s in stores for e in s.encoders() for problem in e.problems()]
+    if num_without_id:
+        expected = f"column {row_id!r}: expected an id in every row"
+        problems.insert(0, f"{expected}, got {num_without_id:,} rows without")
     if problems:
         raise DataError("\n".join(f"{file.path}: {problem}" for problem in problems))
 
@@ -101,36 +106,36 @@ def _ids(block: Block, column: str, first_row: int) -> Any:
     return block.columns[column]
 
 
-def _kept(ids: Any, tags: Tags, block: Block, train: Mask, stores: Sequence[NewStore]) -> Any:
-    """What is put aside of a block: tag, id, then each store's columns."""
+def _encode(ids: Any, tags: Tags, block: Block, train: Mask, stores: Sequence[NewStore]) -> Any:
+    """The columns to spill: tag, id, then those of each store."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(tags))]
     arrays = [pa.FixedSizeBinaryArray.from_buffers(pa.binary(TAG_BYTES), len(tags), buffers), ids]
     for store in stores:
         if store.label is not None:
-            store.label.note(block.whole_labels)
-        for column in store.columns():
-            arrays.append(arrow(column.take(block.columns[column.name], train)))
+            store.label.note_format(block.labels_are_integers)
+        for encoder in store.encoders():
+            arrays.append(arrow(encoder.fit(block.columns[encoder.name], train)))
     return pa.record_batch(arrays, names=[str(number) for number in range(len(arrays))])
 
 
 def _keys(tags: Tags) -> npt.NDArray[np.unsignedinteger[Any]]:
-    """The first 16 bits of each tag, by which rows are sorted in the end."""
+    """The first 16 bits of each tag. The second pass sorts by tag, so buckets are in order."""
     return np.ascontiguousarray(tags[:, :2]).view(">u2").reshape(-1)
 
 
-def check_labels(named: str, stores: Sequence[NewStore]) -> None:
-    """Raise DataError where there is nothing to learn."""
+def check_labels(source: str, stores: Sequence[NewStore]) -> None:
+    """Raise DataError if all training rows of a store have the same label."""
     for store in stores:
-        if store.label is not None and store.label.one_only():
+        if store.label is not None and store.label.is_constant():
             raise DataError(
-                f"{named}: column {store.label.name!r}: expected different labels in the training "
+                f"{source}: column {store.label.name!r}: expected different labels in the training "
                 "rows, got the same in all"
             )
 
 
-def finish(
-    named: str,
-    frame: Frame,
+def write_parts(
+    source: str,
+    settings: ScanSettings,
     stores: Sequence[NewStore],
     folders: Sequence[Path],
     spill: Spill,
@@ -138,23 +143,23 @@ def finish(
 ) -> dict[Part, int]:
     """Write the parts of all stores in the order of the tags, and return their numbers of rows.
 
-    Raises DataError for an id that stands twice, and for a part without rows.
+    Raises DataError for a repeated id, and for a part without rows.
     """
-    twice = 0
+    repeats = 0
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(len(stores)))
         parts = []
         first = 2  # after tag and id
         for store, folder in zip(stores, folders, strict=True):
-            parts.append(stack.enter_context(_Parts(store, folder, first)))
-            first += len(store.columns())
+            parts.append(stack.enter_context(_PartWriter(store, folder, first)))
+            first += len(store.encoders())
         written: list[Future[None]] = []
         rows = dict.fromkeys(PARTS, 0)
         for bucket in range(spill.num_buckets):
             batch = spill.read(bucket)
             if batch is not None:
-                batch, num_train, num_twice = _sorted(batch, frame)
-                twice += num_twice
+                batch, num_train, num_repeats = _sort(batch, settings)
+                repeats += num_repeats
                 rows["train"] += num_train
                 rows["test"] += batch.num_rows - num_train
                 for future in written:
@@ -163,64 +168,66 @@ def finish(
             progress("writing", bucket + 1, spill.num_buckets)
         for future in written:
             future.result()
-    _check_rows(named, frame, rows, twice)
-    problems = [problem for s in stores for c in s.columns() for problem in c.problems()]
+    _check_rows(source, settings, rows, repeats)
+    problems = [problem for s in stores for e in s.encoders() for problem in e.problems()]
     if problems:
-        raise DataError("\n".join(f"{named}: {problem}" for problem in problems))
+        raise DataError("\n".join(f"{source}: {problem}" for problem in problems))
     return rows
 
 
-def _check_rows(named: str, frame: Frame, rows: Mapping[Part, int], twice: int) -> None:
-    if twice:
+def _check_rows(
+    source: str, settings: ScanSettings, rows: Mapping[Part, int], repeats: int
+) -> None:
+    if repeats:
         raise DataError(
-            f"{named}: column {frame.id!r}: expected each id once, got {twice:,} rows with the id "
-            "of a row before"
+            f"{source}: column {settings.id!r}: expected each id once, got {repeats:,} rows that "
+            "repeat an id"
         )
-    wanted = {"train": not frame.all_test, "test": frame.split.test > 0 or frame.all_test}
+    wanted = {"train": not settings.all_test, "test": settings.split.test > 0 or settings.all_test}
     for part in PARTS:
         if wanted[part] and not rows[part]:
             raise DataError(
-                f"{named}: expected rows in both parts, got none of {sum(rows.values()):,} in "
-                f"{part}; give more rows, or another split"
+                f"{source}: expected rows in both parts, got none of {sum(rows.values()):,} in "
+                f"{part}; add rows or change the split"
             )
 
 
-def _sorted(batch: Any, frame: Frame) -> tuple[Any, int, int]:
-    """A bucket with its training rows first, each part by tag; their number; repeated tags."""
+def _sort(batch: Any, settings: ScanSettings) -> tuple[Any, int, int]:
+    """The training rows by tag, then the test rows by tag; the number of the first; of repeats."""
     tags = np.frombuffer(batch.column(0).buffers()[1], np.uint8)
     tags = tags[batch.column(0).offset * TAG_BYTES :][: batch.num_rows * TAG_BYTES]
     tags = tags.reshape(-1, TAG_BYTES)
     order = ascending(tags)
     halves = tags[order].view(np.uint64)
-    twice = int((halves[1:] == halves[:-1]).all(axis=1).sum())
-    test = frame.test_rows(tags)[order]
+    repeats = int((halves[1:] == halves[:-1]).all(axis=1).sum())
+    test = settings.test_rows(tags)[order]
     order = np.concatenate((order[~test], order[test]))
-    return batch.take(arrow(order)), int((~test).sum()), twice
+    return batch.take(arrow(order)), int((~test).sum()), repeats
 
 
-class _Parts:
+class _PartWriter:
     """The two Parquet files of a store, written row group by row group; a context manager.
 
-    `first` is where the store's columns begin in what was put aside.
+    `first` is the number of the store's first column in spilled rows.
     """
 
     def __init__(self, store: NewStore, folder: Path, first: int) -> None:
-        self._columns = list(enumerate(store.columns(), start=first))
-        self._schema = store.arrow()
+        self._encoders = list(enumerate(store.encoders(), start=first))
+        self._schema = store.arrow_schema()
         self._writers = [
             pq.ParquetWriter(
                 folder / f"{part}.parquet",
                 self._schema,
                 compression="snappy",
-                use_dictionary=False,  # codes of many values: a dictionary costs more than it saves
+                use_dictionary=False,  # with many distinct codes it costs more than it saves
                 write_statistics=False,
                 write_page_checksum=True,
             )
             for part in PARTS
         ]
-        self._waiting: list[list[Any]] = [[] for _ in PARTS]
+        self._buffered: list[list[Any]] = [[] for _ in PARTS]
 
-    def __enter__(self) -> _Parts:
+    def __enter__(self) -> _PartWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
@@ -230,19 +237,19 @@ class _Parts:
             writer.close()
 
     def append(self, batch: Any, num_train: int) -> None:
-        """Take a sorted bucket, its training rows first."""
+        """Append a sorted bucket, whose training rows come first."""
         arrays = [batch.column(1), batch.column(0)]
-        for number, column in self._columns:
-            arrays.append(arrow(column.finish(batch.column(number).to_numpy())))
+        for number, encoder in self._encoders:
+            arrays.append(arrow(encoder.transform(batch.column(number).to_numpy())))
         rows = pa.record_batch(arrays, schema=self._schema)
         for part, some in enumerate((rows.slice(0, num_train), rows.slice(num_train))):
-            self._waiting[part].append(some)
-            if sum(map(len, self._waiting[part])) >= ROW_GROUP // 2:
+            self._buffered[part].append(some)
+            if sum(map(len, self._buffered[part])) >= ROW_GROUP // 2:
                 self._write(part)
 
     def _write(self, part: int) -> None:
-        table = pa.Table.from_batches(self._waiting[part], self._schema)
-        self._waiting[part] = []
+        table = pa.Table.from_batches(self._buffered[part], self._schema)
+        self._buffered[part] = []
         groups = -(-table.num_rows // ROW_GROUP)
         if groups:
             self._writers[part].write_table(table, row_group_size=-(-table.num_rows // groups))

@@ -1,9 +1,9 @@
 """From raw files to stores: `schema.json`, `train.parquet` and `test.parquet` in one folder.
 
-One scan of the raw files may fill several stores (a guest's and a host's). It learns what is to be
-learnt from the training rows and puts all rows aside by the first bits of their tags; then, bucket
-by bucket, they are sorted, finished and written. Memory does not grow with the number of rows, but
-with that of the distinct values of vocabularies, which is bounded.
+One scan of the raw files may fill several stores (a guest's and a host's). It fits the encoders on
+the training rows and spills all rows to disk, in buckets by the first bits of their tags. Then each
+bucket is sorted, encoded and written. Memory does not grow with the number of rows. It grows with
+the number of distinct values in vocabularies, which is bounded.
 """
 
 from __future__ import annotations
@@ -13,104 +13,111 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from celu.config.schema import SCHEMA_FILE, Declared, read_store_schema
+from celu.config.schema import SCHEMA_FILE, RawSchema, read_store_schema
 from celu.data.folder import NewFolder
 from celu.errors import ConfigError, DataError
-from celu.prepare.encoders import Room
-from celu.prepare.new_store import NewStore, Report, knowing, learning
-from celu.prepare.passes import Frame, Progress, all_kinds, check_labels, finish, scan
-from celu.prepare.raw import RawFile
+from celu.prepare.encoders.categories import VocabularyBudget
+from celu.prepare.new_store import NewStore, Report, fitted_store, unfitted_store
+from celu.prepare.passes import (
+    Progress,
+    ScanSettings,
+    check_labels,
+    column_kinds,
+    spill_rows,
+    write_parts,
+)
+from celu.prepare.raw_file import RawFile
 from celu.prepare.spill import Spill, buckets_for
 
 __all__ = ["Progress", "Report", "Target", "prepare", "prepare_like"]
 
 
 class Target(NamedTuple):
-    """A store to be made."""
+    """A store to prepare, and the columns that it takes from the raw files."""
 
-    declared: Declared
+    schema: RawSchema
     out: Path
 
 
-def _silent(phase: str, done: int, total: int) -> None:
+def _ignore(phase: str, done: int, total: int) -> None:
     pass
 
 
 def prepare(
     sources: Sequence[Path],
     targets: Sequence[Target],
-    progress: Progress = _silent,
+    progress: Progress = _ignore,
     *,
     replace: bool = False,
 ) -> list[Report]:
-    """Make stores from raw files, in one scan; they have `source`, `id` and `split` in common.
+    """Prepare stores from raw files, in one scan; they have `source`, `id` and `split` in common.
 
-    Raises ConfigError or DataError, and then leaves nothing. `replace` allows a store to stand
-    under a name already; it makes way at the very end.
+    With `replace` a store may exist under the name; it is replaced at the very end. Raises
+    ConfigError or DataError, and then leaves nothing behind.
     """
-    frames = [Frame(d.source, d.id, d.split) for d, _ in targets]
-    if any(frame != frames[0] for frame in frames):
+    settings = [ScanSettings(s.source, s.id, s.split) for s, _ in targets]
+    if any(other != settings[0] for other in settings):
         raise ConfigError("stores made in one scan must have the same source, id and split")
-    room = Room()
-    stores = [learning(declared, out, room) for declared, out in targets]
-    return _make(sources, frames[0], stores, progress, replace)
+    budget = VocabularyBudget()
+    stores = [unfitted_store(schema, out, budget) for schema, out in targets]
+    return _prepare(sources, settings[0], stores, progress, replace)
 
 
 def prepare_like(
     sources: Sequence[Path],
     store: Path,
     out: Path,
-    progress: Progress = _silent,
+    progress: Progress = _ignore,
     *,
     replace: bool = False,
 ) -> Report:
-    """Put new rows through what a store has learnt: they are the test rows of a new store.
+    """Encode new rows as an existing store did; they are the test rows of a new store.
 
-    Labels may be absent from the raw files, and then are from the rows; the schema stays that of
-    the store, by its digest. Raises as `prepare` does.
+    The raw files may lack the label column: the new rows then have no labels. The digest of the
+    schema stays that of the store. Raises as `prepare` does.
     """
-    known = read_store_schema(store)
-    names = [RawFile(path, known.source).names() for path in sources]
-    labelled = any(known.label in some for some in names)
-    frame = Frame(known.source, known.id, known.split, all_test=True)
-    new = knowing(known, out, labelled=labelled)
-    return _make(sources, frame, [new], progress, replace)[0]
+    fitted = read_store_schema(store)
+    names = [RawFile(path, fitted.source).names() for path in sources]
+    labelled = any(fitted.label in some for some in names)
+    settings = ScanSettings(fitted.source, fitted.id, fitted.split, all_test=True)
+    new = fitted_store(fitted, out, labelled=labelled)
+    return _prepare(sources, settings, [new], progress, replace)[0]
 
 
-def _make(
+def _prepare(
     sources: Sequence[Path],
-    frame: Frame,
+    settings: ScanSettings,
     stores: Sequence[NewStore],
     progress: Progress,
     replace: bool,
 ) -> list[Report]:
     if not sources:
         raise ConfigError("expected raw files, got none")
-    files = [RawFile(path, frame.source) for path in sources]
-    kinds = all_kinds(frame, stores)
+    files = [RawFile(path, settings.source) for path in sources]
+    kinds = column_kinds(settings, stores)
     for file in files:
         file.check(kinds)
-    named = str(sources[0]) + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
+    source = str(sources[0]) + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
     with ExitStack() as stack:
-        news = [
+        new_folders = [
             stack.enter_context(NewFolder(store.out, SCHEMA_FILE, replace=replace))
             for store in stores
         ]
-        folders = [new.path for new in news]
+        folders = [folder.path for folder in new_folders]
         buckets = buckets_for(sum(file.text_bytes(kinds) for file in files))
         try:
             with Spill(folders[0] / "rows.spill", buckets) as spill:
-                scan(files, kinds, frame, stores, spill, progress)
-                if not frame.all_test:
-                    check_labels(named, stores)
-                rows = finish(named, frame, stores, folders, spill, progress)
+                spill_rows(files, kinds, settings, stores, spill, progress)
+                if not settings.all_test:
+                    check_labels(source, stores)
+                rows = write_parts(source, settings, stores, folders, spill, progress)
             for store, folder in zip(stores, folders, strict=True):
                 store.schema(rows).write(folder)
             reports = [store.report(rows) for store in stores]
-            for new in news:
-                new.publish()
+            for new_folder in new_folders:
+                new_folder.publish()
         except OSError as error:
             raise DataError(
-                f"{stores[0].out}: expected to write it, got: {error.strerror or error}"
+                f"{stores[0].out}: cannot be written: {error.strerror or error}"
             ) from error
     return reports

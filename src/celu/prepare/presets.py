@@ -1,16 +1,16 @@
-"""The click data of the paper, as its two parties hold it: what `schema.toml` would say.
+"""The schemas of the paper's click data, for its two parties: what `schema.toml` would hold.
 
-Criteo is tab-separated without a line of names, Avazu is CSV with one. Categories are hashed, each
-onto the same number of codes: so a store is made in one scan, and new rows need no vocabulary.
+Criteo is tab-separated without a header, Avazu is CSV with one. Categories are hashed into the same
+number of buckets by default, so nothing depends on the values of the training rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from celu.config.schema import ROW_NUMBER, Category, Declared, Number, Source, Split
+from celu.config.schema import ROW_NUMBER, Category, Number, RawSchema, Source, Split
 
-HASHED = Category(buckets=100_000)  # for any number of rows and values
+HASHED = Category(buckets=100_000)
 CRITEO_NUMBERS = tuple(f"I{number}" for number in range(1, 14))
 CRITEO_CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 AVAZU_GUEST = tuple(f"C{number}" for number in range(14, 22))
@@ -32,12 +32,12 @@ AVAZU_HOST = (
 )
 
 
-def criteo(split: Split, category: Category = HASHED) -> dict[str, Declared]:
-    """Guest: the label and 13 numbers. Host: 26 categories. Rows have no id but their number."""
+def criteo(split: Split, category: Category = HASHED) -> dict[str, RawSchema]:
+    """Guest: the label and 13 numbers. Host: 26 categories. The id of a row is its number."""
     names = ["label", *CRITEO_NUMBERS, *CRITEO_CATEGORIES]
     source = Source(format="tsv", names=names)
     number = Number(missing=0.0, log=True)
-    guest = Declared(
+    guest = RawSchema(
         id=ROW_NUMBER,
         label="label",
         split=split,
@@ -47,10 +47,10 @@ def criteo(split: Split, category: Category = HASHED) -> dict[str, Declared]:
     return {"guest": guest, "host": _host(ROW_NUMBER, split, source, CRITEO_CATEGORIES, category)}
 
 
-def avazu(split: Split, category: Category = HASHED) -> dict[str, Declared]:
-    """Guest: the label and 8 anonymous categories. Host: the 14 that say where and on what."""
+def avazu(split: Split, category: Category = HASHED) -> dict[str, RawSchema]:
+    """Guest: the label and 8 anonymous categories. Host: 14 of site, app and device."""
     source = Source(format="csv")
-    guest = Declared(
+    guest = RawSchema(
         id="id",
         label="click",
         split=split,
@@ -62,10 +62,10 @@ def avazu(split: Split, category: Category = HASHED) -> dict[str, Declared]:
 
 def _host(
     row_id: str, split: Split, source: Source, names: tuple[str, ...], category: Category
-) -> Declared:
+) -> RawSchema:
     categories = dict.fromkeys(names, category)
-    return Declared(id=row_id, split=split, source=source, categories=categories)
+    return RawSchema(id=row_id, split=split, source=source, categories=categories)
 
 
-Preset = Callable[[Split, Category], dict[str, Declared]]
+Preset = Callable[[Split, Category], dict[str, RawSchema]]
 PRESETS: dict[str, Preset] = {"criteo": criteo, "avazu": avazu}

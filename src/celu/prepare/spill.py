@@ -1,7 +1,7 @@
-"""Rows put aside on disk by bucket, to be taken back one bucket at a time.
+"""Rows spilled to disk by bucket, and read back one bucket at a time.
 
-One file, so that the number of buckets is not bounded by that of open files; nothing is held in
-memory but where each bucket's rows are.
+There is one file, so the limit on open files does not limit the number of buckets. Memory holds
+only the positions of each bucket's rows.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-BUCKET_BYTES = 32 << 20  # of raw text: what a bucket takes in memory is of that order
+BUCKET_BYTES = 32 << 20  # of raw text; in memory a bucket takes about as much
 MAX_BUCKETS = 1024
 
 
 def buckets_for(text_bytes: int) -> int:
-    """How many buckets, for so much raw text."""
+    """The number of buckets for this much raw text."""
     return min(max(-(-text_bytes // BUCKET_BYTES), 1), MAX_BUCKETS)
 
 
 def arrow(values: npt.NDArray[Any]) -> Any:
-    """An array of numbers as Arrow's, without a copy."""
-    # `pa.array` would import pandas where that is installed, only to see that it is not needed.
+    """A NumPy array of numbers as an Arrow array, without a copy."""
+    # `pa.array` imports pandas if that is installed, which takes longer than the conversion.
     values = np.ascontiguousarray(values)
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 class Spill:
-    """Write rows with `add`, then take back each bucket with `read`; a context manager.
+    """Write rows with `add`, then read each bucket with `read`; a context manager.
 
-    Its file is removed at the end.
+    The file is deleted on exit.
     """
 
     def __init__(self, path: Path, num_buckets: int) -> None:
@@ -53,12 +53,12 @@ class Spill:
         self._path.unlink()
 
     def add(self, batch: Any, keys: npt.NDArray[np.unsignedinteger[Any]]) -> None:
-        """Put a batch's rows aside; a row's bucket is its 16-bit key's share of 2**16."""
+        """Append the rows of a batch; 16-bit keys are divided evenly among the buckets."""
         if self._writer is None:
             self._writer = pa.ipc.new_file(self._file, batch.schema)
         buckets = (keys.astype(np.uint32) * self.num_buckets) >> 16
         if self.num_buckets > 1:
-            # 16 bits are sorted by radix, in linear time.
+            # NumPy sorts 16-bit integers by radix, in linear time.
             batch = batch.take(arrow(np.argsort(buckets.astype(np.uint16), kind="stable")))
         ends = np.cumsum(np.bincount(buckets, minlength=self.num_buckets)).tolist()
         start = 0
@@ -70,7 +70,7 @@ class Spill:
             start = end
 
     def read(self, bucket: int) -> Any:
-        """A bucket's rows as one batch, in the order they were added; None where it has none."""
+        """A bucket's rows as one batch, in the order they were added; None for an empty one."""
         if not self._batches[bucket]:
             return None
         if self._reader is None:

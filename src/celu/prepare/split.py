@@ -1,8 +1,8 @@
-"""One raw table cut into several parties' raw tables, for experiments on data that one party has.
+"""Splits one raw table into several parties' raw tables, for experiments on data of one party.
 
-Each party gets the id and some of the columns, in an order of its own, and only a random share of
-the rows, as parties that never met would hold them. The rows are shuffled by way of buckets on
-disk, so memory does not grow with their number.
+Each party gets the id, some of the columns and a random share of the rows, in an order of its own,
+as separate companies would hold them. Rows are shuffled in buckets on disk, so memory does not grow
+with their number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import pyarrow.parquet as pq
 from celu.config.schema import ID, ROW_NUMBER, SCHEMA_FILE, Source
 from celu.data.folder import NewFolder
 from celu.errors import ConfigError, DataError
-from celu.prepare.raw import Block, Kind, RawFile, ahead
+from celu.prepare.parsing import Kind
+from celu.prepare.prefetch import prefetch
+from celu.prepare.raw_file import Block, RawFile
 from celu.prepare.spill import Spill, arrow, buckets_for
 
 _KEY = "#order"
@@ -40,7 +42,8 @@ def split(
     """Write OUT/PARTY.parquet for each party, and return its number of rows.
 
     Columns of a text file stay text, those of Parquet keep their type. A party's rows and their
-    order are a function of (seed, party). Raises ConfigError or DataError, and then leaves nothing.
+    order are a function of (seed, party). Raises ConfigError or DataError, and then leaves nothing
+    behind.
     """
     if not 0 < keep <= 1:
         raise ConfigError(f"keep: expected a share above 0, at most 1, got {keep}")
@@ -50,17 +53,17 @@ def split(
     buckets = buckets_for(file.text_bytes(kinds))
     with NewFolder(out, SCHEMA_FILE) as folder:
         with ExitStack() as stack:
-            takers = [
-                stack.enter_context(_Taker(name, columns, row_id, folder.path, buckets, keep, seed))
+            shares = [
+                stack.enter_context(_Share(name, columns, row_id, folder.path, buckets, keep, seed))
                 for name, columns in parties.items()
             ]
             num_rows = 0
-            for block in ahead(file.blocks(kinds)):
+            for block in prefetch(file.blocks(kinds)):
                 ids = _ids(block, row_id, num_rows)
                 num_rows += block.num_rows
-                for taker in takers:
-                    taker.take(block, ids)
-            counts = {taker.name: taker.write(folder.path) for taker in takers}
+                for share in shares:
+                    share.add(block, ids)
+            counts = {share.name: share.write(folder.path) for share in shares}
         for name, count in counts.items():
             if not count:
                 raise DataError(f"{table}: expected rows for {name}, got none; raise keep")
@@ -87,8 +90,8 @@ def _ids(block: Block, row_id: str, first_row: int) -> Any:
     return block.columns[row_id]
 
 
-class _Taker:
-    """One party's share; a context manager."""
+class _Share:
+    """The rows and columns of one party; a context manager."""
 
     def __init__(
         self,
@@ -108,27 +111,28 @@ class _Taker:
         self._random = np.random.default_rng([seed, int.from_bytes(mixed, "little")])
         self._spill = Spill(folder / f".{name}.spill", buckets)
 
-    def __enter__(self) -> _Taker:
+    def __enter__(self) -> _Share:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._spill.__exit__(*exc)
 
-    def take(self, block: Block, ids: Any) -> None:
-        """Put this party's share of a block aside."""
-        # One draw a row, whatever the blocks: its high half decides, its low half orders.
+    def add(self, block: Block, ids: Any) -> None:
+        """Spill this party's share of a block."""
+        # One draw for each row, so the result does not depend on the blocks. The high half of a
+        # draw selects the row, the low half orders it.
         drawn = self._random.integers(2**64, size=block.num_rows, dtype=np.uint64)
-        kept = np.flatnonzero((drawn >> np.uint64(32)) < np.uint64(round(self._keep * 2**32)))
-        if not len(kept):
+        selected = np.flatnonzero((drawn >> np.uint64(32)) < np.uint64(round(self._keep * 2**32)))
+        if not len(selected):
             return
-        keys: npt.NDArray[np.uint32] = drawn[kept].astype(np.uint32)
+        keys: npt.NDArray[np.uint32] = drawn[selected].astype(np.uint32)
         arrays = [ids, *(block.columns[column] for column in self._columns)]
-        rows = pa.record_batch(arrays, names=self._names).take(arrow(kept))
+        rows = pa.record_batch(arrays, names=self._names).take(arrow(selected))
         rows = pa.record_batch([*rows.columns, arrow(keys)], names=[*self._names, _KEY])
         self._spill.add(rows, keys >> np.uint32(16))
 
     def write(self, folder: Path) -> int:
-        """Write the Parquet file; its number of rows."""
+        """Write the Parquet file and return its number of rows."""
         num_rows = 0
         writer: Any = None
         with ExitStack() as stack:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from celu.config.job import Job, Role
 from celu.data.dataset import Batch
-from celu.models.building import find
+from celu.models.building import resolve
 from celu.workset.sampling import RoundRobin, Sampling
 from celu.workset.table import Entry, WorksetTable
 from celu.workset.weighting import CosineWeighting, Weighting, Weights
@@ -36,10 +36,10 @@ class Workset:
     def from_job(job: Job, role: Role) -> Workset:
         """The workset that the contract defines for a role; raises ConfigError."""
         method = job.method
-        weighting = find(method.weighting, WEIGHTINGS, "method.weighting")
+        weighting = resolve(method.weighting, WEIGHTINGS, "method.weighting")
         return Workset(
             WorksetTable(*job.tuning().for_role(role)),
-            find(method.sampling, SAMPLINGS, "method.sampling")(),
+            resolve(method.sampling, SAMPLINGS, "method.sampling")(),
             weighting(method.xi_of(role)) if weighting is not None else None,
         )
 

@@ -1,0 +1,130 @@
+"""Reads delimited text (CSV, TSV, gzip of either) as Arrow arrays, block by block."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from celu.errors import DataError
+from celu.prepare.parsing import CellTypeError, Kind, classify_cell, readable
+from celu.prepare.prefetch import prefetch
+
+# Blocks of this size are parsed within the CPU's cache. Several are then joined, because the cost
+# of a category depends on the number of distinct values in a block.
+BLOCK_BYTES = 1 << 20
+BLOCKS_JOINED = 16
+GZIP_RATIO = 8  # an upper bound, roughly, of how much larger the text is
+
+
+class DelimitedReader:
+    """One text file."""
+
+    def __init__(
+        self,
+        path: Path,
+        delimiter: str,
+        names: list[str] | None,
+        missing: list[str],
+        is_gzip: bool,
+    ) -> None:
+        self._path = path
+        self._delimiter = delimiter
+        self._header = names
+        self._missing = missing
+        self._is_gzip = is_gzip
+
+    def text_bytes(self, num_columns: int) -> int:
+        """See `RawFile.text_bytes`; all columns count."""
+        del num_columns
+        return self._path.stat().st_size * (GZIP_RATIO if self._is_gzip else 1)
+
+    def names(self) -> list[str]:
+        """The column names."""
+        with readable(self._path, block_bytes=BLOCK_BYTES), self._open() as stream:
+            names: list[str] = self._parse(stream, None).schema.names
+            return names
+
+    def blocks(self, columns: Mapping[str, Kind]) -> Iterator[tuple[dict[str, Any], int]]:
+        """Arrays by column, and the number of bytes read so far."""
+        types = {
+            name: pa.float64() if kind == "number" else pa.string()
+            for name, kind in columns.items()
+        }
+        try:
+            with readable(self._path, block_bytes=BLOCK_BYTES), pa.OSFile(str(self._path)) as raw:
+                stream = pa.CompressedInputStream(raw, "gzip") if self._is_gzip else raw
+                # Parsed in a thread of its own, beside the one that this runs in.
+                for batches in prefetch(_group(self._parse(stream, types), BLOCKS_JOINED)):
+                    yield _join(batches, columns), raw.tell()
+        except CellTypeError:
+            raise self._diagnose(columns) from None
+
+    def _open(self) -> Any:
+        raw = pa.OSFile(str(self._path))
+        return pa.CompressedInputStream(raw, "gzip") if self._is_gzip else raw
+
+    def _parse(self, stream: Any, types: Mapping[str, Any] | None) -> Any:
+        return pa_csv.open_csv(
+            stream,
+            # One thread: errors then name the row, and buffered blocks do not grow with the cores.
+            pa_csv.ReadOptions(
+                use_threads=False, block_size=BLOCK_BYTES, column_names=self._header
+            ),
+            pa_csv.ParseOptions(delimiter=self._delimiter),
+            pa_csv.ConvertOptions(
+                null_values=self._missing,
+                strings_can_be_null=True,
+                column_types=types,
+                include_columns=list(types) if types else None,
+            ),
+        )
+
+    def _diagnose(self, columns: Mapping[str, Kind]) -> DataError:
+        """Read the whole file again as bytes, to count the cells that cannot be converted."""
+        undecodable: Counter[str] = Counter()
+        text: Counter[str] = Counter()
+        with readable(self._path, block_bytes=BLOCK_BYTES), self._open() as stream:
+            for batch in self._parse(stream, dict.fromkeys(columns, pa.binary())):
+                for name, kind in columns.items():
+                    for value in batch.column(name).drop_null().to_pylist():
+                        found = classify_cell(value)
+                        undecodable[name] += found == "bytes"
+                        text[name] += kind == "number" and found == "text"
+        problems = [
+            f"{self._path}: column {name!r}: expected {expected}, got {got} in {count[name]:,} rows"
+            for count, expected, got in (
+                (undecodable, "UTF-8", "other bytes"),
+                (text, "numbers", "text"),
+            )
+            for name in columns
+            if count[name]
+        ]
+        return DataError("\n".join(problems) or f"{self._path}: expected numbers, got text")
+
+
+def _group(batches: Iterator[Any], size: int) -> Generator[list[Any], None, None]:
+    group = []
+    for batch in batches:
+        group.append(batch)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _join(batches: list[Any], columns: Mapping[str, Kind]) -> dict[str, Any]:
+    table = pa.Table.from_batches(batches)
+    joined = {}
+    for name, kind in columns.items():
+        column = table.column(name)
+        if kind in ("category", "label"):
+            # Faster than dictionaries from the parser, which makes one for each block.
+            column = column.dictionary_encode()
+        joined[name] = column.combine_chunks()
+    return joined

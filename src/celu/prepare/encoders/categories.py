@@ -1,0 +1,189 @@
+"""The encoders of categories: values as codes, by hash or from a vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from celu.config.schema import Category, FittedCategory
+from celu.errors import DataError
+from celu.prepare.encoders.encoder import Mask
+from celu.prepare.encoders.statistics import ColumnSummary
+from celu.prepare.hashing import hash_texts
+
+Codes = npt.NDArray[np.int32]
+
+MAX_VALUES = 4_000_000  # distinct values in all vocabularies of a run: they are held in memory
+
+
+class HashEncoder:
+    """Codes are hashes of the values: nothing is fitted."""
+
+    def __init__(self, name: str, category: Category) -> None:
+        assert category.buckets is not None
+        self.name = name
+        self._category = category
+        self._buckets = np.uint64(category.buckets)
+        self._summary = ColumnSummary()
+
+    def fit(self, array: Any, train: Mask) -> npt.NDArray[Any]:
+        """Spills the codes as stored."""
+        hashes = hash_texts(array.dictionary)
+        codes_of_values = (hashes % self._buckets + np.uint64(1)).astype(np.int32)
+        codes = _look_up(array, codes_of_values)
+        train_codes = codes[train]
+        self._summary.add(train_codes, int((train_codes == 0).sum()))
+        return codes
+
+    def transform(self, spilled: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The codes that `fit` computed."""
+        return spilled
+
+    def problems(self) -> list[str]:
+        """None: any text can be hashed."""
+        return []
+
+    def warnings(self) -> list[str]:
+        """A column that is constant or nearly empty."""
+        return self._summary.warnings(self.name)
+
+    def fitted(self) -> FittedCategory:
+        """The declaration."""
+        return FittedCategory(**self._category.model_dump(exclude={"values"}))
+
+
+class VocabularyBudget:
+    """The number of distinct values that the vocabularies of a run may still hold in memory."""
+
+    def __init__(self, num_values: int = MAX_VALUES) -> None:
+        self._total = num_values
+        self._left = num_values
+
+    def use(self, num_values: int, column: str) -> None:
+        """Use some of it; raises DataError if too little is left."""
+        self._left -= num_values
+        if self._left < 0:
+            raise DataError(
+                f"column {column!r}: expected at most {self._total:,} distinct values in all "
+                "columns with a vocabulary, got more; give this one buckets instead"
+            )
+
+
+class VocabularyEncoder:
+    """Codes of the most frequent values of the training rows."""
+
+    def __init__(self, name: str, category: Category, budget: VocabularyBudget) -> None:
+        assert category.vocabulary is not None
+        self.name = name
+        self._category = category
+        self._max_values = category.vocabulary
+        self._budget = budget
+        self._order: dict[str, int] = {}  # value -> its number by first appearance
+        self._counts = np.zeros(1024, np.int64)  # training rows, by that number
+        self._summary = ColumnSummary()
+        self._result: tuple[list[str], Codes] | None = None
+
+    def fit(self, array: Any, train: Mask) -> npt.NDArray[Any]:
+        """Spills values as numbers by first appearance, -1 where missing."""
+        order, before = self._order, len(self._order)
+        numbers = [order.setdefault(v, len(order)) for v in array.dictionary.to_pylist()]
+        self._budget.use(len(order) - before, self.name)
+        spilled = _look_up(array, np.array(numbers, np.int32), missing=-1)
+        train_numbers = spilled[train]
+        present = train_numbers[train_numbers >= 0]
+        if len(order) > len(self._counts):
+            grown = np.zeros(2 * len(order), np.int64)
+            grown[: len(self._counts)] = self._counts
+            self._counts = grown
+        counts = np.bincount(present)
+        self._counts[: len(counts)] += counts
+        self._summary.add(train_numbers, len(train_numbers) - len(present))
+        return spilled
+
+    def transform(self, spilled: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The codes."""
+        codes: Codes = self._vocabulary()[1][spilled]
+        return codes
+
+    def _vocabulary(self) -> tuple[list[str], Codes]:
+        """The values in the order of their codes, and the code of each number.
+
+        Code 0, for missing values, is the last of the codes: number -1 finds it.
+        """
+        if self._result is None:
+            values = list(self._order)
+            counts = self._counts[: len(values)]
+            frequent = np.flatnonzero(counts >= self._category.min_count).tolist()
+            frequent.sort(key=lambda number: (-counts[number], values[number]))
+            chosen = frequent[: self._max_values]
+            codes = np.ones(len(values) + 1, np.int32)
+            codes[-1] = 0
+            codes[chosen] = np.arange(2, len(chosen) + 2)
+            self._result = [values[number] for number in chosen], codes
+            self._order = {}
+        return self._result
+
+    def problems(self) -> list[str]:
+        """None: a value outside the vocabulary has a code too."""
+        return []
+
+    def warnings(self) -> list[str]:
+        """A column that is constant or nearly empty, or without any frequent value."""
+        found = self._summary.warnings(self.name)
+        if not found and not self._vocabulary()[0]:
+            found = [
+                f"column {self.name!r}: no value occurs in {self._category.min_count:,} or more "
+                "training rows, so its vocabulary is empty"
+            ]
+        return found
+
+    def fitted(self) -> FittedCategory:
+        """The declaration with the vocabulary."""
+        return FittedCategory(**self._category.model_dump(), values=self._vocabulary()[0])
+
+
+class FittedVocabularyEncoder:
+    """Codes from the vocabulary of another store; `unseen` counts the rows with other values."""
+
+    def __init__(self, name: str, category: FittedCategory) -> None:
+        self.name = name
+        self._category = category
+        self._code = {value: code for code, value in enumerate(category.values or [], start=2)}
+        self.unseen = 0
+
+    def fit(self, array: Any, train: Mask) -> npt.NDArray[Any]:
+        """Spills the codes as stored; nothing is fitted."""
+        codes_of_values = [self._code.get(value, 1) for value in array.dictionary.to_pylist()]
+        codes = _look_up(array, np.array(codes_of_values, np.int32))
+        self.unseen += int((codes == 1).sum())
+        return codes
+
+    def transform(self, spilled: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The codes that `fit` computed."""
+        return spilled
+
+    def problems(self) -> list[str]:
+        """None: a value outside the vocabulary has a code too."""
+        return []
+
+    def warnings(self) -> list[str]:
+        """None: nothing is fitted."""
+        return []
+
+    def fitted(self) -> FittedCategory:
+        """The declaration of the other store."""
+        return self._category
+
+
+CategoryEncoder = HashEncoder | VocabularyEncoder | FittedVocabularyEncoder
+
+
+def _look_up(array: Any, codes: Codes, missing: int = 0) -> Codes:
+    """The code of each row of a dictionary array, given the codes of the dictionary's values."""
+    indices = array.indices
+    if indices.null_count:
+        indices = indices.fill_null(len(codes))
+    found: Codes = np.append(codes, np.int32(missing))[indices.to_numpy()]
+    return found

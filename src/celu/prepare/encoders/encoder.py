@@ -1,0 +1,35 @@
+"""The interface of an encoder, which turns a raw column into a column of a store.
+
+A store takes two passes over the rows. `fit` sees each block of the first pass: it updates the
+statistics from the training rows and returns the values to spill. `transform` turns spilled values
+into the stored ones in the second pass, when the statistics are final.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Mask = npt.NDArray[np.bool_]
+
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+class Encoder(Protocol):
+    """Encodes one column."""
+
+    name: str
+
+    def fit(self, array: Any, train: Mask) -> npt.NDArray[Any]:
+        """Update the statistics from the training rows; return the values of all rows to spill."""
+
+    def transform(self, spilled: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The stored values of spilled ones, once all rows are fitted."""
+
+    def problems(self) -> list[str]:
+        """Errors in the rows since the last call: a store cannot be made."""
+
+    def warnings(self) -> list[str]:
+        """What a person should know about the training rows."""

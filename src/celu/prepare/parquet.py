@@ -1,0 +1,135 @@
+"""Reads a Parquet file as Arrow arrays, batch by batch, and checks the types of its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from celu.errors import DataError
+from celu.prepare.parsing import Kind, NumberParser, readable, to_float64
+
+PARQUET_ROWS = 65_536
+
+
+class ParquetReader:
+    """One Parquet file. Text where numbers are expected is parsed, and counted by `parser`."""
+
+    def __init__(self, path: Path, missing: list[str], parser: NumberParser) -> None:
+        self._path = path
+        self._missing = missing
+        self._parser = parser
+
+    def text_bytes(self, num_columns: int) -> int:
+        """See `RawFile.text_bytes`."""
+        with readable(self._path):
+            metadata = pq.read_metadata(self._path)
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        # Pages are small where values repeat.
+        at_least = metadata.num_rows * 8 * (num_columns + 4)
+        return int(max(at_least, sum(group.total_byte_size for group in groups)))
+
+    def names(self) -> list[str]:
+        """The column names."""
+        with readable(self._path):
+            return list(pq.read_schema(self._path).names)
+
+    def blocks(self, columns: Mapping[str, Kind]) -> Iterator[tuple[dict[str, Any], int]]:
+        """Arrays by column, and roughly the number of bytes read so far."""
+        with readable(self._path):
+            types = {field.name: field.type for field in pq.read_schema(self._path)}
+            for name, kind in columns.items():
+                self._check_type(name, kind, types[name])
+            file = pq.ParquetFile(
+                self._path,
+                read_dictionary=[n for n, k in columns.items() if k in ("category", "label")],
+                buffer_size=1 << 20,  # by default a whole column of a row group is read at once
+                page_checksum_verification=True,
+            )
+        with file:
+            num_bytes = self._path.stat().st_size
+            num_rows = max(file.metadata.num_rows, 1)
+            rows_read = 0
+            batches = file.iter_batches(PARQUET_ROWS, columns=list(columns), use_threads=False)
+            while True:
+                with readable(self._path):
+                    batch = next(batches, None)
+                    if batch is None:
+                        return
+                    arrays = {
+                        name: self._convert(name, kind, batch.column(name))
+                        for name, kind in columns.items()
+                    }
+                rows_read += batch.num_rows
+                yield arrays, num_bytes * rows_read // num_rows
+
+    def _check_type(self, name: str, kind: Kind, given: Any) -> None:
+        if pa.types.is_dictionary(given):
+            given = given.value_type
+        is_text = pa.types.is_string(given) or pa.types.is_large_string(given)
+        is_integer = pa.types.is_integer(given)
+        is_boolean = pa.types.is_boolean(given)
+        is_number = (
+            is_integer or is_boolean or pa.types.is_floating(given) or pa.types.is_decimal(given)
+        )
+        is_empty = pa.types.is_null(given)
+        is_valid = {
+            "text": is_text or is_integer,
+            "number": is_number or is_text or is_empty,
+            "label": is_number or is_text or is_empty,
+            "category": is_text or is_integer or is_boolean or is_empty,
+            "as-is": not pa.types.is_nested(given),
+        }[kind]
+        if not is_valid:
+            expected = {
+                "text": "text or integers for an id",
+                "number": "numbers",
+                "label": "numbers for a label",
+                "category": "text, integers or booleans for a category",
+                "as-is": "a type that is not nested",
+            }[kind]
+            raise DataError(f"{self._path}: column {name!r}: expected {expected}, got {given}")
+
+    def _convert(self, name: str, kind: Kind, array: Any) -> Any:
+        if kind == "category":
+            return self._to_category(array)
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if kind == "as-is":
+            return array
+        if kind == "text":
+            array = array.cast(pa.string())
+            _check_utf8(array)
+            is_missing = pc.is_in(array, value_set=pa.array(self._missing, array.type))
+            return pc.if_else(is_missing, None, array)
+        is_text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
+        if kind == "number":
+            if is_text:
+                return self._parser.parse(name, self._to_category(array))[0]
+            return to_float64(array)
+        return self._to_category(array) if is_text else array
+
+    def _to_category(self, array: Any) -> Any:
+        """A dictionary of strings, with null for missing values."""
+        if pa.types.is_dictionary(array.type) and not array.dictionary.null_count:
+            values = array.dictionary.cast(pa.string())
+            array = pa.DictionaryArray.from_arrays(array.indices.cast(pa.int32()), values)
+        else:
+            if pa.types.is_dictionary(array.type):
+                array = array.dictionary_decode()
+            array = array.cast(pa.string()).dictionary_encode()
+        _check_utf8(array.dictionary)
+        is_missing = pc.is_in(array.dictionary, value_set=pa.array(self._missing))
+        if not pc.any(is_missing).as_py():
+            return array
+        missing_rows = is_missing.take(array.indices)
+        indices = pc.if_else(pc.fill_null(missing_rows, True), None, array.indices)
+        return pa.DictionaryArray.from_arrays(indices, array.dictionary)
+
+
+def _check_utf8(array: Any) -> None:
+    array.validate(full=True)  # text in a Parquet file may be any bytes

@@ -1,0 +1,99 @@
+"""Cells as numbers, and errors of the parser as errors that quote no cell.
+
+It opens no files: `delimited` and `parquet` do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from celu.errors import DataError
+
+# text: string. number: float64. category: dictionary of strings. label: float64.
+# as-is: string from a text file, Parquet's own type from Parquet.
+Kind = Literal["text", "number", "category", "label", "as-is"]
+
+_RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
+
+
+class NumberParser:
+    """Parses dictionaries of text as float64 and counts, by column, the rows that do not parse."""
+
+    def __init__(self) -> None:
+        self.text_rows: Counter[str] = Counter()
+
+    def parse(self, name: str, array: Any) -> tuple[Any, bool]:
+        """The numbers, and whether all are written as integers; text becomes null."""
+        values = pc.utf8_trim_whitespace(array.dictionary)
+        pattern = "^[+-]?[0-9]+$"
+        are_integers = pc.all(pc.match_substring_regex(values, pattern)).as_py() is not False
+        try:
+            return values.cast(pa.float64()).take(array.indices), are_integers
+        except pa.ArrowInvalid:
+            is_text = [
+                value is not None and classify_cell(value.encode()) != "number"
+                for value in values.to_pylist()
+            ]
+            self.text_rows[name] += pc.sum(pa.array(is_text).take(array.indices)).as_py() or 0
+            parsed = pc.if_else(pa.array(is_text), None, values).cast(pa.float64())
+            return parsed.take(array.indices), are_integers
+
+
+def to_float64(array: Any) -> Any:
+    """A typed array as float64, with null for NaN: in a typed file NaN means a missing value."""
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.int8())
+    array = array.cast(pa.float64(), safe=False)
+    return pc.if_else(pc.is_nan(array), None, array)
+
+
+def classify_cell(value: bytes) -> Literal["bytes", "text", "number"]:
+    """What a cell holds; "bytes" is anything but UTF-8."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return "bytes"
+    try:
+        float(text)
+    except ValueError:
+        return "text"
+    return "number" if text.isascii() and "_" not in text else "text"
+
+
+class CellTypeError(Exception):
+    """A cell does not have its column's type; a second pass over the file finds out which."""
+
+
+@contextmanager
+def readable(path: Path, *, block_bytes: int = 0) -> Iterator[None]:
+    """Raise DataError for errors of pyarrow, without their messages: those may quote cells."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: expected a readable file, got: {error}") from None
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        message = str(error)
+        if "conversion error" in message:
+            raise CellTypeError from None
+        ragged = _RAGGED.search(message)
+        if ragged is not None:
+            row, expected, fields = ragged.groups()
+            raise DataError(
+                f"{path}: row {row}: expected {expected} fields, got {fields}"
+            ) from None
+        got = "a damaged one"
+        if "Empty CSV" in message:
+            got = "an empty one"
+        elif "straddling" in message:
+            got = f"a row longer than {block_bytes:,} bytes; check for an unclosed quote"
+        elif isinstance(error, UnicodeDecodeError) or "UTF8" in message:
+            got = "bytes that are not UTF-8"
+        raise DataError(f"{path}: expected a readable file, got {got}") from None

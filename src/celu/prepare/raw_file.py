@@ -1,0 +1,129 @@
+"""A raw file (CSV, TSV, Parquet; .gz of the first two) as blocks of typed columns.
+
+A file is streamed, so memory does not grow with its size. Errors name the file, the column and a
+count or a row number. They never quote a cell, so messages of the parser are not passed on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from celu.config.schema import Source
+from celu.errors import ConfigError, DataError
+from celu.prepare.delimited import DelimitedReader
+from celu.prepare.parquet import ParquetReader
+from celu.prepare.parsing import Kind, NumberParser, to_float64
+
+FORMATS = {".csv": "csv", ".tsv": "tsv", ".txt": "tsv", ".parquet": "parquet"}
+_NAMES_SHOWN = 20
+
+
+class Block(NamedTuple):
+    """Consecutive rows; `position` is the number of bytes of the file read so far."""
+
+    columns: dict[str, Any]
+    num_rows: int
+    position: int
+    labels_are_integers: bool  # every label of these rows is written as an integer
+
+
+class RawFile:
+    """One raw file; raises ConfigError if its format is unknown, DataError if it is missing."""
+
+    def __init__(self, path: Path, source: Source) -> None:
+        self.path = path
+        is_gzip = path.suffix.lower() == ".gz"
+        suffix = (path.with_suffix("") if is_gzip else path).suffix.lower()
+        format_ = source.format or FORMATS.get(suffix)
+        if format_ is None or (is_gzip and format_ == "parquet"):
+            raise ConfigError(
+                f"{path}: expected a name that ends in {', '.join(FORMATS)} or .gz of the first "
+                f"three, got {path.suffix or 'no ending'}; set source.format"
+            )
+        if not path.is_file():
+            raise DataError(
+                f"{path}: expected a file, got {'a folder' if path.is_dir() else 'none'}"
+            )
+        self._is_text = format_ != "parquet"
+        if source.names is not None and not self._is_text:
+            raise ConfigError(f"{path}: source.names is for files without column names")
+        self.num_bytes = path.stat().st_size
+        self._parser = NumberParser()
+        missing = sorted({"", *source.missing})
+        self._reader: DelimitedReader | ParquetReader
+        if self._is_text:
+            delimiter = "\t" if format_ == "tsv" else ","
+            self._reader = DelimitedReader(path, delimiter, source.names, missing, is_gzip)
+        else:
+            self._reader = ParquetReader(path, missing, self._parser)
+        self._names: list[str] | None = None
+
+    def text_bytes(self, columns: Mapping[str, Kind]) -> int:
+        """An upper bound, roughly, of the size of these columns as text."""
+        return self._reader.text_bytes(len(columns))
+
+    def names(self) -> list[str]:
+        """The column names in order; raises DataError if a name occurs twice."""
+        if self._names is not None:
+            return self._names
+        names = self._reader.names()
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise DataError(
+                f"{self.path}: expected each column name once, got {len(repeated)} of them twice, "
+                f"the first at column {names.index(repeated[0]) + 1}"
+            )
+        self._names = names
+        return names
+
+    def check(self, columns: Mapping[str, Kind]) -> None:
+        """Raise DataError unless the file has these columns."""
+        names = self.names()
+        absent = [name for name in columns if name not in names]
+        if not absent:
+            return
+        if len(absent) == len(columns) and self._is_text:
+            # The first line may be a row instead of the header: it must not be quoted.
+            raise DataError(
+                f"{self.path}: expected columns such as {absent[0]!r}, got none of the declared "
+                "columns in the first line; if the file has no header, set source.names"
+            )
+        shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+        raise DataError(f"{self.path}: expected a column {absent[0]!r}, got {shown}")
+
+    def blocks(self, columns: Mapping[str, Kind]) -> Generator[Block, None, None]:
+        """The rows in order; raises DataError for damaged files, ragged rows and wrong types."""
+        self.check(columns)
+        num_rows = 0
+        for arrays, position in self._reader.blocks(columns):
+            are_integers = True
+            for name, kind in columns.items():
+                if kind == "label":
+                    arrays[name], are_integers = self._labels(name, arrays[name])
+            length = len(next(iter(arrays.values())))
+            num_rows += length
+            yield Block(arrays, length, position, are_integers)
+        problems = [
+            f"column {name!r}: expected numbers, got text in {count:,} rows"
+            for name, count in self._parser.text_rows.items()
+            if count
+        ]
+        if not num_rows and not problems:
+            problems = ["expected rows, got none"]
+        if problems:
+            raise DataError("\n".join(f"{self.path}: {problem}" for problem in problems))
+
+    def _labels(self, name: str, array: Any) -> tuple[Any, bool]:
+        """Labels as float64, and whether all are written as integers."""
+        if pa.types.is_dictionary(array.type):
+            return self._parser.parse(name, array)
+        are_integers = pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)
+        if pa.types.is_floating(array.type):
+            # Null means that a label is missing, NaN is an error: do not mix them.
+            return array.cast(pa.float64()), False
+        return to_float64(array), are_integers
