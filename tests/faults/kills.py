@@ -19,7 +19,7 @@ from .parties import GUEST, HOSTS, PATIENCE_S, ROUNDS, Federation, Ground, Party
 
 VICTIMS = {"guest": [GUEST], "host": [HOSTS[0]], "both": [GUEST, HOSTS[0]]}
 KILLS_A_RUN = 8
-_ANOTHER_ENDS_S = 2.0  # after one that is done; else it waits for that one to come again
+_ANOTHER_ENDS_S = 2.0  # after one that is done; else it waits for that one to come back
 
 
 @dataclass
@@ -104,12 +104,11 @@ def kill_many(
     *,
     kills: int,
     seed: int,
-    seconds: float = float("inf"),
     tell: Callable[[str], None] = lambda line: None,
 ) -> Report:
-    """So many kills, or as many as a time allows; AssertionError for a run that ends otherwise."""
+    """Run until there were this many kills; AssertionError for a run that ends with other bits."""
     report, chance, began = Report(), Random(seed), time.monotonic()
-    while report.kills.total() < kills and time.monotonic() - began < seconds:
+    while report.kills.total() < kills:
         number = report.runs.total()
         carrier = "websocket" if number % 4 == 1 else "grpc"
         federation = ground.federation(folder / f"{number}", carrier=carrier)
@@ -162,12 +161,18 @@ def _await(federation: Federation, is_there: Point) -> str | None:
 def _start_again(federation: Federation) -> None:
     """What operators do: start who was killed, and who is done where another waits for it."""
     parties = federation.parties.values()
-    running = any(party.is_running for party in parties)
     for party in parties:
         if party.is_running:
             continue
         code = party.codes[-1] if party.codes else None
         assert code in (None, 0, -9), f"{party.name} ended with {code}\n{party.said()[-4000:]}"
-        is_waited_for = running and time.monotonic() - party.ended_at > _ANOTHER_ENDS_S
-        if code != 0 or is_waited_for:
+        is_late = time.monotonic() - party.ended_at > _ANOTHER_ENDS_S
+        if code != 0 or (is_late and any(map(_waits_for_peer, parties))):
             party.start()
+
+
+def _waits_for_peer(party: Party) -> bool:
+    """Whether a party runs without a connection to its peer."""
+    kinds = ("attempt", "restart", "connected", "link_down", "link_up")
+    states = [event["event"] for event in party.latest() if event["event"] in kinds]
+    return party.is_running and states[-1:] not in (["connected"], ["link_up"])

@@ -24,12 +24,14 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from celu.checkpoint.generations import FOLDER
 from celu.testing import EventDict, make_keys
 from stores import write_store
 
 GUEST, HOSTS = "guest", ["host", "other"]
 ROUNDS, EVERY = 300, 5
-PATIENCE_S = 60.0  # for anything at all that is waited for here
+# For anything that is waited for here. No passing test waits that long, on however busy a machine.
+PATIENCE_S = 900.0
 
 _JOB = f"""
 seed = 1
@@ -74,9 +76,9 @@ ca = "{certs}/{name}/certs/ca.pem"
 # A line that takes its time, so that there are messages in flight to be lost.
 _SETTINGS: dict[str, Any] = {
     "carrier": "grpc",
-    "connect_s": 30,
-    "deadline_s": 30,
-    "outage_s": 30,
+    "connect_s": 600,
+    "deadline_s": 600,
+    "outage_s": 600,
     "heartbeat_s": 2,
 }
 _LINE = "link = { mbps = 100, delay_ms = 2 }"
@@ -102,7 +104,7 @@ class Server:
 
     def stop(self) -> None:
         """End it, and whatever still runs of what it started."""
-        self._process.communicate(timeout=10)
+        self._process.communicate(timeout=PATIENCE_S)
 
     def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -243,6 +245,15 @@ class Federation:
                 return len(party.events("round")) >= due
 
             wait_for(is_there, f"{count} rounds", said=party.said)
+
+    def wait_for_checkpoint(self, round_: int) -> None:
+        """Until every party has written a checkpoint of this round or of a later one."""
+        for party in self.parties.values():
+
+            def is_there(folder: Path = party.run / FOLDER) -> bool:
+                return any(int(p.name[-8:]) >= round_ for p in folder.glob("round-*"))
+
+            wait_for(is_there, f"a checkpoint of round {round_}", said=party.said)
 
     def stop(self) -> None:
         """Leave nothing behind."""

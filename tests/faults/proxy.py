@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from types import TracebackType
 
 _CHUNK_BYTES = 64 * 1024
+_PATIENCE_S = 600.0  # for the proxy's own thread, on a busy machine
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: no last words, a reset
 
 
@@ -35,7 +36,7 @@ class Proxy:
     def __enter__(self) -> Proxy:
         self._thread.start()
         self._flows.set()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_PATIENCE_S)
         return self
 
     def __exit__(
@@ -44,9 +45,9 @@ class Proxy:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_PATIENCE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(_PATIENCE_S)
         self._loop.close()
 
     def cut(self, *, reset: bool) -> None:
@@ -84,7 +85,7 @@ class Proxy:
             done.set_result(None)
 
         self._loop.call_soon_threadsafe(call)
-        done.result(10)
+        done.result(_PATIENCE_S)
 
     def _restore(self) -> None:
         self._refuses, self._delay_s = False, 0.0

@@ -42,7 +42,7 @@ def test_where_a_file_cannot_grow_the_party_stops_its_peer_is_told_and_both_go_o
 ) -> None:
     federation = federate()
     federation.start()
-    federation.wait_for_rounds(30)
+    federation.wait_for_checkpoint(20)
     victim = federation.parties[full]
     events = (victim.run / "events.jsonl").stat().st_size
     assert events < BELOW_TENSORS // 2
@@ -56,7 +56,7 @@ def test_where_a_file_cannot_grow_the_party_stops_its_peer_is_told_and_both_go_o
     federation.start()
     federation.wait()
     federation.assert_same_bits(whole)
-    assert all(p.events("resumed")[0]["round"] >= 15 for p in federation.parties.values())
+    assert all(p.events("resumed")[0]["round"] >= 20 for p in federation.parties.values())
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ from faults.conftest import Federate
 from faults.kills import VICTIMS, kill_many
 from faults.parties import Federation, Ground
 
-# `python -m tests.faults --kills 60` does them all; here as many as the time allows, of a machine
-# that does other things as well.
-KILLS, LEAST, SECONDS = 60, 10, 45
+KILLS = 24  # `python -m tests.faults --kills 600` for more
 
 
 def test_killed_at_random_points_and_started_again_every_run_ends_with_the_same_bits(
@@ -20,10 +18,10 @@ def test_killed_at_random_points_and_started_again_every_run_ends_with_the_same_
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    report = kill_many(ground, tmp_path, whole, kills=KILLS, seed=2, seconds=SECONDS)
+    report = kill_many(ground, tmp_path, whole, kills=KILLS, seed=2)
     done = "; ".join(report.lines())
     record_property("done", done)
-    assert report.kills.total() >= LEAST, done
+    assert report.kills.total() >= KILLS, done
     assert set(report.kills) == set(VICTIMS), done
     assert report.restarts > 0, done
 

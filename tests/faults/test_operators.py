@@ -67,7 +67,7 @@ def test_certificates_can_be_rotated_in_the_middle_of_a_run(
     shutil.copytree(ground.keys, keys)
     federation = federate(keys=keys)
     federation.start()
-    federation.wait_for_rounds(30)
+    federation.wait_for_checkpoint(20)
     for party in federation.parties.values():
         party.signal(signal.SIGINT)
     for party in federation.parties.values():
