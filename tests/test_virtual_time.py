@@ -14,6 +14,9 @@ from celu.transport.virtual_clock import VirtualClock
 from federation import assert_same_bits, federation, train_in_memory
 
 
+FAST = 1e6  # parties that compute in no time, so that the seconds are those of the link
+
+
 class Ticker:
     """A timer that is set by hand."""
 
@@ -96,26 +99,31 @@ def test_seconds_follow_the_line_and_the_bits_do_not() -> None:
     for mbps in (1.0, 10.0):
         run = copy.deepcopy(fed)
         result = celu.simulate(
-            run.job, run.guest, run.hosts, link=LinkSettings(mbps=mbps, delay_ms=10.0)
+            run.job,
+            run.guest,
+            run.hosts,
+            link=LinkSettings(mbps=mbps, delay_ms=10.0),
+            speed=FAST,
         )
         assert_same_bits(run.weights(), exact)
         seconds[mbps] = result.evaluations[-1]["seconds"]
-    rounds, message = 10, 32 * 64 * 4 * 8  # to the last evaluation: Z and dZ in turn, then Z
-    evaluations = 2 * (6 * message)
+    # Z and dZ in turn in each of 14 rounds, and Z of six test batches in each of 3 evaluations.
+    rounds, evaluations, message_bits = 14, 3, 32 * 64 * 4 * 8
     for mbps, found in seconds.items():
-        line = (2 * rounds * message + evaluations) / (mbps * 1e6)
-        least = line + (2 * rounds + 2) * 0.01
-        assert least < found < least * 1.1 + 2.0
+        sending = (2 * rounds + 6 * evaluations) * message_bits / (mbps * 1e6)
+        lower_bound = sending + (2 * rounds + evaluations) * 0.01
+        assert lower_bound < found < lower_bound * 1.15  # headers and handshakes
 
 
 def test_nothing_is_waited_for() -> None:
     fed = federation(hosts={"host": 64})
     started = time.perf_counter()
     result = celu.simulate(
-        fed.job, fed.guest, fed.hosts, link=LinkSettings(mbps=0.01, delay_ms=5000.0)
+        fed.job, fed.guest, fed.hosts, link=LinkSettings(mbps=0.0001, delay_ms=500_000.0)
     )
-    assert result.evaluations[-1]["seconds"] > 100
-    assert time.perf_counter() - started < 60
+    elapsed = time.perf_counter() - started
+    assert result.evaluations[-1]["seconds"] > 10_000
+    assert elapsed < 3600
 
 
 def test_rounds_in_flight_hide_the_delay() -> None:
@@ -126,7 +134,11 @@ def test_rounds_in_flight_hide_the_delay() -> None:
             evaluation=celu.Evaluation(every=14, metric="loss", rows=32),
         )
         result = celu.simulate(
-            fed.job, fed.guest, fed.hosts, link=LinkSettings(mbps=1000.0, delay_ms=1000.0)
+            fed.job,
+            fed.guest,
+            fed.hosts,
+            link=LinkSettings(mbps=1000.0, delay_ms=1000.0),
+            speed=FAST,
         )
         seconds.append(result.evaluations[-1]["seconds"])
     assert seconds[0] == pytest.approx(14 * 2 + 1, rel=0.15)

@@ -117,7 +117,9 @@ def test_folders_of_several_runs_are_shown_until_it_is_interrupted(tmp_path: Pat
 def test_a_dashboard_that_cannot_be_had_ends_no_run_and_a_tracker_stands_beside_it(
     pair: Pair,
 ) -> None:
-    pair.edit("airline/party.toml", "connect_s = 20", 'connect_s = 20\ntracking = ["tensorboard"]')
+    pair.edit(
+        "airline/party.toml", "connect_s = 600", 'connect_s = 600\ntracking = ["tensorboard"]'
+    )
     with dashboard(write_run(pair.folder / "other")) as (_, url):
         port = url.rsplit(":", 1)[1].strip("/")
         guest = pair.start("airline", "--dashboard", "--dashboard-port", port)

@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from celu.checkpoint.generations import FOLDER
 from celu.testing import read_events
-from cli.pair import Pair, ended, pair_at
+from cli.pair import PATIENCE_S, Pair, ended, pair_at
 
 # Long enough to be caught in the middle of it, over a line that takes some time.
 METHOD = """
@@ -58,15 +59,25 @@ def started(pair: Pair) -> Iterator[list[subprocess.Popen[str]]]:
     yield processes
     for process in processes:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=PATIENCE_S)
 
 
 def wait_for_round(pair: Pair, name: str, round_: int) -> None:
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + PATIENCE_S
     run = pair.folder / name / "run"
     while not any(e["event"] == "round" and e["round"] >= round_ for e in read_events(run)):
         assert time.monotonic() < give_up
         time.sleep(0.02)
+
+
+def wait_for_checkpoint(pair: Pair, round_: int) -> None:
+    """Until both parties have written a checkpoint of this round or of a later one."""
+    give_up = time.monotonic() + PATIENCE_S
+    for name in ("airline", "weather"):
+        folder = pair.folder / name / "run" / FOLDER
+        while not any(int(p.name[-8:]) >= round_ for p in folder.glob("round-*")):
+            assert time.monotonic() < give_up
+            time.sleep(0.02)
 
 
 def same_weights(a: Path, b: Path) -> None:
@@ -82,10 +93,10 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(
 ) -> None:
     names = {"guest": ["airline"], "host": ["weather"], "both": ["airline", "weather"]}[victims]
     parties = dict(zip(("airline", "weather"), started, strict=True))
-    wait_for_round(pair, "airline", 60)
+    wait_for_checkpoint(pair, 35)
     for name in names:
         parties[name].kill()
-        parties[name].communicate(timeout=10)
+        parties[name].communicate(timeout=PATIENCE_S)
     for name in names:
         parties[name] = pair.start(name)
         started.append(parties[name])
@@ -129,5 +140,5 @@ def test_a_folder_that_a_run_uses_is_refused_to_another(pair: Pair) -> None:
     finally:
         for process in processes:
             process.kill()
-            process.communicate(timeout=10)
+            process.communicate(timeout=PATIENCE_S)
     assert second.code == 3 and "nobody uses" in " ".join(second.err.split())
