@@ -13,7 +13,6 @@ from celu.transport.emulation import LinkEmulator
 from celu.transport.virtual_clock import VirtualClock
 from federation import assert_same_bits, federation, train_in_memory
 
-
 FAST = 1e6  # parties that compute in no time, so that the seconds are those of the link
 
 
