@@ -1,4 +1,4 @@
-"""Every example runs as its first lines say."""
+"""Every example runs with the command in its docstring."""
 
 import ast
 import subprocess

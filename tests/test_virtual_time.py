@@ -1,4 +1,4 @@
-"""Virtual time: what a run would take on a line, without waiting for it."""
+"""Virtual time: how long a run would take on a link, without waiting for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAST = 1e6  # parties that compute in no time, so that the seconds are those of 
 
 
 class Ticker:
-    """A timer that is set by hand."""
+    """A timer that the test sets."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -84,7 +84,7 @@ def test_nothing_passes_in_an_outage_and_nothing_is_lost() -> None:
     assert late.arrival(1_000_000, 9.0) == 11.0, "given in an outage"
 
 
-def test_lines_have_names() -> None:
+def test_links_have_names() -> None:
     assert celu.find_link("wan-300") == LinkSettings(mbps=300.0, delay_ms=20.0)
     with pytest.raises(celu.CeluError, match="wan-300, wan-100, lte, lan, got 'isdn'"):
         celu.find_link("isdn")

@@ -1,4 +1,4 @@
-"""Two parties as processes, with settings, rows and keys of their own."""
+"""Two parties as processes, each with its own settings, rows and keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def celu(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @dataclass
 class Pair:
-    """A guest that listens and a host that connects, with files of their own."""
+    """A guest that listens and a host that connects, each with its own files."""
 
     folder: Path
     port: int

@@ -1,4 +1,4 @@
-"""Real processes, killed: what operators see when a run is started again."""
+"""Killed processes: what operators see when they start a run again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celu.checkpoint.generations import FOLDER
 from celu.testing import read_events
 from cli.pair import PATIENCE_S, Pair, ended, pair_at
 
-# Long enough to be caught in the middle of it, over a line that takes some time.
+# Slow enough, with its emulated link, to be killed in the middle.
 METHOD = """
 [method]
 W = 3
@@ -29,7 +29,7 @@ LINE = "link = { mbps = 30, delay_ms = 4 }\n"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Path:
-    """A run that nobody interrupted."""
+    """A run that was not interrupted."""
     pair = prepared(tmp_path_factory.mktemp("whole"), keys)
     guest, host = pair.run()
     assert (guest.code, host.code) == (0, 0), guest.err + host.err
@@ -54,7 +54,7 @@ def pair(tmp_path: Path, keys: Path) -> Pair:
 
 @pytest.fixture
 def started(pair: Pair) -> Iterator[list[subprocess.Popen[str]]]:
-    """What a test starts, and lets go of in the end."""
+    """The processes of a run; killed when the test ends."""
     processes = [pair.start("airline"), pair.start("weather")]
     yield processes
     for process in processes:
@@ -88,7 +88,7 @@ def same_weights(a: Path, b: Path) -> None:
 
 
 @pytest.mark.parametrize("victims", ["guest", "host", "both"])
-def test_killed_and_started_again_it_ends_with_the_same_bits(
+def test_a_killed_and_restarted_run_ends_with_the_same_bits(
     pair: Pair, started: list[subprocess.Popen[str]], whole: Path, victims: str
 ) -> None:
     names = {"guest": ["airline"], "host": ["weather"], "both": ["airline", "weather"]}[victims]
@@ -100,7 +100,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(
     for name in names:
         parties[name] = pair.start(name)
         started.append(parties[name])
-    for process in parties.values():  # whoever was not killed has begun again by itself
+    for process in parties.values():  # a party that was not killed has restarted by itself
         after = ended(process)
         assert after.code == 0, after.err
         assert "goes on from round" in after.out and "of 200" in after.out
@@ -115,7 +115,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(
     assert (last["auc"], last["loss"]) == (reference["auc"], reference["loss"])
 
 
-def test_a_run_that_is_done_can_be_run_again_but_not_under_another_contract(
+def test_a_finished_run_can_be_started_again_but_not_with_another_contract(
     pair: Pair, started: list[subprocess.Popen[str]], whole: Path
 ) -> None:
     for process in started:
@@ -131,8 +131,10 @@ def test_a_run_that_is_done_can_be_run_again_but_not_under_another_contract(
     same_weights(pair.folder, whole)
 
 
-def test_a_folder_that_a_run_uses_is_refused_to_another(pair: Pair) -> None:
-    pair.edit("job.toml", "rounds = 200", "rounds = 1000000")  # it is still on when we look
+def test_a_run_folder_in_use_is_refused(pair: Pair) -> None:
+    pair.edit(
+        "job.toml", "rounds = 200", "rounds = 1000000"
+    )  # still running when the second one starts
     processes = [pair.start("airline"), pair.start("weather")]
     try:
         wait_for_round(pair, "airline", 5)

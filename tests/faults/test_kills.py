@@ -1,4 +1,4 @@
-"""kill -9: the run ends with the same bits, whoever it hits and whenever."""
+"""kill -9 at any party and any time: the run ends with the same bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from faults.parties import Federation, Ground
 KILLS = 24  # `python -m tests.faults --kills 600` for more
 
 
-def test_killed_at_random_points_and_started_again_every_run_ends_with_the_same_bits(
+def test_runs_killed_at_random_points_and_restarted_end_with_the_same_bits(
     ground: Ground,
     whole: Federation,
     tmp_path: Path,
@@ -26,7 +26,7 @@ def test_killed_at_random_points_and_started_again_every_run_ends_with_the_same_
     assert report.restarts > 0, done
 
 
-def test_where_one_of_two_hosts_is_killed_the_others_go_on_by_themselves(
+def test_when_one_of_two_hosts_is_killed_the_other_parties_resume_by_themselves(
     ground: Ground, federate: Federate, tmp_path: Path
 ) -> None:
     whole = ground.undisturbed(tmp_path / "whole", hosts=2)

@@ -1,4 +1,4 @@
-"""Links that are cut, fall silent and come up again, by a proxy between the parties."""
+"""Links that a proxy between the parties cuts, silences and restores."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LONG_HEARTBEAT_S = 120
 
 @contextmanager
 def nemesis(proxy: Proxy, seed: int) -> Iterator[list[str]]:
-    """Cuts, silences, delays and restores at random for as long as one looks on."""
+    """Cuts, silences, delays and restores the link at random until the context ends."""
     chance, over, done = Random(seed), threading.Event(), []
 
-    def torment() -> None:
+    def inject() -> None:
         while not over.wait(chance.uniform(0.1, 0.4)):
             fault = chance.choice(["reset", "end", "silence", "delay"])
             if fault == "silence":
@@ -39,7 +39,7 @@ def nemesis(proxy: Proxy, seed: int) -> Iterator[list[str]]:
             proxy.restore()
             done.append(fault)
 
-    thread = threading.Thread(target=torment)
+    thread = threading.Thread(target=inject)
     thread.start()
     try:
         yield done
@@ -49,7 +49,7 @@ def nemesis(proxy: Proxy, seed: int) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("carrier", ["grpc", "websocket"])
-def test_a_link_that_is_cut_again_and_again_is_ridden_out_without_a_restart(
+def test_a_link_that_is_cut_repeatedly_reconnects_without_a_restart(
     ground: Ground, federate: Federate, whole: Federation, carrier: str
 ) -> None:
     via = ground.free_port()
@@ -69,7 +69,7 @@ def test_a_link_that_is_cut_again_and_again_is_ridden_out_without_a_restart(
 
 
 @pytest.mark.parametrize("carrier", ["grpc", "websocket"])
-def test_a_party_that_is_stopped_is_noticed_within_two_heartbeats_and_goes_on(
+def test_a_stopped_party_is_noticed_by_its_missing_heartbeats_and_continues(
     federate: Federate, whole: Federation, carrier: str
 ) -> None:
     federation = federate(carrier=carrier, heartbeat_s=HEARTBEAT_S)
@@ -96,7 +96,7 @@ def test_a_party_that_is_stopped_is_noticed_within_two_heartbeats_and_goes_on(
         assert len(party.codes) == 1
 
 
-def test_a_link_that_stays_down_ends_the_run_at_both_which_can_go_on(
+def test_a_link_that_stays_down_ends_the_run_at_both_parties_which_can_resume(
     ground: Ground, federate: Federate, whole: Federation
 ) -> None:
     via = ground.free_port()
@@ -118,7 +118,7 @@ def test_a_link_that_stays_down_ends_the_run_at_both_which_can_go_on(
         assert party.events("resumed")[0]["round"] >= 20
 
 
-def test_a_host_that_is_started_again_is_let_in_once_its_half_open_connection_is_found_silent(
+def test_a_restarted_host_is_admitted_once_its_half_open_connection_is_found_silent(
     ground: Ground, federate: Federate, whole: Federation
 ) -> None:
     via = ground.free_port()
@@ -126,7 +126,7 @@ def test_a_host_that_is_started_again_is_let_in_once_its_half_open_connection_is
     with Proxy(via, federation.port) as proxy:
         federation.start()
         federation.wait_for_rounds(30)
-        proxy.silence()  # the guest is not told that its host's machine is gone
+        proxy.silence()  # the guest does not notice that its host is gone
         assert federation.host.kill()
         proxy.forget()
         proxy.restore()
