@@ -1,14 +1,15 @@
-"""Tests use one thread: their tensors are small, and many of them share two cores.
+"""Settings for all tests: one thread, and no time limit for the examples of a property.
 
-And no example of a property has to be quick: on a busy machine none may be.
+One thread, because tensors are small and several tests share a few cores. No limit, because no test
+may depend on how busy the machine is.
 """
 
 import os
 
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 torch.set_num_threads(1)
-settings.register_profile("celu", deadline=None)
+settings.register_profile("celu", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("celu")

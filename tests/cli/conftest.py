@@ -1,4 +1,4 @@
-"""Keys made with the commands that users have, for all tests of commands."""
+"""Keys made by `celu certs`, for all tests of commands."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Two parties as processes, with settings, rows and keys of their own."""
+"""Two parties as processes, each with its own settings, rows and keys."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from celu.config.templates import SettingsTemplate, write_settings
 from celu.testing import free_port
 from stores import write_store
 
+# For anything that a process is waited for. No passing test waits that long, on however busy a
+# machine.
+PATIENCE_S = 900.0
 TINY = SettingsTemplate(
     guest="airline",
     host="weather",
@@ -27,12 +30,12 @@ TINY = SettingsTemplate(
 
 def celu(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "celu.cli.app", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @dataclass
 class Pair:
-    """A guest that listens and a host that connects, with files of their own."""
+    """A guest that listens and a host that connects, each with its own files."""
 
     folder: Path
     port: int
@@ -61,7 +64,7 @@ class Ended:
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE_S)
     return Ended(process.returncode, out, err)
 
 
@@ -83,5 +86,5 @@ def pair_at(folder: Path, keys: Path) -> Pair:
     write_settings(folder, TINY, port=port, local=True)
     for name in ("airline", "weather"):
         path = folder / name / "party.toml"
-        path.write_text(path.read_text().replace("[peers", "connect_s = 20\n[peers", 1))
+        path.write_text(path.read_text().replace("[peers", "connect_s = 600\n[peers", 1))
     return Pair(folder, port)

@@ -119,7 +119,9 @@ def test_a_dashboard_of_several_runs_ends_on_ctrl_c(tmp_path: Path) -> None:
 def test_a_run_continues_without_a_dashboard_if_the_port_is_in_use_and_is_tracked(
     pair: Pair,
 ) -> None:
-    pair.edit("airline/party.toml", "connect_s = 20", 'connect_s = 20\ntracking = ["tensorboard"]')
+    pair.edit(
+        "airline/party.toml", "connect_s = 600", 'connect_s = 600\ntracking = ["tensorboard"]'
+    )
     with dashboard(write_run(pair.folder / "other")) as (_, url):
         port = url.rsplit(":", 1)[1].strip("/")
         guest = pair.start("airline", "--dashboard", "--dashboard-port", port)

@@ -1,4 +1,4 @@
-"""Real processes, killed: what operators see when a run is started again."""
+"""Killed processes: what operators see when they start a run again."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from celu.checkpoint.generations import FOLDER
 from celu.testing import read_events
-from cli.pair import Pair, ended, pair_at
+from cli.pair import PATIENCE_S, Pair, ended, pair_at
 
-# Long enough to be caught in the middle of it, over a line that takes some time.
+# Slow enough, with its emulated link, to be killed in the middle.
 METHOD = """
 [method]
 W = 3
@@ -28,7 +29,7 @@ LINE = "link = { mbps = 30, delay_ms = 4 }\n"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Path:
-    """A run that nobody interrupted."""
+    """A run that was not interrupted."""
     pair = prepared(tmp_path_factory.mktemp("whole"), keys)
     guest, host = pair.run()
     assert (guest.code, host.code) == (0, 0), guest.err + host.err
@@ -53,20 +54,30 @@ def pair(tmp_path: Path, keys: Path) -> Pair:
 
 @pytest.fixture
 def started(pair: Pair) -> Iterator[list[subprocess.Popen[str]]]:
-    """What a test starts, and lets go of in the end."""
+    """The processes of a run; killed when the test ends."""
     processes = [pair.start("airline"), pair.start("weather")]
     yield processes
     for process in processes:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=PATIENCE_S)
 
 
 def wait_for_round(pair: Pair, name: str, round_: int) -> None:
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + PATIENCE_S
     run = pair.folder / name / "run"
     while not any(e["event"] == "round" and e["round"] >= round_ for e in read_events(run)):
         assert time.monotonic() < give_up
         time.sleep(0.02)
+
+
+def wait_for_checkpoint(pair: Pair, round_: int) -> None:
+    """Until both parties have written a checkpoint of this round or of a later one."""
+    give_up = time.monotonic() + PATIENCE_S
+    for name in ("airline", "weather"):
+        folder = pair.folder / name / "run" / FOLDER
+        while not any(int(p.name[-8:]) >= round_ for p in folder.glob("round-*")):
+            assert time.monotonic() < give_up
+            time.sleep(0.02)
 
 
 def same_weights(a: Path, b: Path) -> None:
@@ -77,19 +88,19 @@ def same_weights(a: Path, b: Path) -> None:
 
 
 @pytest.mark.parametrize("victims", ["guest", "host", "both"])
-def test_killed_and_started_again_it_ends_with_the_same_bits(
+def test_a_killed_and_restarted_run_ends_with_the_same_bits(
     pair: Pair, started: list[subprocess.Popen[str]], whole: Path, victims: str
 ) -> None:
     names = {"guest": ["airline"], "host": ["weather"], "both": ["airline", "weather"]}[victims]
     parties = dict(zip(("airline", "weather"), started, strict=True))
-    wait_for_round(pair, "airline", 60)
+    wait_for_checkpoint(pair, 35)
     for name in names:
         parties[name].kill()
-        parties[name].communicate(timeout=10)
+        parties[name].communicate(timeout=PATIENCE_S)
     for name in names:
         parties[name] = pair.start(name)
         started.append(parties[name])
-    for process in parties.values():  # whoever was not killed has begun again by itself
+    for process in parties.values():  # a party that was not killed has restarted by itself
         after = ended(process)
         assert after.code == 0, after.err
         assert "resumes from round" in after.out and "of 200" in after.out
@@ -104,7 +115,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(
     assert (last["auc"], last["loss"]) == (reference["auc"], reference["loss"])
 
 
-def test_a_run_that_is_done_can_be_run_again_but_not_under_another_contract(
+def test_a_finished_run_can_be_started_again_but_not_with_another_contract(
     pair: Pair, started: list[subprocess.Popen[str]], whole: Path
 ) -> None:
     for process in started:
@@ -120,8 +131,10 @@ def test_a_run_that_is_done_can_be_run_again_but_not_under_another_contract(
     same_weights(pair.folder, whole)
 
 
-def test_a_folder_that_a_run_uses_is_refused_to_another(pair: Pair) -> None:
-    pair.edit("job.toml", "rounds = 200", "rounds = 1000000")  # it is still on when we look
+def test_a_run_folder_in_use_is_refused(pair: Pair) -> None:
+    pair.edit(
+        "job.toml", "rounds = 200", "rounds = 1000000"
+    )  # still running when the second one starts
     processes = [pair.start("airline"), pair.start("weather")]
     try:
         wait_for_round(pair, "airline", 5)
@@ -129,5 +142,5 @@ def test_a_folder_that_a_run_uses_is_refused_to_another(pair: Pair) -> None:
     finally:
         for process in processes:
             process.kill()
-            process.communicate(timeout=10)
+            process.communicate(timeout=PATIENCE_S)
     assert second.code == 3 and "nobody uses" in " ".join(second.err.split())

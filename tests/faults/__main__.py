@@ -1,4 +1,4 @@
-"""Kills by the dozen: `python -m tests.faults --kills 60 --seed 1`, from the repository."""
+"""Kill parties at random points: `python -m tests.faults --kills 60 --seed 1` in a checkout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main() -> None:
             whole,
             kills=given.kills,
             seed=given.seed,
-            tell=lambda line: print(line, file=sys.stderr),
+            on_progress=lambda line: print(line, file=sys.stderr),
         )
         for line in report.lines():
             print(line)

@@ -1,4 +1,4 @@
-"""Federations of real processes, and the runs that nobody disturbed to compare them with."""
+"""Federations of real processes, and undisturbed runs to compare them with."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def whole(ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> Federatio
 
 @pytest.fixture
 def federate(ground: Ground, tmp_path: Path) -> Iterator[Federate]:
-    """Makes a federation with settings of its own, and leaves none of its processes behind."""
+    """Makes federations with given settings, and kills their processes when the test ends."""
     made: list[Federation] = []
 
     def make(**settings: Any) -> Federation:

@@ -1,7 +1,7 @@
-"""Kills parties at seeded random points, starts them again, and sees that the run ends the same.
+"""Kills parties at seeded random points, restarts them, and checks that the run ends the same.
 
-A point is a moment (so long after the last start) or an event: a round, the handshake, a checkpoint
-that is being written, the goodbye. Victims are the guest, the host, or both.
+A point is a time since the last start or an event: a round, the handshake, a checkpoint being
+written, the goodbye. Victims are the guest, the host, or both.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from celu.checkpoint.generations import FOLDER
 from .parties import GUEST, HOSTS, PATIENCE_S, ROUNDS, Federation, Ground, Party
 
 VICTIMS = {"guest": [GUEST], "host": [HOSTS[0]], "both": [GUEST, HOSTS[0]]}
-KILLS_A_RUN = 8
-_ANOTHER_ENDS_S = 2.0  # after one that is done; else it waits for that one to come again
+KILLS_PER_RUN = 8
+_ANOTHER_ENDS_S = 2.0  # after one that is done; else it waits for that one to come back
 
 
 @dataclass
 class Report:
-    """What was done, and to whom; every run in it ended with the same bits."""
+    """The kills of a number of runs, each of which ended with the same bits."""
 
     runs: Counter[str] = field(default_factory=Counter)
     kills: Counter[str] = field(default_factory=Counter)  # by victim
     points: Counter[str] = field(default_factory=Counter)
-    restarts: int = 0  # of survivors, by themselves
+    restarts: int = 0  # of parties that were not killed
     seconds: float = 0.0
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The report as text."""
         carriers = ", ".join(f"{count} over {name}" for name, count in sorted(self.runs.items()))
         yield (
             f"{self.kills.total()} kills in {self.runs.total()} runs ({carriers}), "
@@ -41,27 +41,27 @@ class Report:
         )
         yield "  victims: " + ", ".join(f"{n} {self.kills[n]}" for n in VICTIMS)
         yield "  points: " + ", ".join(f"{n} {c}" for n, c in self.points.most_common())
-        yield f"  survivors began again by themselves {self.restarts} times"
+        yield f"  the parties that were not killed restarted by themselves {self.restarts} times"
 
 
-# Says, once it is there, what point it is.
+# Returns the name of the point once it is reached, and None before.
 Point = Callable[[], str | None]
 
 
 def at_any_time(victim: Party, chance: Random) -> Point:
-    """A moment after the last start, be it in the handshake, in training or at the end."""
+    """A random time from now: in the handshake, in training or at the end."""
     due = time.monotonic() + chance.uniform(0.0, 1.5)
     return lambda: "any time" if time.monotonic() >= due else None
 
 
 def at_a_round(victim: Party, chance: Random) -> Point:
-    """So many rounds after it has begun or gone on."""
+    """A random number of rounds after the party started or resumed."""
     rounds = chance.randrange(1, 60)
     return lambda: "round" if num_rounds(victim) >= rounds else None
 
 
 def in_the_handshake(victim: Party, chance: Random) -> Point:
-    """It has read its rows, or is connected, and does not train yet; or is long past that."""
+    """The party has read its rows or is connected; a later round if that was missed."""
     last = chance.choice(["attempt", "data", "connected"])
 
     def is_there() -> str | None:
@@ -74,7 +74,7 @@ def in_the_handshake(victim: Party, chance: Random) -> Point:
 
 
 def in_a_checkpoint(victim: Party, chance: Random) -> Point:
-    """A generation is there in part, and not one that was left so."""
+    """A checkpoint of the present process is being written."""
     folder = victim.run / FOLDER
     return lambda: "checkpoint" if num_rounds(victim) and any(folder.glob(".round-*")) else None
 
@@ -88,7 +88,7 @@ POINTS = [at_any_time, at_a_round, in_the_handshake, in_a_checkpoint]
 
 
 def num_rounds(party: Party) -> int:
-    """How many rounds its present process has done since it last began."""
+    """How many rounds the present process has done since it last started or resumed."""
     count = 0
     for event in reversed(party.latest()):
         if event["event"] in ("started", "resumed", "restart"):
@@ -104,18 +104,17 @@ def kill_many(
     *,
     kills: int,
     seed: int,
-    seconds: float = float("inf"),
-    tell: Callable[[str], None] = lambda line: None,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
-    """So many kills, or as many as a time allows; AssertionError for a run that ends otherwise."""
+    """Run until there were this many kills; AssertionError for a run that ends with other bits."""
     report, chance, began = Report(), Random(seed), time.monotonic()
-    while report.kills.total() < kills and time.monotonic() - began < seconds:
+    while report.kills.total() < kills:
         number = report.runs.total()
         carrier = "websocket" if number % 4 == 1 else "grpc"
         federation = ground.federation(folder / f"{number}", carrier=carrier)
-        most = min(KILLS_A_RUN, kills - report.kills.total())
+        max_kills = min(KILLS_PER_RUN, kills - report.kills.total())
         try:
-            _torment(federation, chance, most, report)
+            _run_with_kills(federation, chance, max_kills, report)
             federation.assert_same_bits(whole)
         except AssertionError as error:
             raise AssertionError(f"run {number} of seed {seed}, over {carrier}: {error}") from error
@@ -124,17 +123,17 @@ def kill_many(
         report.runs[carrier] += 1
         report.restarts += sum(len(p.events("restart")) for p in federation.parties.values())
         report.seconds = time.monotonic() - began
-        tell(f"{report.kills.total()} kills, {report.seconds:.0f} s")
+        on_progress(f"{report.kills.total()} kills, {report.seconds:.0f} s")
     return report
 
 
-def _torment(federation: Federation, chance: Random, most: int, report: Report) -> None:
-    """One run to its end, with so many kills on the way, the last one at goodbye."""
+def _run_with_kills(federation: Federation, chance: Random, max_kills: int, report: Report) -> None:
+    """One run to its end, with up to `max_kills` kills, the last one at the goodbye."""
     federation.start()
-    for number in range(most):
+    for number in range(max_kills):
         victims = chance.choice(list(VICTIMS))
         watched = federation.parties[chance.choice(VICTIMS[victims])]
-        choose = at_goodbye if number == most - 1 else chance.choice(POINTS)
+        choose = at_goodbye if number == max_kills - 1 else chance.choice(POINTS)
         point = _await(federation, choose(watched, chance))
         killed = [name for name in VICTIMS[victims] if federation.parties[name].kill()]
         if killed and point:
@@ -145,7 +144,7 @@ def _torment(federation: Federation, chance: Random, most: int, report: Report) 
 
 
 def _await(federation: Federation, is_there: Point) -> str | None:
-    """The point, once it is there; None where the run has ended at all parties."""
+    """Wait for a point; None if the run has ended at all parties."""
     give_up = time.monotonic() + PATIENCE_S
     while not (point := is_there()):
         _start_again(federation)
@@ -160,14 +159,20 @@ def _await(federation: Federation, is_there: Point) -> str | None:
 
 
 def _start_again(federation: Federation) -> None:
-    """What operators do: start who was killed, and who is done where another waits for it."""
+    """Restart killed parties, and finished ones that another party waits for."""
     parties = federation.parties.values()
-    running = any(party.is_running for party in parties)
     for party in parties:
         if party.is_running:
             continue
         code = party.codes[-1] if party.codes else None
         assert code in (None, 0, -9), f"{party.name} ended with {code}\n{party.said()[-4000:]}"
-        is_waited_for = running and time.monotonic() - party.ended_at > _ANOTHER_ENDS_S
-        if code != 0 or is_waited_for:
+        is_late = time.monotonic() - party.ended_at > _ANOTHER_ENDS_S
+        if code != 0 or (is_late and any(map(_waits_for_peer, parties))):
             party.start()
+
+
+def _waits_for_peer(party: Party) -> bool:
+    """Whether a party runs without a connection to its peer."""
+    kinds = ("attempt", "restart", "connected", "link_down", "link_up")
+    states = [event["event"] for event in party.latest() if event["event"] in kinds]
+    return party.is_running and states[-1:] not in (["connected"], ["link_up"])

@@ -1,7 +1,7 @@
-"""Parties as real processes: started, watched, hit by signals, and compared in the end.
+"""Parties as real processes: started, watched, signalled, and compared at the end.
 
-Each has its own settings, rows, keys, socket and run folder, and is `celu run` to the last line;
-only that it is forked from a process which has torch imported already (`server`).
+Each has its own settings, rows, keys, socket and run folder, and runs `celu run`; it is forked from
+a process that has imported torch already (`server`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from celu.checkpoint.generations import FOLDER
 from celu.testing import EventDict, make_keys
 from stores import write_store
 
 GUEST, HOSTS = "guest", ["host", "other"]
 ROUNDS, EVERY = 300, 5
-PATIENCE_S = 60.0  # for anything at all that is waited for here
+# For anything that is waited for here. No passing test waits that long, on however busy a machine.
+PATIENCE_S = 900.0
 
 _JOB = f"""
 seed = 1
@@ -71,12 +73,12 @@ _PEER = """
 [peers.{name}]
 ca = "{certs}/{name}/certs/ca.pem"
 """
-# A line that takes its time, so that there are messages in flight to be lost.
+# A link with a delay, so that there are messages in flight to lose.
 _SETTINGS: dict[str, Any] = {
     "carrier": "grpc",
-    "connect_s": 30,
-    "deadline_s": 30,
-    "outage_s": 30,
+    "connect_s": 600,
+    "deadline_s": 600,
+    "outage_s": 600,
     "heartbeat_s": 2,
 }
 _LINE = "link = { mbps = 100, delay_ms = 2 }"
@@ -101,8 +103,8 @@ class Server:
         return code
 
     def stop(self) -> None:
-        """End it, and whatever still runs of what it started."""
-        self._process.communicate(timeout=10)
+        """End the server and every party that still runs."""
+        self._process.communicate(timeout=PATIENCE_S)
 
     def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -128,19 +130,19 @@ class Party:
         self._server = server
 
     def start(self) -> None:
-        """What its operator does: the same line as ever."""
+        """Start `celu run`, with the same command line every time."""
         assert self.pid is None, f"{self.name} is running"
         line = ["run", str(self.folder / "party.toml"), "--job", str(self._job)]
         self.pid = self._server.start(line, self.log)
 
     @property
     def log(self) -> Path:
-        """What all its processes have printed."""
+        """The output of all its processes."""
         return self.folder / "log"
 
     @property
     def is_running(self) -> bool:
-        """Whether it has a process; notes how that ended."""
+        """Whether its process runs; records the exit code when it has ended."""
         if self.pid is not None and (code := self._server.poll(self.pid)) is not None:
             self.pid, self.ended_at = None, time.monotonic()
             self.codes.append(code)
@@ -153,7 +155,7 @@ class Party:
             os.kill(self.pid, number)
 
     def kill(self) -> bool:
-        """SIGKILL, and wait until it is gone; whether there was something to kill."""
+        """Send SIGKILL and wait for the end; returns whether that killed a running process."""
         self.signal(signal.SIGKILL)
         before = len(self.codes)
         was_running = self.pid is not None
@@ -167,7 +169,7 @@ class Party:
         return self.codes[-1]
 
     def events(self, *kinds: str) -> list[EventDict]:
-        """What its processes have reported so far, all of them or of some kinds."""
+        """The events of all its processes so far, or those of some kinds."""
         file = self.run / "events.jsonl"
         if file.exists():
             with file.open("rb") as grown:
@@ -179,23 +181,23 @@ class Party:
         return [e for e in self._events if not kinds or e["event"] in kinds]
 
     def latest(self) -> list[EventDict]:
-        """What its present process has reported, or its last."""
+        """The events of its present or last process."""
         events = self.events()
         begins = [i for i, event in enumerate(events) if event["event"] == "attempt"]
         return events[begins[-1] :] if begins else []
 
     def said(self) -> str:
-        """The end of what it printed."""
+        """What it printed."""
         return self.log.read_text() if self.log.exists() else ""
 
     def where(self) -> str:
-        """The same, and what each of its threads is doing just now."""
+        """What it printed, with a stack trace of each of its threads."""
         self.signal(signal.SIGUSR1)
         time.sleep(0.2)
         return self.said()
 
     def has_done(self, round_: int) -> bool:
-        """Whether its present process has been at this round."""
+        """Whether its present process has done this round."""
         return any(e["event"] == "round" and e["round"] >= round_ for e in self.latest())
 
 
@@ -218,13 +220,13 @@ class Federation:
         return self.parties[HOSTS[0]]
 
     def start(self) -> None:
-        """Start whoever is not running."""
+        """Start the parties that are not running."""
         for party in self.parties.values():
             if not party.is_running:
                 party.start()
 
     def wait(self, *codes: int) -> None:
-        """All ended so: with 0, or with these in the order of parties."""
+        """Wait for all parties to end with code 0, or with these codes in order."""
         expected = codes or (0,) * len(self.parties)
         for party in self.parties.values():
             party.wait()
@@ -235,7 +237,7 @@ class Federation:
         )
 
     def wait_for_rounds(self, count: int) -> None:
-        """Until every party has done so many more."""
+        """Wait until every party has done `count` more rounds."""
         before = {name: len(party.events("round")) for name, party in self.parties.items()}
         for name, party in self.parties.items():
 
@@ -244,14 +246,23 @@ class Federation:
 
             wait_for(is_there, f"{count} rounds", said=party.said)
 
+    def wait_for_checkpoint(self, round_: int) -> None:
+        """Wait until every party has written a checkpoint of this round or of a later one."""
+        for party in self.parties.values():
+
+            def is_there(folder: Path = party.run / FOLDER) -> bool:
+                return any(int(p.name[-8:]) >= round_ for p in folder.glob("round-*"))
+
+            wait_for(is_there, f"a checkpoint of round {round_}", said=party.said)
+
     def stop(self) -> None:
-        """Leave nothing behind."""
+        """Kill all parties that still run."""
         for party in self.parties.values():
             party.signal(signal.SIGCONT)
             party.kill()
 
     def assert_same_bits(self, whole: Federation) -> None:
-        """Weights and evaluations are those of a run that nobody disturbed."""
+        """Weights and evaluations equal those of an undisturbed run."""
         for name, party in self.parties.items():
             undisturbed = whole.parties[name]
             ours, theirs = (load_file(p.run / "weights.safetensors") for p in (party, undisturbed))
@@ -317,9 +328,9 @@ class Ground:
         return Federation(folder, parties, port)
 
     def free_port(self) -> int:
-        """A port that nobody listens at, of those that the kernel gives to no caller.
+        """A free port outside the range that the kernel gives to outgoing connections.
 
-        Else a host that calls while its guest is away might meet itself there.
+        Otherwise a host that connects while its guest is down might connect to itself.
         """
         while True:
             port = self._ports.randrange(20_000, 32_000)
@@ -328,7 +339,7 @@ class Ground:
                     return port
 
     def undisturbed(self, folder: Path, **more: Any) -> Federation:
-        """A federation whose run is done and was left alone."""
+        """A federation whose run has finished undisturbed."""
         federation = self.federation(folder, **more)
         federation.start()
         federation.wait()
@@ -337,7 +348,7 @@ class Ground:
 
 @contextmanager
 def ground_at(folder: Path) -> Iterator[Ground]:
-    """A ground, and an end to all its processes."""
+    """A ground whose processes are killed at the end."""
     ground = Ground(folder)
     try:
         yield ground
@@ -351,7 +362,7 @@ def wait_for(
     seconds: float = PATIENCE_S,
     said: Callable[[], str] = lambda: "",
 ) -> None:
-    """Look every few milliseconds; AssertionError where it does not come."""
+    """Poll every few milliseconds; AssertionError after `seconds`."""
     give_up = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < give_up, f"waited {seconds:g} s for {what}\n{said()[-3000:]}"

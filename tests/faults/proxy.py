@@ -1,6 +1,6 @@
 """A proxy between two parties that a test cuts, silences, slows down and restores.
 
-`silence` is a half-open link: connections stay, nothing is carried, and nobody new is let in.
+`silence` makes a half-open link: connections stay open, nothing is forwarded or accepted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from concurrent.futures import Future
 from types import TracebackType
 
 _CHUNK_BYTES = 64 * 1024
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: no last words, a reset
+_PATIENCE_S = 600.0  # for the proxy's own thread, on a busy machine
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
 
 
 class Proxy:
@@ -35,7 +36,7 @@ class Proxy:
     def __enter__(self) -> Proxy:
         self._thread.start()
         self._flows.set()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_PATIENCE_S)
         return self
 
     def __exit__(
@@ -44,28 +45,28 @@ class Proxy:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_PATIENCE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(_PATIENCE_S)
         self._loop.close()
 
     def cut(self, *, reset: bool) -> None:
-        """End all connections, by RST or FIN, and take no new ones until `restore`."""
+        """Close all connections with RST or FIN, and accept none until `restore`."""
         self._do(lambda: self._cut(reset))
 
     def silence(self) -> None:
-        """Carry nothing and let nobody in until `restore`; nobody is told."""
+        """Forward and accept nothing until `restore`; neither side is notified."""
         self._do(self._flows.clear)
 
     def forget(self) -> None:
-        """Drop what connections there are without a word to the side that listens, for good.
+        """Drop all connections permanently without notifying the listening side.
 
-        As where a machine loses its power, or a firewall its table.
+        As when a machine loses power, or a firewall its table.
         """
         self._do(self._forget)
 
     def slow_down(self, delay_s: float) -> None:
-        """Hold every chunk back for so long."""
+        """Delay every chunk."""
 
         def slow() -> None:
             self._delay_s = delay_s
@@ -73,7 +74,7 @@ class Proxy:
         self._do(slow)
 
     def restore(self) -> None:
-        """Carry everything, as fast as it comes."""
+        """Forward everything without delay."""
         self._do(self._restore)
 
     def _do(self, work: Callable[[], object]) -> None:
@@ -84,7 +85,7 @@ class Proxy:
             done.set_result(None)
 
         self._loop.call_soon_threadsafe(call)
-        done.result(10)
+        done.result(_PATIENCE_S)
 
     def _restore(self) -> None:
         self._refuses, self._delay_s = False, 0.0
@@ -131,7 +132,7 @@ class Proxy:
         except OSError:
             _end_by_reset(writer)
         except asyncio.CancelledError:
-            return  # forgotten: it stays open, and is not told
+            return  # dropped by `forget`: it stays open and is not notified
         writer.close()
         self._open.discard(writer)
 

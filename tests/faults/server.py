@@ -1,7 +1,7 @@
-"""Starts parties as processes of their own, in milliseconds: it has celu and torch imported, and
-forks. Run as a script by `parties.Server`, one JSON object a line each way.
+"""Starts parties in milliseconds, by forking a process that has imported celu and torch.
 
-It never uses gRPC itself: its threads would be missing in whoever is forked after.
+Run as a script by `parties.Server`, with one JSON object per line in each direction. It never uses
+gRPC itself: gRPC's threads would be missing in the processes forked after.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import sys
 from typing import Any
 
-import safetensors.torch  # noqa: F401 - imported for whoever is forked
+import safetensors.torch  # noqa: F401 - imported for the forked processes
 import torch
 import torch._dynamo  # which an optimizer imports when it is made
 
@@ -24,19 +24,19 @@ import celu.transport.websocket_carrier
 
 
 def serve() -> list[str]:
-    """Do what is asked until there is nothing more; in a party's process, its arguments."""
+    """Serve requests until stdin ends; in a forked process, return its arguments."""
     started: set[int] = set()
     for line in iter(sys.stdin.readline, ""):
         asked = json.loads(line)
         if "start" in asked:
             pid = os.fork()
             if pid == 0:
-                _speak_to(asked["log"])
+                _redirect_to(asked["log"])
                 return list(asked["start"])
             started.add(pid)
             _answer({"pid": pid})
         else:
-            # A process that ended is kept by its number until somebody asks: no other gets it.
+            # An ended process stays a zombie until it is polled, so its pid is not reused.
             pid, status = os.waitpid(asked["poll"], os.WNOHANG)
             started.discard(pid)
             _answer({"code": os.waitstatus_to_exitcode(status) if pid else None})
@@ -50,19 +50,19 @@ def _answer(fields: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _speak_to(log: str) -> None:
-    """A file in place of the pipes, which are the server's."""
+def _redirect_to(log: str) -> None:
+    """Redirect standard streams to a file: the pipes belong to the server."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(nothing, 0)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    faulthandler.register(signal.SIGUSR1)  # where it hangs, for who waits in vain
+    faulthandler.register(signal.SIGUSR1)  # shows where a process hangs
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
-    gc.freeze()  # what is imported here is no garbage of theirs
+    gc.freeze()  # imported objects are never garbage in the forks
     sys.argv = ["celu", *serve()]
     celu.cli.app.main()

@@ -1,4 +1,4 @@
-"""kill -9: the run ends with the same bits, whoever it hits and whenever."""
+"""kill -9 at any party and any time: the run ends with the same bits."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from faults.conftest import Federate
 from faults.kills import VICTIMS, kill_many
 from faults.parties import Federation, Ground
 
-# `python -m tests.faults --kills 60` does them all; here as many as the time allows, of a machine
-# that does other things as well.
-KILLS, LEAST, SECONDS = 60, 10, 45
+KILLS = 24  # `python -m tests.faults --kills 600` for more
 
 
-def test_killed_at_random_points_and_started_again_every_run_ends_with_the_same_bits(
+def test_runs_killed_at_random_points_and_restarted_end_with_the_same_bits(
     ground: Ground,
     whole: Federation,
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    report = kill_many(ground, tmp_path, whole, kills=KILLS, seed=2, seconds=SECONDS)
+    report = kill_many(ground, tmp_path, whole, kills=KILLS, seed=2)
     done = "; ".join(report.lines())
     record_property("done", done)
-    assert report.kills.total() >= LEAST, done
+    assert report.kills.total() >= KILLS, done
     assert set(report.kills) == set(VICTIMS), done
     assert report.restarts > 0, done
 
 
-def test_where_one_of_two_hosts_is_killed_the_others_go_on_by_themselves(
+def test_when_one_of_two_hosts_is_killed_the_other_parties_resume_by_themselves(
     ground: Ground, federate: Federate, tmp_path: Path
 ) -> None:
     whole = ground.undisturbed(tmp_path / "whole", hosts=2)

@@ -1,4 +1,4 @@
-"""What operators do in the middle of a run: stop it, and renew certificates."""
+"""Operators stop a run in the middle, or rotate its certificates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = [GUEST, HOSTS[0]]
 
 
 @pytest.mark.parametrize("who", ["guest", "host"])
-def test_ctrl_c_at_one_party_is_told_to_the_other_and_both_can_go_on(
+def test_ctrl_c_at_one_party_stops_the_other_and_both_can_resume(
     federate: Federate, whole: Federation, who: str
 ) -> None:
     federation = federate()
@@ -35,7 +35,7 @@ def test_ctrl_c_at_one_party_is_told_to_the_other_and_both_can_go_on(
     federation.start()
     federation.wait()
     federation.assert_same_bits(whole)
-    # Nothing of it is done twice: the other side had its checkpoint as well.
+    # No round is done twice: the other party had this checkpoint as well.
     assert [p.events("resumed")[0]["round"] for p in federation.parties.values()] == [stopped] * 2
 
 
@@ -67,11 +67,11 @@ def test_certificates_can_be_rotated_in_the_middle_of_a_run(
     shutil.copytree(ground.keys, keys)
     federation = federate(keys=keys)
     federation.start()
-    federation.wait_for_rounds(30)
+    federation.wait_for_checkpoint(20)
     for party in federation.parties.values():
         party.signal(signal.SIGINT)
     for party in federation.parties.values():
-        assert party.wait() in (130, 12)  # whoever is told before its own operator's word
+        assert party.wait() in (130, 12)  # 12: the other party's message came first
     rotate(keys)
     federation.start()
     federation.wait()

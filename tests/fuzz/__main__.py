@@ -1,4 +1,4 @@
-"""Frames by the million: `python -m tests.fuzz --frames 1000000 --seed 1`, from the repository."""
+"""Fuzz with many frames: `python -m tests.fuzz --frames 1000000 --seed 1`, in a checkout."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def main() -> None:
     torch.set_num_threads(1)
     started, due = time.monotonic(), 50_000
 
-    def tell(done: int) -> None:
+    def print_progress(done: int) -> None:
         nonlocal due
         if done >= due:
             due += 50_000
             print(f"{done} frames, {time.monotonic() - started:.0f} s", file=sys.stderr)
 
     with tempfile.TemporaryDirectory() as folder, open_targets(Path(folder)) as targets:
-        for line in fuzz(targets, given.frames, given.seed, tell).lines():
+        for line in fuzz(targets, given.frames, given.seed, print_progress).lines():
             print(line)
 
 

@@ -1,7 +1,7 @@
-"""Delivers mutated frames to everything that reads a peer's bytes, and counts what became of them.
+"""Delivers mutated frames to everything that reads a peer's bytes and counts the outcomes.
 
-A frame is taken, or refused with an error of celu's own and nothing changed. Whatever else is
-raised ends the fuzzing with the seed and the frame at which it happened.
+A frame is accepted, or refused with a CeluError and without side effects. Any other exception ends
+the fuzzing with the seed and the number of the frame.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from .frames import MUTATIONS, Frame, joined
 from .targets import Specs, Target
 
 MAX_STREAM = 3
-WARM_UP = 0.05  # of the frames, before memory is looked at
+WARM_UP = 0.05  # share of the frames before memory is measured
 
 
 @dataclass
 class Report:
-    """What became of so many frames."""
+    """How many frames were accepted and refused."""
 
     frames: int = 0
-    taken: int = 0
+    accepted: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     by_target: Counter[str] = field(default_factory=Counter)
     growth_mib: float = 0.0
 
     def lines(self) -> Iterator[str]:
-        """For people."""
-        yield f"{self.frames} frames: {self.taken} taken, {self.refusals.total()} refusals"
+        """The report as text."""
+        yield f"{self.frames} frames: {self.accepted} accepted, {self.refusals.total()} refusals"
         yield from (f"  {name}: {count}" for name, count in self.refusals.most_common())
         yield from (f"    {name}: {count}" for name, count in self.by_target.most_common())
         yield f"peak memory grew by {self.growth_mib:.1f} MiB after the first {WARM_UP:.0%}"
@@ -46,9 +46,9 @@ def fuzz(
     targets: Sequence[Target],
     frames: int,
     seed: int,
-    tell: Callable[[int], None] = lambda done: None,
+    on_progress: Callable[[int], None] = lambda done: None,
 ) -> Report:
-    """Deliver about so many frames; raises AssertionError for what may not happen."""
+    """Deliver about `frames` frames; AssertionError for an outcome that may not happen."""
     report, random = Report(), Random(seed)
     weights = [target.weight for target in targets]
     start = 0
@@ -68,48 +68,50 @@ def fuzz(
         report.frames += len(stream)
         if not start and report.frames >= frames * WARM_UP:
             start = _peak_kib()
-        tell(report.frames)
+        on_progress(report.frames)
     report.growth_mib = (_peak_kib() - start) / 1024
     return report
 
 
 def attack(target: Target, pieces: list[bytes], report: Report) -> None:
-    """Deliver a stream to a reader that goes on until it refuses."""
+    """Deliver a stream to a reader until it refuses a message."""
     before = target.state()
     try:
         for message in deliver(pieces, target.specs):
             target.read(message)
-            report.taken += 1
+            report.accepted += 1
             target.reset()
             before = target.state()
     except CeluError as error:
         report.refusals[type(error).__name__] += 1
         report.by_target[target.name] += 1
-        assert target.state() == before, "a refused message changed something"
+        assert target.state() == before, "a refused message had a side effect"
         assert len(str(error)) < 5000, "an error repeats what the peer sent"
 
 
 def deliver(pieces: list[bytes], specs: Specs) -> Iterator[Message]:
-    """What a link makes of the pieces, and in the same way."""
+    """The messages that a link would decode from the pieces."""
     received = iter(pieces)
     for sequence, data in enumerate(received):
         header = decode_header(data, sequence, specs)
-        assert header.length <= sum(map(len, pieces)) + (1 << 18), "a claim would cost memory"
+        assert header.length <= sum(map(len, pieces)) + (1 << 18), (
+            "an announced length would allocate memory"
+        )
         message = decode(header, received)
         if message.tensor is not None:
             check_finite(message.tensor, message.kind.name, message.round)
         yield message
 
 
-def take_all(target: Target) -> int:
-    """Deliver a target's own messages, unchanged; how many were taken."""
-    taken = 0
+def accept_all(target: Target) -> int:
+    """Deliver a target's own messages unchanged; returns how many were accepted."""
+    accepted = 0
     for message in target.messages:
         for arrived in deliver(joined([Frame.of(message, 0)]), target.specs):
             target.read(arrived)
             target.reset()
-            taken += 1
-    return taken
+            accepted += 1
+    return accepted
 
 
 def _peak_kib() -> int:

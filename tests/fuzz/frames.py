@@ -1,8 +1,7 @@
-"""Frames as bytes, and what an attacker does to a stream of them.
+"""Frames as bytes, and the mutations that an attacker could apply to a stream of them.
 
-The layout of a header stands here once, by the names of its fields; their sizes are read off the
-product's own format. Every mutation takes a source of chance and a stream, and gives the pieces
-that are delivered instead.
+Header fields are named here; their sizes come from the product's own format. Every mutation accepts
+a random generator and a stream, and returns the pieces to deliver instead.
 """
 
 from __future__ import annotations
