@@ -165,7 +165,7 @@ def train_over_grpc(
 
     def address(name: str) -> str:
         with bound:
-            assert bound.wait_for(lambda: name in ports, timeout=20)
+            assert bound.wait_for(lambda: name in ports, timeout=600)
         return f"127.0.0.1:{ports[name]}"
 
     def endpoint(name: str, peers: list[str], listens: bool) -> Endpoint:
@@ -175,8 +175,8 @@ def train_over_grpc(
             accept=tuple(peers) if listens else (),
             connect={} if listens else {peer: route(address(peer)) for peer in peers},
             keys=keys(name, peers),
-            connect_s=20,
-            deadline_s=20,
+            connect_s=600,
+            deadline_s=600,
             **(more if listens else {**more, "behind_gateway": False}),
         )
 
@@ -202,7 +202,7 @@ def train_over_grpc(
             result(run_blocking(session))
     finally:
         for thread in threads:
-            thread.join(30)
+            thread.join(600)
     assert not failures, failures
     return fed.weights()
 

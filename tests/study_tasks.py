@@ -41,7 +41,7 @@ class Fail(Count):
         if seed == 1:
             failed.touch()
             raise DataError("as it should")
-        until = time.monotonic() + 60
+        until = time.monotonic() + 600
         while not failed.exists() and time.monotonic() < until:
             time.sleep(0.01)
         time.sleep(0.5 if seed > 2 else 0.0)

@@ -21,11 +21,11 @@ def joined(link: LinkSettings = LINK) -> Iterator[tuple[socket.socket, socket.so
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         LinkProxy(server.getsockname()[1], link) as proxy,
-        socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as near,
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=600) as near,
     ):
         far, _ = server.accept()
         with far:
-            far.settimeout(10)
+            far.settimeout(600)
             yield near, far
 
 
@@ -50,7 +50,7 @@ def test_bytes_and_the_end_of_a_stream_arrive_in_both_directions() -> None:
         assert read(near, len(back)) == back
         assert read(far, len(there)) == there
         for thread in sending:
-            thread.join(10)
+            thread.join(600)
         near.shutdown(socket.SHUT_WR)
         assert far.recv(1) == b""
         far.sendall(b"after")

@@ -145,7 +145,7 @@ def test_a_shell_completes_commands() -> None:
         env=os.environ | asked,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert ran.stdout.split() == ["align"], ran.stderr
@@ -153,7 +153,7 @@ def test_a_shell_completes_commands() -> None:
 
 def test_commands_that_compute_nothing_start_without_torch() -> None:
     code = "import sys, celu.cli.app; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=600, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("on_a_terminal", [True, False])
@@ -169,7 +169,7 @@ def test_an_error_is_coloured_on_a_terminal_and_plain_elsewhere(
         env={k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm-256color"},
     )
     os.close(theirs)
-    _, piped = process.communicate(timeout=60)
+    _, piped = process.communicate(timeout=600)
     said = os.read(ours, 4096) if on_a_terminal else piped
     os.close(ours)
     assert process.returncode == 3

@@ -18,7 +18,7 @@ from celu.record.run import RunRecord
 from cli.pair import Pair, celu, ended, pair_at
 from record.folders import write_run
 
-DEADLINE_S = 60.0
+DEADLINE_S = 600.0
 ROUNDS = (
     "Number(document.querySelector('#numbers tbody tr:nth-child(3) td').textContent.split(' ')[0])"
 )

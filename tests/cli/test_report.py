@@ -36,7 +36,7 @@ def test_a_real_run_of_two_parties_is_reported_on_one_clock(pair: Pair, tmp_path
     link = ("--link", "wan-300")
     guest, host = pair.start("airline", *link), pair.start("weather", *link)
     for party in (guest, host):
-        out, err = party.communicate(timeout=120)
+        out, err = party.communicate(timeout=600)
         assert party.returncode == 0, out + err
     folders = [pair.folder / name / "run" for name in ("airline", "weather")]
     out = tmp_path / "report.html"

@@ -14,7 +14,7 @@ from pathlib import Path
 from docs.blocks import ROOT, Block
 from docs.outputs import matches
 
-BLOCK_S = 180.0
+BLOCK_S = 1800.0
 _HOST = re.compile(r"\b[a-z]+\.example\.com\b")
 
 

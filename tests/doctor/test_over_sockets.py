@@ -22,7 +22,7 @@ from celu.transport.emulation import LinkEmulator
 from celu.transport.link import run_blocking
 from doctor.rooms import make_job
 
-WAIT_S = 300.0  # for a message, a connection or a party, perhaps on a busy machine
+WAIT_S = 600.0  # for a message, a connection or a party, perhaps on a busy machine
 PLAN = ProbePlan(pings=5, bulk_s=0.4, pause_s=0.1, max_bytes=16 << 20)
 # One clock for both parties that nobody adjusts, unlike the time of day.
 CLOCKS = Clocks(wall=lambda: 1.7e9 + time.perf_counter())

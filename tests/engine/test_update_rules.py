@@ -73,7 +73,7 @@ def test_an_incomplete_optimizer_state_is_refused(name: Literal["adagrad", "adam
 def output_of(code: str) -> list[str]:
     """The words that a new process prints; in this one everything is already imported."""
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     return done.stdout.split()
 
 

@@ -179,15 +179,16 @@ class OverSockets:
         made: dict[str, Company],
         deadline_s: float,
         outage_s: float,
+        heartbeat_s: float,
     ) -> None:
         ports: queue.Queue[int] = queue.Queue()
         companies = made if transport.secure else None
         common: Any = {
             "carrier": transport.carrier,
-            "connect_s": 10,
+            "connect_s": 600,
             "deadline_s": deadline_s,
             "outage_s": outage_s,
-            "heartbeat_s": 2,
+            "heartbeat_s": heartbeat_s,
         }
         keys = companies and companies[GUEST].keys(*(companies[name] for name in hosts))
         here = Endpoint(
@@ -201,26 +202,26 @@ class OverSockets:
         guest = open_links(here, ports.put)
         self._contexts.append(guest)
         opening = self._pool.submit(guest.__enter__)
-        address = f"127.0.0.1:{ports.get(timeout=10)}"
+        address = f"127.0.0.1:{ports.get(timeout=600)}"
         for name in hosts:
             keys = companies and companies[name].keys(companies[GUEST])
             there = Endpoint(name, connect={GUEST: transport.route(address)}, keys=keys, **common)
             host = open_links(there)
             self.hosts[name] = host.__enter__()[GUEST]
             self._contexts.append(host)
-        self.guest.update(opening.result(timeout=15))
+        self.guest.update(opening.result(timeout=600))
 
     def run(self, coroutines: dict[str, AnyCoroutine]) -> dict[str, Any]:
         running = {name: self._pool.submit(run_blocking, p) for name, p in coroutines.items()}
         return {
-            name: future.exception(timeout=30) or future.result()
+            name: future.exception(timeout=600) or future.result()
             for name, future in running.items()
         }
 
     def close(self) -> None:
         leaving = [self._pool.submit(c.__exit__, None, None, None) for c in self._contexts]
         for future in leaving:
-            future.result(timeout=30)
+            future.result(timeout=600)
         self._pool.shutdown()
 
 
@@ -237,19 +238,28 @@ def federate(
     transport, num_hosts = request.param
     monkeypatch.setattr(stream, "CLOSE_S", 0.5)  # peers often do not answer here
     with ExitStack() as stack:
-
-        def make(deadline_s: float = 10.0, outage_s: float = 0.5) -> Federation:
+        # Heartbeats so long that no peer is found silent on a busy machine.
+        def make(
+            deadline_s: float = 600.0, outage_s: float = 0.5, heartbeat_s: float = 300.0
+        ) -> Federation:
             if transport == "memory":
                 return InMemory(HOSTS[:num_hosts])
             made = OverSockets(num_hosts)
             stack.callback(made.close)
-            made.open(HOSTS[:num_hosts], TRANSPORTS[transport], companies, deadline_s, outage_s)
+            made.open(
+                HOSTS[:num_hosts],
+                TRANSPORTS[transport],
+                companies,
+                deadline_s,
+                outage_s,
+                heartbeat_s,
+            )
             return made
 
         yield make
     for thread in threading.enumerate():
         if thread.name.startswith(("from-", "to-", "reconnect-", "celu-websocket")):
-            thread.join(timeout=5)
+            thread.join(timeout=600)
             stack = sys._current_frames().get(thread.ident or 0)
             where = "".join(traceback.format_stack(stack)[-6:]) if thread.is_alive() else ""
             assert not thread.is_alive(), f"{thread.name} outlives its link:\n{where}"

@@ -47,7 +47,7 @@ class Crowd:
 
     def __init__(self, port: int, size: int = CROWD) -> None:
         self._over = threading.Event()
-        self.sockets = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(size)]
+        self.sockets = [socket.create_connection(("127.0.0.1", port), 600) for _ in range(size)]
         self._thread = threading.Thread(target=self._dribble, daemon=True)
         self._thread.start()
 
@@ -73,7 +73,7 @@ class Crowd:
 
     def close(self) -> None:
         self._over.set()
-        self._thread.join(10)
+        self._thread.join(600)
         for sock in self.sockets:
             sock.close()
 
@@ -123,7 +123,9 @@ def listening(companies: dict[str, Any], transport: Transport) -> Iterator[int]:
     guest, bank = companies["guest"], companies["bank"]
     credentials = Credentials.read(*guest.keys(bank))
     admission = Admission(
-        {"bank": StreamLink("bank", deadline_s=5)}, credentials, behind_gateway=transport.inner_tls
+        {"bank": StreamLink("bank", deadline_s=600)},
+        credentials,
+        behind_gateway=transport.inner_tls,
     )
     listener = find_carrier(transport.carrier).listen("127.0.0.1:0", admission)
     try:

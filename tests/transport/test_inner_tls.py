@@ -36,7 +36,7 @@ class Pipe:
         self.strings: queue.Queue[bytes | None] = queue.Queue()
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(lambda: self.strings.get(timeout=10), None)  # type: ignore[arg-type]
+        return iter(lambda: self.strings.get(timeout=600), None)  # type: ignore[arg-type]
 
 
 Session = tuple[InnerTls, Iterator[bytes], Pipe]
@@ -72,12 +72,12 @@ def session(companies: dict[str, Any]) -> Iterator[Session]:
     threads = [threading.Thread(target=task, args=arguments) for task, arguments in tasks]
     for thread in threads:
         thread.start()
-    ours.wait(10)
-    theirs.wait(10)
+    ours.wait(600)
+    theirs.wait(600)
 
     def received() -> Iterator[bytes]:
         while True:
-            piece = pieces.get(timeout=10)
+            piece = pieces.get(timeout=600)
             if isinstance(piece, CeluError):
                 raise piece
             yield piece
@@ -86,7 +86,7 @@ def session(companies: dict[str, Any]) -> Iterator[Session]:
     for pipe in (there, back):
         pipe.strings.put(None)
     for thread in threads:
-        thread.join(10)
+        thread.join(600)
 
 
 def test_a_piece_is_encrypted_to_one_string_and_decrypted_to_itself(session: Session) -> None:

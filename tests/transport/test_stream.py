@@ -14,7 +14,7 @@ from celu.transport.link import run_blocking
 from celu.transport.message import Kind, Message
 from celu.transport.stream import QUEUED_MESSAGES, StreamLink
 
-WAIT_S = 20.0
+WAIT_S = 600.0
 
 
 class Peer:

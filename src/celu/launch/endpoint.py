@@ -11,7 +11,7 @@ from celu.transport.preflight import Gateway
 
 
 def endpoint_of(settings: PartySettings, on_event: Callback = ignore) -> Endpoint:
-    """How a party listens, connects and authenticates; `on_event` gets link events on any thread."""
+    """How a party listens, connects and authenticates; `on_event` gets the events of links."""
     keys = None
     if settings.peers and not settings.insecure:
         assert settings.keys is not None  # PartySettings checks this

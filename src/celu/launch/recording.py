@@ -1,4 +1,4 @@
-"""How a run ends on disk: weights, `replay.toml` and the summary, for `run` and `simulate` alike."""
+"""The end of a run on disk: weights, `replay.toml`, summary; for `run` and `simulate` alike."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ def run(
 ) -> Result:
     """Train one party of a job over the network, in place; the other parties run the same job.
 
-    `settings` are the party's private settings, or the file that holds them: its name, its peers and
-    keys, where it listens and its run folder. Sections `[data]` and `[model]` are not used: `party`
-    brings both. `callbacks` are called with each event. Started again, the run resumes from the
+    `settings` are the party's private settings or the file with them: its name, peers and keys,
+    where it listens, its run folder. Sections `[data]` and `[model]` are not used, because `party`
+    brings both. `callbacks` are called with each event. Called again, the run resumes from the
     checkpoints in the run folder. Raises CeluError.
     """
     source = settings if isinstance(settings, Path | str) else "party.toml"
