@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.test_resume import CASES, attempt, ends
 from federation import train_in_memory
 from golden.record import HERE, INTERRUPTED, digest, norms, platform_key
+from slow.engine.test_resume import CASES, attempt, ends
 
 RECORDED = json.loads((HERE / "trajectories.json").read_text())
 

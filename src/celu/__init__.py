@@ -1,6 +1,6 @@
 """celu: train one neural network across companies that may not share their data.
 
-    guest = celu.Guest(bottom=net, top=top, loss="binary", train=celu.Dataset({"x": x}, y), test=...)
+    guest = celu.Guest(bottom=net, top=top, loss="binary", train=celu.Dataset({"x": x}, y), test=t)
     host = celu.Host(bottom=other, train=..., test=...)
     job = celu.Job(rounds=500, hosts={"weather": 64})
     result = celu.simulate(job, guest, {"weather": host}, link="wan-300")

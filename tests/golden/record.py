@@ -47,6 +47,7 @@ def norms(weights: dict[str, Tensor]) -> dict[str, float]:
 def main() -> None:
     """Write trajectories.json and the interrupted runs."""
     from engine.test_resume import CASES, attempt
+
     from federation import train_in_memory
 
     file = HERE / "trajectories.json"

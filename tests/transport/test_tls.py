@@ -396,14 +396,14 @@ def test_a_party_needs_an_authority(tmp_path: Path, content: str | None) -> None
 @pytest.mark.parametrize("name", ["", "Bank", "bänk", "a/b", "../bank", "a" * 64, "-a", "a.b"])
 def test_an_invalid_party_name_is_refused(tmp_path: Path, name: str) -> None:
     make_authority(tmp_path / "certs", "celu")
-    with pytest.raises(CertificateError, match="expected a party's name"):
+    with pytest.raises(CertificateError, match="expected a party name"):
         make_party(tmp_path / "certs", name)
     assert {p.name for p in tmp_path.rglob("*")} == {"certs", "ca.pem", "ca.key"}
 
 
 @pytest.mark.parametrize("name", ["", "x" * 60])
 def test_an_invalid_company_name_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CertificateError, match="expected a company's name"):
+    with pytest.raises(CertificateError, match="expected a company name"):
         make_authority(tmp_path, name)
     assert list(tmp_path.iterdir()) == []
 

@@ -92,10 +92,11 @@ def read_alignment(path: Path | str, store: Store) -> Alignment:
     except ValidationError as error:
         problems = "; ".join(describe(error)[:5])
         raise DataError(f"{file}: expected an alignment, got: {problems}") from error
-    if facts.store_rows != store.schema.rows:
+    num_rows = store.schema.rows
+    if facts.store_rows != num_rows:
         raise AlignmentError(
             f"the alignment was made for a store of {facts.store_rows} rows, the store has "
-            f'{store.schema.rows}; run "celu align" again at all parties'
+            f'{num_rows}; run "celu align" again at all parties'
         )
     rows = {part: _read_rows(path / f"{part}.npy", facts, part) for part in PARTS}
     return Alignment(path, facts, rows)

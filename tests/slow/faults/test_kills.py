@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from faults.conftest import Federate
 from faults.kills import VICTIMS, kill_many
 from faults.parties import Federation, Ground
+from slow.faults.conftest import Federate
 
 KILLS = 24  # `python -m tests.faults --kills 600` for more
 

@@ -11,8 +11,8 @@ import pytest
 
 from celu.certs import make_party
 from celu.testing import make_keys
-from faults.conftest import Federate
 from faults.parties import GUEST, HOSTS, Federation, Ground
+from slow.faults.conftest import Federate
 
 NAMES = [GUEST, HOSTS[0]]
 

@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
-from faults.conftest import Federate
 from faults.parties import PATIENCE_S, Federation, Ground, wait_for
 from faults.proxy import Proxy
+from slow.faults.conftest import Federate
 
 HEARTBEAT_S = 0.5
 # For a test in which no party may be found silent, on however busy a machine.

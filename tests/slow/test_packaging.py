@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 
 from celu.version import __version__
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DEADLINE_S = 1800.0  # a passing test takes less than a minute
 # Imports every module of celu and prints the packages that were not found. A module that needs an
 # extra may turn that into an error which names the extra.

@@ -346,7 +346,7 @@ def test_a_part_writes_its_table_and_its_figures(
 def test_the_published_results_follow_from_the_published_runs(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = Path(__file__).parents[2] / "docs" / "results" / "paper-gpu"
+    shown = Path(__file__).parents[3] / "docs" / "results" / "paper-gpu"
     shutil.copy(shown / "runs.jsonl", tmp_path)
     written = json.loads((shown / f"{part}.json").read_text(encoding="utf-8"))
     monkeypatch.setattr(celu, "__version__", written["versions"]["celu"])

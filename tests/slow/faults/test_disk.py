@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from celu.checkpoint.generations import FOLDER
-from faults.conftest import Federate
 from faults.parties import Federation, Party
+from slow.faults.conftest import Federate
 
 # Above the events of a hundred rounds, and below the tensors of a checkpoint.
 BELOW_TENSORS = 64_000
