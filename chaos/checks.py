@@ -103,7 +103,7 @@ def read_final_state(party: Party, result: Result) -> FinalState:
     checkpoints = party.checkpoints()
     snapshot: Snapshot = checkpoints.load(result.rounds)
     state = dict(snapshot.state)
-    evaluations = [_without_times(one) for one in state.pop("record")["evaluations"]]
+    evaluations = [_without_times(e) for e in state.pop("record")["evaluations"]]
     facts = {
         **state,
         "evaluations": evaluations,
@@ -111,7 +111,7 @@ def read_final_state(party: Party, result: Result) -> FinalState:
             result.rounds,
             result.local_steps,
             result.bubbles,
-            [_without_times(one) for one in result.evaluations],
+            [_without_times(e) for e in result.evaluations],
         ],
     }
     return snapshot.tensors, facts

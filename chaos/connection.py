@@ -29,11 +29,11 @@ class MessageObserver(Protocol):
     """Called with every message when it is sent and when it is delivered, by sender's token."""
 
     def on_sent(self, token: str, message: Message) -> None:
-        """The sender's coroutine sent it."""
+        """The sender has enqueued it."""
         ...
 
     def on_delivered(self, token: str, message: Message) -> None:
-        """The receiver's coroutine gets it."""
+        """The receiver has received all of it."""
         ...
 
 

@@ -186,7 +186,7 @@ class ChaosLink:
         self._simulator.log(self.context.process.name, what)
 
     async def _wait(self, ready: Callable[[], bool], did: str) -> None:
-        """Wait until ready; raises the link's end, or PeerLost at the deadline."""
+        """Wait until ready; raises the error that ended the link, PeerLost at the deadline."""
         began = self._simulator.now
         while not ready():
             if self._end is not None:

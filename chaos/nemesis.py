@@ -1,4 +1,4 @@
-"""The faults of a run: drawn from its seed, injected by the nemesis, and over after a while.
+"""The faults of a run: drawn from its seed, injected by the nemesis, none after FAULTS_END_S.
 
 A fault is due at a time, at a party's n-th send or at its n-th disk operation, so that many seeds
 cover every point.
@@ -49,7 +49,7 @@ class Fault:
     at: float | int  # seconds, or a count
     by: str  # what `at` counts: "time", "sends" or "operations"
     seconds: float  # how long it lasts, for faults that last
-    fraction: float  # of a write that succeeds, or the position of a flipped bit
+    fraction: float  # of a write that succeeds or a record that arrives; draws the other details
 
     def __str__(self) -> str:
         when = f"at {self.at:.2f} s" if self.by == "time" else f"at {self.at} {self.by}"
@@ -118,7 +118,7 @@ class Nemesis:
         return max((n for (_, counted), n in self._counts.items() if counted == what), default=0)
 
     def before_send(self, party: str) -> None:
-        """Count a send; raises Killed if the party dies at it."""
+        """Count a send; raises Killed if a fault kills the party at this send."""
         fault = self.count(party, "sends")
         if fault is not None:
             self._record(fault)

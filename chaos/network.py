@@ -13,7 +13,7 @@ from functools import partial
 from chaos.simulator import Process, Simulator
 
 Direction = tuple[str, str]  # from, to
-Tampering = Callable[[bytes], list[bytes]]  # the records that arrive instead of one
+Tampering = Callable[[bytes], list[bytes]]  # maps a record to those that arrive instead
 _DELAY_S = (0.001, 0.03)
 
 
@@ -116,8 +116,8 @@ class Network:
         records: list[bytes] | list[None] = [None] if record is None else [record]
         if record is not None and tampering:
             records = tampering.popleft()(record)
-        for one in records:
-            self._deliver(socket, direction, one)
+        for arriving in records:
+            self._deliver(socket, direction, arriving)
 
     def partition(self, direction: Direction, seconds: float) -> None:
         """Lose what is sent in this direction; a connection does not survive a loss."""

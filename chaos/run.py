@@ -171,7 +171,7 @@ class Run:
         )
 
     def on_sent(self, party: str, token: str, message: Message) -> None:
-        """A party sends a message; raises Killed if it dies at it."""
+        """A party sends a message; raises Killed if a fault kills it at this send."""
         self._delivery_check.on_sent(token, message)
         self.nemesis.before_send(party)
 

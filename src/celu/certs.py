@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from celu.config.reading import PARTY_NAME
 from celu.errors import CertificateError
 
-_MAX_COMPANY_NAME = 64 - len(" authority")  # a certificate's common name holds 64
+_MAX_COMPANY_NAME = 64 - len(" authority")  # a certificate's common name holds 64 characters
 _CLOCK_SKEW = dt.timedelta(hours=1)  # the peer's clock may be behind
 
 

@@ -25,7 +25,7 @@ class RoundEstimate:
     to_host_bytes: int
     serial_s: float  # one round in flight
     full_s: float  # with enough rounds in flight to fill the link
-    depth: int  # that number of rounds
+    depth: int  # the number of rounds in flight that fills the link
 
     def seconds(self, depth: int) -> float:
         """Seconds of a round with `depth` rounds in flight."""

@@ -1,4 +1,4 @@
-"""The facts about one link that advice is based on, and the findings that it consists of."""
+"""The facts about one link, and the findings that rules derive from them."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def congestion(facts: LinkFacts) -> Iterator[Finding]:
 
 
 def idle_restart(facts: LinkFacts) -> Iterator[Finding]:
-    """After a pause, the kernel restarts TCP slowly."""
+    """After a pause, TCP goes through slow start again."""
     for name, sender, direction in facts.directions():
         message = (
             f"{name} {size(direction.burst_bytes)} take {seconds(direction.burst_s)} in a stream "

@@ -1,7 +1,7 @@
 """Advice about a run in progress: each rule checks one thing and says what to change.
 
-Rules are pure functions of a `RunStatus`. They see the record of one party only: of its peers they
-know what its links report.
+Rules are pure functions of a `RunStatus`. They see the record of one party only; about its peers
+they know what its links report.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _LONG_WAIT = 0.5  # share of the time spent waiting
 _BUSY_LINK = 0.7  # share of the time in which a link is in use
 _IDLE_LINK = 0.3
 _SHORT_WAIT = 0.2  # share of the time spent waiting
-_MIN_SILENCE_S = 30.0  # before anything is reported
-_MISSED_REPORTS = 10  # in a row are a silence
+_MIN_SILENCE_S = 30.0  # a shorter silence is not reported
+_MISSED_REPORTS = 10  # usual intervals without an event that count as silence
 
 
 @dataclass(frozen=True)

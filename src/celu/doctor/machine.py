@@ -1,6 +1,6 @@
 """Facts about this machine: TCP settings of the kernel, and the dates of certificates.
 
-Nothing of it is sent to a peer.
+None of them is sent to a peer.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from celu.transport.message import Kind, Message, expect
 
 _FIRST_BYTES = 64 * 1024
 _GROWTH = 4
-_MAX_STEPS = 10_000  # of a peer that never ends the measurement
+_MAX_STEPS = 10_000  # in case the peer never ends the measurement
 _BURST_S = 0.1
 _BURST_BYTES = (16 * 1024, 4 * 1024 * 1024)
 _PING = torch.zeros(1, 1, dtype=torch.uint8)
@@ -47,7 +47,7 @@ class ProbePlan:
 async def measure(
     prober: Prober, plan: ProbePlan, log: Log, after_step: Callable[[], Awaitable[None]]
 ) -> Measurement:
-    """The guest's side; `after_step` is awaited after each step, to tell waiting hosts.
+    """The guest's side; `after_step` is awaited after each step: waiting hosts need a message.
 
     Raises ProtocolError for an impossible number, and the errors of the link.
     """

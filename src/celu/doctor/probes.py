@@ -128,7 +128,7 @@ class Prober:
         self._bytes = torch.frombuffer(bytearray(os.urandom(MAX_BYTES)), dtype=torch.uint8)
 
     async def send(self, probe: Probe, size: int) -> tuple[float, float]:
-        """Send a probe; seconds from its first to its last arrival, and until we got the report."""
+        """Send a probe; returns the seconds from first to last arrival, and until the report."""
         if probe.pause_s:
             self.clocks.sleep(probe.pause_s)
         started = self.clocks.clock()
@@ -152,7 +152,7 @@ class Prober:
         )
 
     async def exchange(self, probe: Probe, sending: int, receiving: int) -> tuple[float, float]:
-        """A probe in both directions at once; seconds until the sent and received ones arrived.
+        """Send and receive at once; returns the seconds from first to last arrival, there and here.
 
         Neither side gets far ahead of the other, as in training.
         """

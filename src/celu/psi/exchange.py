@@ -1,14 +1,14 @@
 """One party's half of the set intersection with one peer.
 
-    we     shuffle our ids, hash each to the group, raise it to our key      BLINDED  ->
-    peer   raises it to its key as well, and returns it in the same order    <- REBLINDED
+    we     shuffle our ids, hash each to the group, multiply it by our key   BLINDED  ->
+    peer   multiplies it by its key as well, returns it in the same order    <- REBLINDED
     and vice versa, at the same time
 
-At the end each side has its own elements and the peer's under both keys; equal elements are common
-rows. Each side learns which of its rows the peer has, and how many rows the peer has in total; the
-peer's other rows are indistinguishable from random elements.
+At the end each side has its own elements and the peer's, blinded with both keys; equal elements are
+common rows. Each side learns which of its rows the peer has, and how many rows the peer has in
+total; the peer's other rows are indistinguishable from random elements.
 
-The protocol is secure against honest-but-curious parties. What a peer sends is validated as far as
+The protocol is secure against honest-but-curious parties. A peer's messages are validated as far as
 possible, but a peer can claim ids that it does not have, as in any such protocol.
 """
 
@@ -61,7 +61,7 @@ class Exchange:
         self.num_steps = last - self._first + 2 * (LAG + AHEAD)
         self._blinding: dict[int, Future[bytes]] = {}
         self._answering: dict[int, Future[bytes]] = {}
-        self._sent: dict[int, bytes] = {}  # and not answered yet
+        self._sent: dict[int, bytes] = {}  # chunks that are not answered yet
 
     @property
     def done(self) -> int:
@@ -112,9 +112,8 @@ class Exchange:
             except ProtocolError as error:
                 raise self._violation(f"BLINDED of round {chunk}: {error}") from None
             values = _truncate(elements, self._workers.group.element_bytes)
-            self.state.peers.append(
-                values
-            )  # before sending, so that the peer never has more than we stored
+            # Before sending, so that the peer never has more than we stored.
+            self.state.peers.append(values)
             await self.link.send(_message(Kind.REBLINDED, chunk, values, VALUE_BYTES))
 
     async def _receive_answer(self, chunk: int) -> None:

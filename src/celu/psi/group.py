@@ -1,9 +1,9 @@
 """The group in which ids are blinded: P-256, behind an interface of three methods.
 
-An id is hashed to an element of the group, and each party raises it to its own secret key. The
-order of the keys does not matter, so an id that both parties have becomes the same element; an
-element of any other id is indistinguishable from a random one. Elements are passed in bulk, as
-concatenated bytes. Nothing here imports torch, because worker processes load this module.
+An id is hashed to an element of the group, and each party blinds it: multiplies it by its own
+secret key. The order of the keys does not matter, so an id that both parties have becomes the same
+element; an element of any other id is indistinguishable from a random one. Elements are passed in
+bulk, as concatenated bytes. Nothing here imports torch, because worker processes load this module.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Group(Protocol):
         ...
 
     def blind(self, key: bytes, session: bytes, ids: bytes) -> bytes:
-        """Hash ids of ID_BYTES each to the group, salted with the session, and raise them."""
+        """Hash ids of ID_BYTES each to the group, salted with the session, and blind them."""
         ...
 
     def reblind(self, key: bytes, elements: bytes) -> bytes:
-        """Raise a peer's elements, in order; raises ProtocolError for an invalid element."""
+        """Blind a peer's elements too, in order; raises ProtocolError for an invalid element."""
         ...
 
 

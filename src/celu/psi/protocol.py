@@ -66,7 +66,7 @@ async def align_host(
     link: Link,
     tags: Tags,
     terms: Mapping[str, Any],
-    work: AlignmentResources,
+    resources: AlignmentResources,
     emit: Callback,
 ) -> AlignmentResult:
     """The host's side; `tags` are those of all its rows, ascending, `terms` equal at all parties.
@@ -76,16 +76,16 @@ async def align_host(
     links = {link.peer: link}
     exchanges: list[Exchange] = []
     try:
-        exchanges = await _handshake(name, links, tags, terms, work, guest=link.peer)
+        exchanges = await _handshake(name, links, tags, terms, resources, guest=link.peer)
         await _run_exchanges(exchanges, emit)
         rows = _common_rows(exchanges[0])
         selected = rows[await _receive_selection(link, len(rows))]
         result = await _confirm(name, tags, selected, {link.peer: len(rows)}, exchanges)
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
-        await _fail(links, exchanges, work, error)
+        await _fail(links, exchanges, resources, error)
         raise
-    _discard_progress(exchanges, work)
+    _discard_progress(exchanges, resources)
     return result
 
 
@@ -94,7 +94,7 @@ async def align_guest(
     links: Mapping[str, Link],
     tags: Tags,
     terms: Mapping[str, Any],
-    work: AlignmentResources,
+    resources: AlignmentResources,
     emit: Callback,
 ) -> AlignmentResult:
     """The guest's side; `links` has one link for each host.
@@ -106,7 +106,7 @@ async def align_guest(
     """
     exchanges: list[Exchange] = []
     try:
-        exchanges = await _handshake(name, links, tags, terms, work, guest=name)
+        exchanges = await _handshake(name, links, tags, terms, resources, guest=name)
         await _run_exchanges(exchanges, emit)
         found: dict[str, RowNumbers] = {}
         for exchange in exchanges:
@@ -122,9 +122,9 @@ async def align_guest(
         result = await _confirm(name, tags, np.flatnonzero(in_all), common, exchanges)
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
-        await _fail(links, exchanges, work, error)
+        await _fail(links, exchanges, resources, error)
         raise
-    _discard_progress(exchanges, work)
+    _discard_progress(exchanges, resources)
     return result
 
 
@@ -133,29 +133,33 @@ async def _handshake(
     links: Mapping[str, Link],
     tags: Tags,
     terms: Mapping[str, Any],
-    work: AlignmentResources,
+    resources: AlignmentResources,
     guest: str,
 ) -> list[Exchange]:
     """Compare the terms, and agree with each peer to resume or to start over."""
     _check_tags(name, tags)
-    group = work.workers.group
+    group = resources.workers.group
     contract = {
         **terms,
         "protocol": VERSION,
         "psi.group": group.name,
-        "psi.chunk_rows": work.chunk_rows,
+        "psi.chunk_rows": resources.chunk_rows,
         "psi.order": [LAG, AHEAD],
     }
     states, hellos = {}, {}
     for peer, link in links.items():
         made_for = _digest(name, peer, json.dumps(contract, sort_keys=True), tags.tobytes())
-        states[peer] = ExchangeState(work.folder / peer, made_for, len(tags), work.chunk_rows)
+        states[peer] = ExchangeState(
+            resources.folder / peer, made_for, len(tags), resources.chunk_rows
+        )
         hellos[peer] = make_hello(name, "align", contract, **_resume_offer(states[peer], len(tags)))
         await link.send(hellos[peer])
     for peer, link in links.items():
         theirs = check_contract(name, hellos[peer], peer, await link.receive())
-        _resume_or_start(states[peer], hellos[peer].body or {}, peer, theirs, work, name == guest)
-        allowed = specs(work.chunk_rows, group.element_bytes)
+        _resume_or_start(
+            states[peer], hellos[peer].body or {}, peer, theirs, resources, name == guest
+        )
+        allowed = specs(resources.chunk_rows, group.element_bytes)
         if name != guest:
             allowed[Kind.KEPT] = TensorSpec(_SELECTION_BYTES, 1, torch.uint8)
         link.allow(allowed)  # before READY: tensors may follow it
@@ -163,7 +167,7 @@ async def _handshake(
         await link.send(Message(Kind.READY))
     for link in links.values():
         expect(await link.receive(), Kind.READY)
-    return [Exchange(link, tags, states[peer], work.workers) for peer, link in links.items()]
+    return [Exchange(link, tags, states[peer], resources.workers) for peer, link in links.items()]
 
 
 def _check_tags(name: str, tags: Tags) -> None:
@@ -194,7 +198,7 @@ def _resume_or_start(
     ours: dict[str, Any],
     peer: str,
     theirs: dict[str, Any],
-    work: AlignmentResources,
+    resources: AlignmentResources,
     we_are_guest: bool,
 ) -> None:
     """Resume from the last chunks that both sides have, or start over with fresh keys."""
@@ -211,7 +215,7 @@ def _resume_or_start(
     else:
         guests, hosts = (ours, theirs) if we_are_guest else (theirs, ours)
         parts = [str(side[key]) for side in (guests, hosts) for key in ("name", "rows", "nonce")]
-        state.start(_digest(*parts), work.workers.group.new_key(), rows)
+        state.start(_digest(*parts), resources.workers.group.new_key(), rows)
 
 
 def _read_count(body: dict[str, Any], field: str, low: int, high: int, peer: str) -> int:
@@ -316,17 +320,17 @@ def _digest(*parts: str | bytes) -> str:
 async def _fail(
     links: Mapping[str, Link],
     exchanges: list[Exchange],
-    work: AlignmentResources,
+    resources: AlignmentResources,
     error: BaseException,
 ) -> None:
     """Report the error to the peers; discard progress that would lead to the same error."""
     await report_failure(links, error)
     if isinstance(error, (ProtocolError, AlignmentError, DataError)):
-        _discard_progress(exchanges, work)
+        _discard_progress(exchanges, resources)
 
 
-def _discard_progress(exchanges: list[Exchange], work: AlignmentResources) -> None:
+def _discard_progress(exchanges: list[Exchange], resources: AlignmentResources) -> None:
     for exchange in exchanges:
         exchange.state.discard()
     with suppress(OSError):  # it does not exist, or contains other files
-        work.folder.rmdir()
+        resources.folder.rmdir()

@@ -1,8 +1,8 @@
 """The progress of an exchange with one peer on disk, so that it can resume after a crash.
 
     state    the key, the shuffle's seed, the session, and a digest of the inputs they belong to
-    own      our elements under both keys, as the peer returned them, in the order we sent them
-    peers    the peer's elements under both keys, as we returned them, in the order they arrived
+    own      our elements, blinded with both keys, as the peer returned them, in the order sent
+    peers    the peer's elements, blinded with both keys, as we returned them, in arrival order
 
 The last two are sequences of chunks, each with a digest bound to the session; everything from the
 first chunk on that is torn, altered or of another session is ignored. Only the owner can read the
@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from celu.errors import CeluError
 
-VALUE_BYTES = 16  # of each element that are stored: enough to tell different ones apart
+VALUE_BYTES = 16  # stored of each element: enough to distinguish elements
 SECRET_BYTES = 32
 _DIGEST_BYTES = 16
 _STATE, _OWN, _PEERS = "state", "own", "peers"

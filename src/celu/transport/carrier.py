@@ -1,7 +1,7 @@
 """The carrier interface: a listener, an outgoing connection, and the admission of clients.
 
-A carrier moves byte strings in order. `Admission` decides, for all carriers alike, which clients
-may connect. What the bytes mean is up to `stream` and `wire`.
+A carrier moves byte strings, called pieces, in order; `stream` and `wire` interpret them.
+`Admission` decides, for all carriers alike, which clients may connect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from celu.transport.tls import Credentials, is_issued_for
 
 NAME_KEY = "celu-name"  # the client's name: only a claim, unless its certificate has it too
 IDENTIFY_S = 10.0  # deadline of each step in which a client identifies itself
-# Clients behind a gateway whose inner TLS handshake is in progress.
+# Clients behind a gateway whose inner TLS handshake may be in progress at the same time.
 _MAX_UNAUTHENTICATED = 8
 
 
@@ -91,8 +91,8 @@ class Carrier:
 class Admission:
     """Which clients are expected, which have connected, and why others were rejected.
 
-    A client's certificate is that of its connection or, behind a gateway, that of the inner TLS.
-    Without `credentials` the run is insecure, and a client's name is believed.
+    The certificate of a client comes from its connection or, behind a gateway, from the inner TLS.
+    Without `credentials` the run is insecure, and the name of a client is not verified.
     """
 
     def __init__(

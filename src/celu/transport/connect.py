@@ -1,7 +1,7 @@
 """Open the links of a party to all its peers, and reconnect them until they are closed.
 
 The entry point of the network: runs the preflight checks, dials, listens, waits for the peers, and
-closes everything on exit. What a link sends over a connection is up to `stream`.
+closes everything on exit. `stream` decides what a link sends over a connection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Endpoint:
 
     `connect` maps the peers that we dial to their routes; `accept` names those that dial us, at
     `listen`, which is plain HTTP for our own gateway if `behind_gateway`. `keys` are our
-    certificate, our key and each peer's authority; None is an insecure run. `make_emulator` returns
+    certificate, our key and each peer's authority; None: an insecure run. `make_emulator` returns
     an emulator for each link; `on_event` is called when a link goes down or comes up again.
     """
 
@@ -109,7 +109,7 @@ def open_links(
 
 
 def find_carrier(name: str) -> Carrier:
-    """The carrier of a name; raises ConfigError if its package is not installed."""
+    """Look up a carrier by name; raises ConfigError if its package is not installed."""
     if name == "websocket":
         from celu.transport.websocket_carrier import Listener as WebSocketListener
         from celu.transport.websocket_carrier import OutgoingConnection as WebSocketConnection
@@ -119,7 +119,7 @@ def find_carrier(name: str) -> Carrier:
 
 
 class Dialer:
-    """Connects to a peer that listens; each `dial` replaces the connection before."""
+    """Connects to a peer that listens; each `dial` replaces the previous connection."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Dialer:
         self._outgoing: OutgoingConnection | None = None
 
     def dial(self) -> None:
-        """Connect and wait for the peer's greeting; raises why that failed."""
+        """Connect and wait for the peer's greeting; raises a CeluError if that fails."""
         self.stop()
         link = self._link
         self._outgoing = outgoing = self._carrier.connect(
@@ -156,9 +156,9 @@ class Dialer:
             raise
 
     def dial_until(self, connect_s: float) -> None:
-        """Dial for the first time, and retry while the peer is not there yet.
+        """Dial for the first time, and retry until the peer answers.
 
-        The preflight cannot check that: a gateway answers also while the peer is not there.
+        The preflight does not check that: a gateway answers before the peer behind it does.
         """
         give_up_at = time.monotonic() + connect_s
         while True:

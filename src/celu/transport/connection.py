@@ -1,8 +1,8 @@
-"""One connection of a link: between a carrier's two threads and the link that owns it.
+"""One connection of a link: connects a carrier's two threads to the link that owns it.
 
 The carrier iterates over `outgoing_pieces()` on its sending thread and passes what it receives to
 `receive_pieces()` on its receiving thread. Behind a gateway the pieces are encrypted here
-(`inner_tls`). Which messages a connection carries is decided by the link (`stream`).
+(`inner_tls`). The link (`stream`) decides which messages a connection carries.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ConnectionOwner(Protocol):
     ) -> CeluError:
         """Record that a connection ended; returns the reason that its carrier may report.
 
-        `by_peer`: the peer sent something that is not allowed, which ends the session unless this
-        connection is not the current one.
+        `by_peer`: the peer violated the protocol, which ends the session if this is the current
+        connection.
         """
         ...
 
@@ -54,7 +54,7 @@ class ConnectionOwner(Protocol):
 
 
 class Connection:
-    """One connection's end of a link, for its carrier.
+    """This party's end of one connection, for its carrier.
 
     Before it starts, the carrier sets `explain_error` (converts its own exceptions), `inner_tls`,
     `piece_bytes` and `cancel` (ends the connection at once, from any thread).
@@ -103,7 +103,7 @@ class Connection:
         self._link.on_receive_ended(self, problem, by_peer=False)
 
     def outgoing_pieces(self) -> Generator[bytes, None, None]:
-        """What to send, for the carrier's sending thread; ends when there is nothing more."""
+        """Yield the pieces to send, on the carrier's sending thread; ends with the connection."""
         link, inner_tls, started_at = self._link, self.inner_tls, time.monotonic()
         emulator = link.emulator
         first_byte_at: float | None = None  # of the message that is being sent
@@ -144,7 +144,7 @@ class Connection:
                 by_peer = True
                 self._link.on_piece(self, piece)
                 by_peer = False
-        except Exception as error:  # any error of the carrier ends here, as one of ours
+        except Exception as error:  # converts any error of the carrier to a CeluError
             self._waiting_since = None
             problem = self._link.on_receive_ended(self, self._explain(error), by_peer=by_peer)
             if self.inner_tls is not None:

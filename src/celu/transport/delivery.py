@@ -4,8 +4,8 @@ A party numbers its messages and buffers each until the peer acknowledges it: ev
 many messages its sender has received. A connection starts with a greeting each way, the dialing
 side's first, with the same count; then only the messages that the other side lacks are resent.
 
-A greeting also has a token of the sending process, and the token it knows of the other. A peer with
-another token than before is a new process: what was in flight is lost, so the session cannot
+A greeting also has the token of the sending process and, if it is known, that of the peer's. A peer
+with another token than before is a new process: messages in flight are lost, so the session cannot
 continue (`PeerRestarted`).
 
 This module does no I/O. Threads (`stream`) or a simulated clock (`chaos`) move the pieces and call
@@ -49,7 +49,7 @@ class Delivery:
         self._started = 0  # messages that were started on any connection
         self._unacked: deque[_Unacknowledged] = deque()
         self._unacked_bytes = 0
-        self._first_unacked = 0  # its number
+        self._first_unacked = 0  # number of the first message in `_unacked`
 
     @property
     def enqueued(self) -> int:
@@ -58,7 +58,7 @@ class Delivery:
 
     @property
     def unacknowledged(self) -> int:
-        """How many of them the peer has not acknowledged."""
+        """How many enqueued messages the peer has not acknowledged."""
         return len(self._unacked)
 
     def has_room(self) -> bool:
@@ -85,7 +85,7 @@ class Delivery:
             self._first_unacked += 1
 
     def start_sending(self, number: int) -> _Unacknowledged:
-        """Return the message of a number, which a connection is about to send."""
+        """Return message `number`, which a connection is about to send."""
         self.resent += number < self._started
         self._started = max(self._started, number + 1)
         return self._unacked[number - self._first_unacked]
@@ -189,9 +189,8 @@ class ConnectionProtocol:
             raise PeerRestarted(f"{delivery.peer} restarted")
         self._must_greet = not self._dials
         if knows not in (None, delivery.token):
-            self.is_over = (
-                True  # it knows an earlier process of this party; our greeting shows that
-            )
+            # It knows an earlier process of this party; our greeting shows the restart.
+            self.is_over = True
             return
         delivery.acknowledge(received)
         delivery.peer_token = str(token)

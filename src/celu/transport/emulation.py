@@ -1,8 +1,8 @@
 """Emulate a network link, without root: bandwidth, delay, jitter, outages.
 
-Each party paces its own sending, so a link between two parties has two emulators. One computes when
-each piece arrives: a real run delays the piece until then, virtual time only records it. Nothing is
-lost or reordered, because a TCP stream is emulated and not its packets.
+Each party paces its own sending, so a link between two parties has two emulators. An emulator
+computes when each piece arrives; a real run delays the piece until then, a simulation in virtual
+time only records it. Nothing is lost or reordered: a TCP stream is emulated, not its packets.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from celu.config.link import LinkSettings
 
-# The part of a link's bandwidth that is left for payload. Of each packet of 1500 bytes, 1448 are
+# The fraction of a link's bandwidth left for payload. Of each packet of 1500 bytes, 1448 are
 # payload and the rest IP and TCP headers. For every two packets of the other direction there is an
-# acknowledgement of 52 bytes; training sends as much in both directions, so it always counts. And
+# acknowledgement of 52 bytes; training sends as much in both directions, so they always count. And
 # for 200 ms of every 10 s a stream almost stops (BBR's ProbeRTT), as long runs show.
 PAYLOAD_FRACTION = 1448 / (1500 + 26) * (1 - 0.2 / 10)
 

@@ -45,8 +45,8 @@ _SERVER_TIMEOUTS = [
     ("grpc.server_handshake_timeout_ms", int(IDENTIFY_S * 1000)),
     ("grpc.max_connection_idle_ms", int(IDENTIFY_S * 1000)),
 ]
-# The read-ahead of each stream. By default gRPC measures what the link needs, up to 4 MiB, times
-# the number of stripes. A gateway is near and opens a connection for each stream: less is enough.
+# The read-ahead of each stream. By default gRPC measures what the link needs, up to 4 MiB for each
+# stripe. A gateway is near and opens a connection for each stream, so less is enough.
 _GATEWAY_FLOW_CONTROL = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 256 * 1024)]
 
 

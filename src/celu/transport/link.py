@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class Link(Protocol):
-    """One party's end of a connection to one peer. Messages arrive once each, in order."""
+    """One party's end of the link to one peer. Messages arrive once each, in order."""
 
     peer: str
     traffic: TrafficBothWays

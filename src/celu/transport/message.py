@@ -28,9 +28,9 @@ class Kind(enum.IntEnum):
     VERDICT = 6  # after an evaluation, guest to host: continue or stop
     FAILURE = 7  # the sender stops; the body has the reason, as far as a peer may know it
     GOODBYE = 8  # the session is complete; nothing follows
-    BLINDED = 9  # alignment: the sender's ids as group elements under its key
-    REBLINDED = 10  # alignment: the receiver's elements, in its order, under the sender's key too
-    KEPT = 11  # alignment, guest to host: which rows shared with this host all hosts have
+    BLINDED = 9  # alignment: the sender's ids, blinded with its key
+    REBLINDED = 10  # alignment: the receiver's ids, in its order, blinded with the sender's key too
+    KEPT = 11  # alignment, guest to host: which of their common rows all other hosts have too
     ALIGNED = 12  # alignment: the sender's commitment to the rows that were found
     PROBE = 13  # diagnosis of the link: bytes without meaning
     FINDINGS = 14  # diagnosis of the link: what to measure next, and the measurements
@@ -74,7 +74,7 @@ class TensorSpec:
 
     @property
     def max_bytes(self) -> int:
-        """The size of the largest such tensor."""
+        """The size of the largest tensor that is allowed."""
         return self.max_rows * self.width * self.dtype.itemsize
 
     def validate(self, kind: Kind, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -96,7 +96,7 @@ class Traffic:
     alignment_bytes: int = 0
     control_bytes: int = 0
     messages: int = 0
-    # Sum over received training messages of the time from first byte to last. Not comparable.
+    # Sum over received training messages of the time from first byte to last.
     training_transfer_s: float = field(default=0.0, compare=False)
     # (first byte, last byte) of the latest tensors, by the link's clock. The link's threads append
     # and one reader drains.

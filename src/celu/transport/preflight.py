@@ -1,6 +1,6 @@
 """Check a peer's address before a carrier uses it, for a precise error message.
 
-Carriers cannot report which side rejected which certificate, and why; Python's own TLS can. Of a
+Carriers cannot report which side rejected which certificate, and why; Python's own TLS can. For a
 peer behind a gateway, only the gateway is checked.
 """
 
@@ -81,7 +81,7 @@ def preflight(
                 f"peers.{peer}.ca (if this is a gateway's address, set peers.{peer}.gateway)"
             ) from error
         except ssl.SSLEOFError as error:
-            # Retried: its process may be stopping, or a proxy answers before it is there.
+            # Retried: its process may be stopping, or a proxy answers before it has started.
             raise ConnectionError(
                 f"it closes the connection and does not speak TLS (if {peer} is behind a "
                 f"gateway, connect to the gateway and set peers.{peer}.gateway)"
@@ -111,7 +111,7 @@ def preflight_gateway(
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    default = "http/1.1"  # every gateway has it, also without ALPN
+    default = "http/1.1"  # every gateway supports it, even without ALPN
     context.set_alpn_protocols([ALPN[carrier], default])
     if gateway.ca is not None:
         context.load_verify_locations(cadata=read_authority(gateway.ca).decode("ascii"))
@@ -152,7 +152,7 @@ def _check_alpn(tls: ssl.SSLSocket, carrier: str, where: str) -> None:
 
 
 def _retry(
-    address: str, whom: str, check: Callable[[socket.socket], None], connect_s: float
+    address: str, target: str, check: Callable[[socket.socket], None], connect_s: float
 ) -> None:
     """Connect and run a check; retry on network errors, raise PeerLost at the deadline."""
     host, port = address.rsplit(":", 1)
@@ -164,7 +164,7 @@ def _retry(
         except OSError as error:
             if time.monotonic() >= give_up_at:
                 raise PeerLost(
-                    f"no answer from {whom} at {address} after {connect_s:g} s (connect_s): "
+                    f"no answer from {target} at {address} after {connect_s:g} s (connect_s): "
                     f"{error}; is its side running, and the port open?"
                 ) from error
             time.sleep(RETRY_S)

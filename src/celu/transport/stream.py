@@ -2,7 +2,7 @@
 
 A `StreamLink` lasts for a whole session. Its `Delivery` numbers, buffers and acknowledges the
 messages; each `Connection` moves pieces on two threads of its carrier. The party's compute thread
-only touches two bounded queues. Connecting again after a connection ended is up to `connect`.
+only touches two bounded queues. Reconnecting is up to `connect`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from celu.transport.emulation import LinkEmulator
 from celu.transport.message import Kind, Message, TensorSpec, TrafficBothWays, peer_failure
 from celu.transport.wire import check_finite, check_sendable
 
-# Messages that may wait on either side of the compute thread: bounds memory, and through the
-# carrier's flow control slows down a peer that sends faster than this party computes.
+# Messages that may wait on either side of the compute thread. The limit bounds memory and, through
+# the carrier's flow control, slows down a peer that sends faster than this party computes.
 QUEUED_MESSAGES = 8
 # How long `close` waits for acknowledgements, and then for the peer to close as well.
 CLOSE_S = 5.0
-# How long an acknowledgement may wait; usually the header of the next message has it before.
+# How long an acknowledgement may wait; usually the header of the next message carries it earlier.
 ACK_DELAY_S = 0.05
 # Open connections of one peer: the current one, its successor, and a few that are closing.
 _MAX_CONNECTIONS = 4
@@ -58,7 +58,7 @@ class StreamLink:
         self._end: CeluError | None = None  # raised once `_incoming` is empty
         self._closing = self._closed = False
         self._connections: list[Connection] = []
-        self._current: Connection | None = None  # the one that delivers
+        self._current: Connection | None = None  # the connection that delivers messages
         self._up_since: float | None = None
         self._down_since: float | None = None  # None before the first connection, too
         self._down_reason = ""
@@ -137,12 +137,12 @@ class StreamLink:
                 raise CertificateError(f"{self.peer} is already connected")
             connection = Connection(self, ConnectionProtocol(self._delivery, dials=dials))
             self._connections.append(connection)
-            if dials:  # the dialing side has dropped the connection before
+            if dials:  # the dialing side has dropped its previous connection
                 self._replace_current(connection)
             return connection
 
     def wait_until_greeted(self, connection: Connection, seconds: float) -> None:
-        """Wait for the peer's greeting; raises why it did not come, PeerLost at the deadline."""
+        """Wait for the peer's greeting; raises the connection's error, PeerLost at the deadline."""
         with self._changed:
             self._changed.wait_for(
                 lambda: connection.protocol.greeted or connection.receive_ended or self.is_over,
@@ -275,7 +275,7 @@ class StreamLink:
         self._replace_current(connection)
         if old is not None and old is not connection and not old.receive_ended:
             old.abort(PeerLost("another connection took over"))
-            # It may hold a message that waits for room in the queue: that one comes first.
+            # The old connection may hold a message that waits for room; this message comes first.
             self._changed.wait_for(lambda: old.receive_ended or self._closing)
         now = time.monotonic()
         if self._down_since is not None and self._up_since is not None:
@@ -302,7 +302,7 @@ class StreamLink:
         return self._delivery.unacknowledged == 0 or self._end is not None
 
     def _wait(self, ready: Callable[[], bool], did: str) -> None:
-        """Wait until ready; raises the link's end, or PeerLost at the deadline."""
+        """Wait until ready; raises the error that ended the link, PeerLost at the deadline."""
         began = time.monotonic()
         while not ready():
             if self._end is not None:

@@ -125,7 +125,8 @@ class StripeGroups:
         """Wait for the other streams; returns their connection and what this stream sends.
 
         The last stream to arrive calls `connect` with all of them. Raises ProtocolError for a
-        stream that does not fit or if others are missing; an error of `connect`, in all threads.
+        stream that does not fit or if others are missing; an error of `connect` is raised in all
+        threads.
         """
         key = (name, stripe.token)
         with self._lock:

@@ -80,7 +80,7 @@ def server_context(credentials: Credentials, peers: Iterable[str]) -> ssl.SSLCon
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
-    context.num_tickets = 0  # TLS sessions are not resumed, and a ticket is bytes without a piece
+    context.num_tickets = 0  # TLS sessions are not resumed, and a ticket holds no piece
     return _load(context, credentials, peers)
 
 

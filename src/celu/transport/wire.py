@@ -16,7 +16,7 @@
 
 All little-endian. The payload follows in pieces of at most `PIECE_BYTES`, so no message exceeds a
 carrier's size limit, and a header with a false size is refused before anything is allocated.
-Nothing here executes what it reads: there is no pickle on any path.
+Nothing is unpickled or executed.
 """
 
 from __future__ import annotations
@@ -161,16 +161,16 @@ class PartialMessage:
             body = json.loads(bytes(self._buffer))
         except (ValueError, RecursionError) as error:
             raise ProtocolError(f"{header.kind.name}: expected JSON") from error
-        if not isinstance(body, dict) or not _within(body, MAX_BODY_LEVELS):
+        if not isinstance(body, dict) or not _nests_at_most(body, MAX_BODY_LEVELS):
             raise ProtocolError(
                 f"{header.kind.name}: expected a JSON object of at most {MAX_BODY_LEVELS} levels"
             )
         return Message(header.kind, header.round, header.part, body=body)
 
 
-def _within(value: object, levels: int) -> bool:
+def _nests_at_most(value: object, levels: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels >= 0 and all(_within(v, levels - 1) for v in inner)
+    return levels >= 0 and all(_nests_at_most(v, levels - 1) for v in inner)
 
 
 def num_bytes(message: Message) -> int:
@@ -200,13 +200,13 @@ def check_finite(tensor: Tensor, what: str, round_: int) -> None:
     """Raise NonFiniteError if a tensor in main memory holds NaN or Inf.
 
     A tensor on a GPU is not checked, because that would synchronize at every step. It is checked
-    once it is copied to main memory, as everything is that is sent.
+    when it is copied to main memory, before it is sent.
     """
     if tensor.device.type != "cpu" or tensor.dtype == torch.uint8:
         return
     if math.isfinite(tensor.sum().item()):
         return  # a sum is finite only if every term is
-    if not bool(torch.isfinite(tensor).all()):  # ... but may overflow where no term is infinite
+    if not bool(torch.isfinite(tensor).all()):  # ... but it may overflow although every term is
         raise NonFiniteError(
             f"{what} of round {round_} holds NaN or Inf; no step was applied. "
             "Lower the learning rate, or look for extreme values in the inputs"
