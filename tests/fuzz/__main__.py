@@ -20,7 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     started, due = time.monotonic(), 50_000
 
@@ -31,7 +31,7 @@ def main() -> None:
             print(f"{done} frames, {time.monotonic() - started:.0f} s", file=sys.stderr)
 
     with tempfile.TemporaryDirectory() as folder, open_targets(Path(folder)) as targets:
-        for line in fuzz(targets, given.frames, given.seed, print_progress).lines():
+        for line in fuzz(targets, options.frames, options.seed, print_progress).lines():
             print(line)
 
 

@@ -1,4 +1,4 @@
-"""Files that a party reads of its own: settings, schemas, stores and alignments, mutated."""
+"""Mutated files of a party: settings, schemas, stores, alignments and checkpoints."""
 
 from __future__ import annotations
 
@@ -81,13 +81,11 @@ TOML_VALUES = (
     '""', '"\\u0000"', '"\\uD800"', '"../../x"', "[]", "{}", "[[]]", "true", "1979-05-27",
     "1979-99-99", "'''", "[" * 3000, "{a=" * 3000, '"auto"', '"' + "x" * 70000 + '"',
 )  # fmt: skip
-
-
 GENERATION = "checkpoints/round-00000002"
 
 
 def _train(run: Path) -> celu.Result:
-    """A run of four rounds with a checkpoint after the second, from what a folder holds."""
+    """Run four rounds with a checkpoint after the second; resume if the folder has one."""
     torch.manual_seed(1)
     table = celu.Dataset({"numbers": torch.randn(16, 2)}, (torch.arange(16) % 2).float())
     bottom = Tower(3, {"numbers": 2}, {}, hidden=(4,))
@@ -95,13 +93,13 @@ def _train(run: Path) -> celu.Result:
         top=WideDeepTop([3]), loss=celu.LOSSES["binary"], train=table, test=table, bottom=bottom
     )
     job = celu.Job(batch_size=8, rounds=4, hosts={}, checkpoint={"every": 2})
-    kept = Checkpoints(run, writer=InlineWriter())
-    return celu.simulate(job, guest, {}, checkpoints={job.guest: kept})
+    checkpoints = Checkpoints(run, writer=InlineWriter())
+    return celu.simulate(job, guest, {}, checkpoints={job.guest: checkpoints})
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A file below a folder, how it is mutated, and the product's own reader of the folder."""
+    """A file below a folder, how to mutate it, and celu's own reader of the folder."""
 
     name: str
     file: str
@@ -110,7 +108,7 @@ class Reader:
 
 
 def mutated_toml(random: Random, data: bytes) -> bytes:
-    """Other values, keys, tables; lines left out or said twice; or other bytes."""
+    """Change values, keys and tables; drop or repeat lines; or mutate bytes."""
     if random.random() < 0.2:
         return mutated_bytes(random, data)
     lines = data.decode().splitlines()
@@ -128,7 +126,7 @@ def mutated_toml(random: Random, data: bytes) -> bytes:
 
 
 def mutated_array(random: Random, data: bytes) -> bytes:
-    """An .npy file with another header, or other bytes."""
+    """Mutate the header of an .npy file, or its bytes."""
     odd = (b"(9999999999999999999999,)", b"(50,", b"((", b"'|O'", b"[[" * 900, b"\\", b"(-1,)")
     if random.random() < 0.5:
         return re.sub(rb"\(\d+,\)|'<i8'", lambda _: random.choice(odd), data, count=1)
@@ -138,7 +136,7 @@ def mutated_array(random: Random, data: bytes) -> bytes:
 
 
 def make_files(folder: Path) -> list[Reader]:
-    """Sound files of every sort in a folder, and their readers."""
+    """Write a valid file of every kind into a folder; returns their readers."""
     for name, text in (("job.toml", JOB), ("party.toml", PARTY), ("schema.toml", SCHEMA)):
         (folder / name).write_text(text, encoding="utf-8")
     numbers = np.linspace(-1, 1, 60).astype(np.float32)
@@ -148,42 +146,42 @@ def make_files(folder: Path) -> list[Reader]:
     rows = {"train": np.arange(50), "test": np.arange(0)}
     write_alignment(folder / "alignment", store, rows, peers={"host": 60}, common={"host": 50})
 
-    def aligned(path: Path) -> object:
+    def open_aligned(path: Path) -> object:
         store = open_store(path / "store")
         alignment = read_alignment(path / "alignment", store)
         shutil.rmtree(path / "store" / "columns", ignore_errors=True)
         inputs = {"ids": ["c"], "numbers": ["x"]}
         return open_datasets(store, inputs, label=True, alignment=alignment)
 
-    def kept(path: Path) -> object:
+    def open_unaligned(path: Path) -> object:
         store = open_store(path / "store")
         return open_datasets(store, {"ids": ["c"]}, label=True)
 
-    def checkpoint(path: Path) -> object:
+    def resume(path: Path) -> object:
         with TemporaryDirectory() as scratch:
             generation = Path(scratch) / GENERATION
             shutil.copytree(path / "run" / GENERATION, generation)
             names = ("tensors.safetensors", "state.json")
             sums = [f"{sha256((generation / n).read_bytes()).hexdigest()}  {n}\n" for n in names]
-            # As if whoever damaged it could make these as well: what is read must hold by itself.
+            # Valid checksums, or they would refuse the file before its reader sees it.
             (generation / "checksums").write_text("".join(sums), encoding="ascii")
             return _train(Path(scratch))
 
     _train(folder / "run")
-    kept(folder)
-    facts = next((folder / "store" / "columns").glob("*/columns.json")).relative_to(folder)
+    open_unaligned(folder)  # writes columns.json
+    columns_json = next((folder / "store" / "columns").glob("*/columns.json")).relative_to(folder)
     return [
         Reader("job.toml", "job.toml", mutated_toml, lambda p: read_job(p / "job.toml").contract()),
         Reader("party.toml", "party.toml", mutated_toml, lambda p: read_party(p / "party.toml")),
         Reader(
             "schema.toml", "schema.toml", mutated_toml, lambda p: read_raw_schema(p / "schema.toml")
         ),
-        Reader("columns.json", str(facts), mutated_body, kept),
-        Reader("schema.json", "store/schema.json", mutated_body, aligned),
-        Reader("alignment.json", "alignment/alignment.json", mutated_body, aligned),
-        Reader("train.npy", "alignment/train.npy", mutated_array, aligned),
-        Reader("test.npy", "alignment/test.npy", mutated_array, aligned),
-        Reader("state.json", f"run/{GENERATION}/state.json", mutated_body, checkpoint),
-        Reader("tensors", f"run/{GENERATION}/tensors.safetensors", mutated_bytes, checkpoint),
-        Reader("train.parquet", "store/train.parquet", mutated_bytes, aligned),
+        Reader("columns.json", str(columns_json), mutated_body, open_unaligned),
+        Reader("schema.json", "store/schema.json", mutated_body, open_aligned),
+        Reader("alignment.json", "alignment/alignment.json", mutated_body, open_aligned),
+        Reader("train.npy", "alignment/train.npy", mutated_array, open_aligned),
+        Reader("test.npy", "alignment/test.npy", mutated_array, open_aligned),
+        Reader("state.json", f"run/{GENERATION}/state.json", mutated_body, resume),
+        Reader("tensors", f"run/{GENERATION}/tensors.safetensors", mutated_bytes, resume),
+        Reader("train.parquet", "store/train.parquet", mutated_bytes, open_aligned),
     ]  # fmt: skip

@@ -18,7 +18,7 @@ from .values import NUMBERS, mutated_body, mutated_bytes
 
 FIELDS = [
     "magic", "version", "kind", "dtype", "rank",
-    "sequence", "received", "round", "part", "rows", "width", "length", "check",
+    "sequence", "received", "round", "part", "rows", "width", "length", "digest",
 ]  # fmt: skip
 _BITS = {"B": 8, "H": 16, "I": 32, "Q": 64, "s": 0}  # 0: bytes
 BITS = dict(
@@ -46,14 +46,14 @@ class Frame:
         return Frame(fields, b"".join(payload), message.tensor is None)
 
     def with_fields(self, **changes: int | bytes) -> Frame:
-        kept = {
+        fitting = {  # modulo the size of the field
             name: value if isinstance(value, bytes) else value % (1 << BITS[name])
             for name, value in changes.items()
         }
-        return Frame({**self.fields, **kept}, self.payload, self.is_body)
+        return Frame({**self.fields, **fitting}, self.payload, self.is_body)
 
     def with_payload(self, payload: bytes, *, honest: bool) -> Frame:
-        """Other bytes behind the header, which says how many they are if it is honest."""
+        """Replace the payload; the header has its length only if it is `honest`."""
         fields = {**self.fields, "length": len(payload)} if honest else self.fields
         return Frame(fields, payload, self.is_body)
 
@@ -70,13 +70,13 @@ def joined(stream: Stream) -> list[bytes]:
     return [piece for frame in stream for piece in frame.pieces()]
 
 
-def _one(random: Random, stream: Stream, change: Callable[[Frame], Frame]) -> list[bytes]:
+def _change_one(random: Random, stream: Stream, change: Callable[[Frame], Frame]) -> list[bytes]:
     at = random.randrange(len(stream))
     return joined([change(frame) if i == at else frame for i, frame in enumerate(stream)])
 
 
 def change_fields(random: Random, stream: Stream) -> list[bytes]:
-    """One to three fields of a header: sizes of 2^63, other kinds and types, odd numbers."""
+    """Change one to three fields of a header: sizes of 2^63, other kinds and types."""
 
     def change(frame: Frame) -> Frame:
         for name in random.sample(NUMERIC, random.choice((1, 1, 1, 2, 3))):
@@ -86,11 +86,11 @@ def change_fields(random: Random, stream: Stream) -> list[bytes]:
             frame = frame.with_fields(**{name: random.choice((*NUMBERS, near))})
         return frame
 
-    return _one(random, stream, change)
+    return _change_one(random, stream, change)
 
 
 def claim_a_shape(random: Random, stream: Stream) -> list[bytes]:
-    """A shape with the length that goes with it, and never the bytes."""
+    """Announce another shape with a consistent length, but leave the payload as it is."""
 
     def change(frame: Frame) -> Frame:
         rows, width = random.choice(NUMBERS), random.choice((*NUMBERS, frame.fields["width"]))
@@ -98,13 +98,13 @@ def claim_a_shape(random: Random, stream: Stream) -> list[bytes]:
         size = random.choice((1, 4))
         return frame.with_fields(rows=rows, width=width, length=rows * width * size)
 
-    return _one(random, stream, change)
+    return _change_one(random, stream, change)
 
 
 def change_payload(random: Random, stream: Stream) -> list[bytes]:
-    """Bytes of a payload flipped, cut, added or repeated; the header knows or not."""
+    """Mutate the bytes of a payload, with or without its length in the header."""
     honest = random.random() < 0.5
-    return _one(
+    return _change_one(
         random,
         stream,
         lambda frame: frame.with_payload(mutated_bytes(random, frame.payload), honest=honest),
@@ -112,18 +112,18 @@ def change_payload(random: Random, stream: Stream) -> list[bytes]:
 
 
 def change_body(random: Random, stream: Stream) -> list[bytes]:
-    """Another JSON object, or what is none, of the length that the header says."""
+    """Mutate a JSON body, or a payload, with its length in the header."""
 
     def change(frame: Frame) -> Frame:
         if not frame.is_body:
             return frame.with_payload(mutated_bytes(random, frame.payload), honest=True)
         return frame.with_payload(mutated_body(random, frame.payload), honest=True)
 
-    return _one(random, stream, change)
+    return _change_one(random, stream, change)
 
 
 def change_header_bytes(random: Random, stream: Stream) -> list[bytes]:
-    """A header's bytes flipped, cut, added or repeated."""
+    """Mutate the bytes of a header."""
     at = random.randrange(len(stream))
     pieces = []
     for i, frame in enumerate(stream):
@@ -133,7 +133,7 @@ def change_header_bytes(random: Random, stream: Stream) -> list[bytes]:
 
 
 def renumber(random: Random, stream: Stream) -> list[bytes]:
-    """Frames repeated, left out or swapped, under their own numbers or as if in order."""
+    """Repeat, drop or shuffle frames; then renumber them, or not."""
     frames = list(stream)
     what, at = random.randrange(3), random.randrange(len(frames))
     if what == 0:
@@ -148,7 +148,7 @@ def renumber(random: Random, stream: Stream) -> list[bytes]:
 
 
 def splice(random: Random, stream: Stream) -> list[bytes]:
-    """One message's header before another's payload, or before halves of two."""
+    """Join one message's header with another's payload, or with halves of two."""
     first, second = random.choice(stream), random.choice(stream)
     payload = second.payload
     if random.random() < 0.5:
@@ -157,8 +157,8 @@ def splice(random: Random, stream: Stream) -> list[bytes]:
     return joined([spliced.with_fields(sequence=0), *stream[1:]])
 
 
-def cut_anew(random: Random, stream: Stream) -> list[bytes]:
-    """Pieces repeated, swapped, left out, empty, split or run together."""
+def recut(random: Random, stream: Stream) -> list[bytes]:
+    """Repeat, swap, drop, split, join or add pieces, also empty ones."""
     pieces = joined(stream)
     for _ in range(random.choice((1, 1, 2))):
         at, what = random.randrange(len(pieces)), random.randrange(7)
@@ -187,9 +187,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     claim_a_shape,
     change_payload,
     change_body,
-    change_body,  # more often: most of what a peer can say is said in bodies
+    change_body,  # more often: most kinds of message have a body
     change_header_bytes,
     renumber,
     splice,
-    cut_anew,
+    recut,
 )

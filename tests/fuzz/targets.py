@@ -1,7 +1,7 @@
-"""What reads what a peer sends: for each, sound messages, and the product's own reader of them.
+"""The targets of fuzzing: everything in celu that reads a peer's messages, with valid messages.
 
-A target's `state` is whatever its reader could change. It must be as before wherever a message is
-refused; where one is taken, `reset` puts it back for the next.
+A target's `state` is everything that its reader could change. It must not change when a message is
+refused. After a message is accepted, `reset` restores it for the next message.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ Specs = Mapping[Kind, TensorSpec]
 
 
 def nothing() -> None:
-    """For readers that keep nothing."""
+    """The state and reset of a reader without state."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A reader of messages. `weight`: how often it has its turn, for some are slow."""
+    """A reader of messages. `weight`: how often it is chosen, because some are slow."""
 
     name: str
     messages: list[Message]
@@ -70,32 +70,32 @@ def make_job(**fields: Any) -> celu.Job:
 
 @contextmanager
 def open_targets(folder: Path) -> Iterator[list[Target]]:
-    """All targets; `folder` is for what an alignment keeps on disk."""
+    """All targets; alignments store their progress in `folder`."""
     with ExitStack() as stack:
         yield [
             *codecs(),
-            a_hosts_update(stack),
-            a_guests_answer(stack),
+            host_update(stack),
+            guest_update(stack),
             greeting(),
             handshake(),
-            claim(),
+            inventory(),
             agreement(),
             verdict(),
             report(),
             failure(),
-            examination_of_a_link(),
+            link_diagnosis(),
             versions(),
             stripes(),
             alignment_hello(folder),
             alignment_elements(),
-            alignment_kept(),
+            alignment_selection(),
         ]
 
 
 def codecs() -> Iterator[Target]:
-    """Z and dZ in every code."""
+    """Z and dZ in every codec."""
     torch.manual_seed(1)
-    for name in (name + more for name in CODECS for more in ("", ZSTD)):
+    for name in (name + suffix for name in CODECS for suffix in ("", ZSTD)):
         coding = Coding(make_job(codec=name), "host")
         kinds = (Kind.ACTIVATION, Kind.DERIVATIVE, Kind.TEST_ACTIVATION)
         sent = [Message(kind, ROUND, tensor=torch.randn(ROWS, WIDTH)) for kind in kinds]
@@ -109,7 +109,7 @@ def codecs() -> Iterator[Target]:
         yield Target(f"codec {name}", packed, read, coding.specs(*kinds), weight=0.4)
 
 
-def _table() -> celu.Dataset:
+def _dataset() -> celu.Dataset:
     torch.manual_seed(2)
     return celu.Dataset({"numbers": torch.randn(64, 2)}, (torch.randn(64) > 0).float())
 
@@ -119,22 +119,23 @@ def _bits(state: TrainerState) -> object:
     return weights, repr(state.optimizer), state.table[0], [e.round for e in state.table[1]]
 
 
-def a_hosts_update(stack: ExitStack) -> Target:
-    """dZ that a host takes a step by: refused, or applied whole."""
-    job, table = make_job(), _table()
-    host = celu.Host(bottom=Tower(WIDTH, {"numbers": 2}, {}, hidden=(4,)), train=table, test=table)
+def host_update(stack: ExitStack) -> Target:
+    """dZ for a host's update: refused, or applied completely."""
+    job, dataset = make_job(), _dataset()
+    bottom = Tower(WIDTH, {"numbers": 2}, {}, hidden=(4,))
+    host = celu.Host(bottom=bottom, train=dataset, test=dataset)
     trainer = HostTrainer("host", host, job)
     stack.callback(trainer.loader.close)
     before = trainer.state()
-    check = table.take(BatchOrder(job.seed, 64, ROWS).rows(0)).row_digest
-    sent = Message(Kind.DERIVATIVE, 0, tensor=torch.randn(ROWS, WIDTH), row_digest=check)
+    digest = dataset.take(BatchOrder(job.seed, 64, ROWS).rows(0)).row_digest
+    sent = Message(Kind.DERIVATIVE, 0, tensor=torch.randn(ROWS, WIDTH), row_digest=digest)
 
     def read(message: Message) -> None:
         trainer.compute_activation(0)
         trainer.update(0, expect(message, Kind.DERIVATIVE, 0))
 
     return Target(
-        "a host's update",
+        "host update",
         [sent],
         read,
         trainer.specs(),
@@ -144,24 +145,23 @@ def a_hosts_update(stack: ExitStack) -> Target:
     )
 
 
-def a_guests_answer(stack: ExitStack) -> Target:
-    """Z that a guest answers and takes a step by."""
-    job, table = make_job(), _table()
+def guest_update(stack: ExitStack) -> Target:
+    """Z for a guest's derivatives and update."""
+    job, dataset = make_job(), _dataset()
     top = WideDeepTop([WIDTH], 1, hidden=(4,))
-    trainer = GuestTrainer(
-        "guest", celu.Guest(top=top, loss=celu.LOSSES["binary"], train=table, test=table), job
-    )
+    guest = celu.Guest(top=top, loss=celu.LOSSES["binary"], train=dataset, test=dataset)
+    trainer = GuestTrainer("guest", guest, job)
     stack.callback(trainer.loader.close)
     before = trainer.state()
-    check = table.take(BatchOrder(job.seed, 64, ROWS).rows(0)).row_digest
-    sent = Message(Kind.ACTIVATION, 0, tensor=torch.randn(ROWS, WIDTH), row_digest=check)
+    digest = dataset.take(BatchOrder(job.seed, 64, ROWS).rows(0)).row_digest
+    sent = Message(Kind.ACTIVATION, 0, tensor=torch.randn(ROWS, WIDTH), row_digest=digest)
 
     def read(message: Message) -> None:
         trainer.compute_derivatives(0, [expect(message, Kind.ACTIVATION, 0)])
         trainer.apply_update()
 
     return Target(
-        "a guest's answer",
+        "guest update",
         [sent],
         read,
         trainer.specs("host", job.tuning()),
@@ -193,44 +193,44 @@ def _delivery_state(delivery: Delivery) -> tuple[str | None, int, int, int]:
 
 
 def greeting() -> Target:
-    """How a connection begins: whose it is, and what that party has."""
-    ours: list[Delivery] = []
+    """The greetings that open a connection."""
+    current: list[Delivery] = []
 
-    def anew() -> None:
-        ours[:] = [Delivery("host", "a" * 32)]
-        ours[0].enqueue(Message(Kind.READY))
+    def reset() -> None:
+        current[:] = [Delivery("host", "a" * 32)]
+        current[0].enqueue(Message(Kind.READY))
 
     def read(message: Message) -> None:
-        connection = ConnectionProtocol(ours[0], dials=False)
+        connection = ConnectionProtocol(current[0], dials=False)
         for piece in encode(message, 0):
             connection.receive_piece(piece)
-        assert not connection.greeted or ours[0].peer_token is not None
+        assert not connection.greeted or current[0].peer_token is not None
 
-    anew()
+    reset()
     known = [None, "a" * 32]
     bodies = [{"token": "b" * 32, "knows": knows, "received": 0} for knows in known]
     return Target(
         "greeting",
         [Message(Kind.GREETING, body=body) for body in bodies],
         read,
-        state=lambda: _delivery_state(ours[0]),
-        reset=anew,
+        state=lambda: _delivery_state(current[0]),
+        reset=reset,
     )
 
 
-def claim() -> Target:
-    """Which rounds a host says it holds."""
+def inventory() -> Target:
+    """The rounds of which a host has checkpoints."""
 
     def read(message: Message) -> None:
-        said = Inventory.from_body("host", expect(message, Kind.HELLO).body or {})
-        assert said.rounds[0] == 0 and list(said.rounds) == sorted(set(said.rounds))
+        found = Inventory.from_body("host", expect(message, Kind.HELLO).body or {})
+        assert found.rounds[0] == 0 and list(found.rounds) == sorted(set(found.rounds))
 
     body = Inventory("c" * 32, (0, 10, 20)).to_body()
-    return Target("claim", [Message(Kind.HELLO, body=body)], read)
+    return Target("inventory", [Message(Kind.HELLO, body=body)], read)
 
 
 def agreement() -> Target:
-    """Which round a guest wants to go on from."""
+    """The round that a guest chooses to resume from."""
     own = Inventory("c" * 32, (0, 10, 20))
 
     def read(message: Message) -> None:
@@ -241,12 +241,12 @@ def agreement() -> Target:
 
 
 def verdict() -> Target:
-    """What a guest tells a host to do next."""
+    """The next stage, which a guest sends to a host."""
     job = make_job(method="auto")
     plans = [HostPlan(job, SCHEDULE)]
     here = plans[0].first().segment.stop
     tuning = make_job(method=celu.Method(W=4, R=2), codec="int8").tuning()
-    steps = [
+    stages = [
         Stage(Segment(here, 50, tuning)),
         Stage(Segment(here, 20, tuning, evaluates=False), save="base"),
         Stage(Segment(here, 9, tuning), save="best", restore="best", drop_savepoints=True),
@@ -260,7 +260,7 @@ def verdict() -> Target:
             assert len(segment.measured) >= 1
             Coding(job, "host", segment.tuning.codecs)
 
-    bodies = [{"stop": False, "next": step.to_body()} for step in steps]
+    bodies = [{"stop": False, "next": stage.to_body()} for stage in stages]
     return Target(
         "verdict",
         [Message(Kind.VERDICT, here - 1, body=body) for body in bodies],
@@ -271,13 +271,13 @@ def verdict() -> Target:
 
 
 def report() -> Target:
-    """How a host spent its time, and what a guest makes of it."""
+    """A host's timings, and the costs that a guest derives from them."""
     times = Timings(4, 1.5, 0.5, 0.25, 3, 0.1, 4096)
     segment = Segment(0, 4, make_job().tuning())
 
     def read(message: Message) -> None:
-        told = Timings.from_body(expect(message, Kind.REPORT, 3).body, 4)
-        outcome = Outcome(segment, None, [], times, (told, times))
+        reported = Timings.from_body(expect(message, Kind.REPORT, 3).body, 4)
+        outcome = Outcome(segment, None, [], times, (reported, times))
         costs = Costs.from_outcome(outcome, 1 << 22, 1 << 22).updated(outcome)
         assert costs.depth(1 << 22, 1 << 22) >= 1
         assert min(costs.free_steps(1 << 22, 1 << 22)) >= 1
@@ -286,20 +286,20 @@ def report() -> Target:
 
 
 def failure() -> Target:
-    """Why a peer stops: shown to an operator."""
+    """The reason why a peer stops, which is printed."""
 
     def read(message: Message) -> None:
-        said = str(peer_failure("host", expect(message, Kind.FAILURE)))
-        assert said.isprintable() and len(said) < 1100
+        printed = str(peer_failure("host", expect(message, Kind.FAILURE)))
+        assert printed.isprintable() and len(printed) < 1100
 
     return Target("failure", [Message(Kind.FAILURE, body={"reason": "DataError"})], read)
 
 
-def examination_of_a_link() -> Target:
-    """What was measured, and what is to be."""
-    way = Direction(100.0, 90.0, 4096, 0.1, 0.2)
-    measured = Measurement(0.01, 0.02, 0.001, 0.5, 0.005, way, way)
-    probe = Message(Kind.PROBE, 1, tensor=torch.zeros(64, 1, dtype=torch.uint8))
+def link_diagnosis() -> Target:
+    """Requests for probes, and measurements."""
+    direction = Direction(100.0, 90.0, 4096, 0.1, 0.2)
+    measured = Measurement(0.01, 0.02, 0.001, 0.5, 0.005, direction, direction)
+    arrived = Message(Kind.PROBE, 1, tensor=torch.zeros(64, 1, dtype=torch.uint8))
 
     def read(message: Message) -> None:
         if message.kind is Kind.PROBE:
@@ -313,14 +313,14 @@ def examination_of_a_link() -> Target:
         else:
             number(body, "at", 0.0, MAX_WALL_S)
 
-    train = probes.Probe(3, "both", 16, 4096, 8192, 1.5)
+    request = probes.Probe(3, "both", 16, 4096, 8192, 1.5)
     end = Message(Kind.FINDINGS, body={"do": "end", **measured.to_body()})
     at = Message(Kind.FINDINGS, 2, body={"at": 1.7e9})
-    return Target("examination", [end, train.to_message(), at, probe], read, probes.SPECS)
+    return Target("link diagnosis", [end, request.to_message(), at, arrived], read, probes.SPECS)
 
 
 def versions() -> Target:
-    """The versions in an examination's HELLO."""
+    """The versions in the HELLO of a diagnosis."""
     sent = Message(Kind.HELLO, body={"versions": diagnosis.own_versions()})
 
     def read(message: Message) -> None:
@@ -330,37 +330,37 @@ def versions() -> Target:
 
 
 def stripes() -> Target:
-    """What a caller says of a stream comes as text; here in a body, so that it is mutated alike."""
-    said = dict(Stripe(3, 8, "0" * 32).metadata())
+    """The metadata of a stream; here in a body, so that it is mutated in the same way."""
+    metadata = dict(Stripe(3, 8, "0" * 32).metadata())
 
     def read(message: Message) -> None:
         body = expect(message, Kind.HELLO).body or {}
         Stripe.read({key: value for key, value in body.items() if isinstance(value, str)})
 
-    return Target("stripes", [Message(Kind.HELLO, body=said)], read, weight=0.3)
+    return Target("stripes", [Message(Kind.HELLO, body=metadata)], read, weight=0.3)
 
 
 def alignment_hello(folder: Path) -> Target:
-    """How two sides of an alignment settle to go on or to start over."""
+    """The HELLO by which an alignment resumes or starts over."""
     workers = Workers()
-    work = protocol.AlignmentResources(folder, workers, chunk_rows=8)
+    resources = protocol.AlignmentResources(folder, workers, chunk_rows=8)
     state = ExchangeState(folder / "host", "made for this", 20, 8)
     ours = make_hello("guest", "align", {"psi.chunk_rows": 8}, **protocol._resume_offer(state, 20))
-    mine = ours.body or {}
-    theirs = Message(Kind.HELLO, body={**mine, "name": "host", "nonce": "ab" * 32, "rows": 30})
+    body = ours.body or {}
+    theirs = Message(Kind.HELLO, body={**body, "name": "host", "nonce": "ab" * 32, "rows": 30})
 
     def read(message: Message) -> None:
-        body = check_contract("guest", ours, "host", message)
-        protocol._resume_or_start(state, mine, "host", body, work, we_are_guest=True)
+        received = check_contract("guest", ours, "host", message)
+        protocol._resume_or_start(state, body, "host", received, resources, we_are_guest=True)
 
     return Target(
-        "alignment's hello", [theirs], read, state=lambda: state.saved, reset=state.discard,
+        "alignment hello", [theirs], read, state=lambda: state.saved, reset=state.discard,
         weight=0.3,
     )  # fmt: skip
 
 
 def alignment_elements() -> Target:
-    """Points of a curve, and what is none."""
+    """Points of the curve; bytes that are not on it are refused."""
     group = Workers().group
     key = group.new_key()
     elements = group.blind(key, bytes(32), bytes(range(16)) * 4)
@@ -377,11 +377,11 @@ def alignment_elements() -> Target:
         Message(Kind.REBLINDED, 1, tensor=values),
     ]
     specs = exchange.specs(4, group.element_bytes)
-    return Target("alignment's elements", sent, read, specs, weight=0.2)
+    return Target("alignment elements", sent, read, specs, weight=0.2)
 
 
-def alignment_kept() -> Target:
-    """Which rows all hosts have, as a bitmap."""
+def alignment_selection() -> Target:
+    """The bitmap of rows that all hosts have."""
     bits = torch.tensor([[0b10110011], [0b11000000]], dtype=torch.uint8)
 
     def read(message: Message) -> None:
@@ -392,4 +392,4 @@ def alignment_kept() -> Target:
         assert len(run_blocking(protocol._receive_selection(to_guest, 10))) == 10
 
     specs = {Kind.KEPT: TensorSpec(2, 1, torch.uint8)}
-    return Target("alignment's kept rows", [Message(Kind.KEPT, 0, tensor=bits)], read, specs)
+    return Target("alignment selection", [Message(Kind.KEPT, 0, tensor=bits)], read, specs)

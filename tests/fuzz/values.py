@@ -1,4 +1,4 @@
-"""Bytes, JSON and numbers that a reader may not have thought of."""
+"""Mutations of bytes and JSON, and values that a reader may not expect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def mutated_bytes(random: Random, data: bytes) -> bytes:
-    """Some bytes flipped, cut, added, repeated, or others altogether."""
+    """Flip bits; cut, append, repeat or overwrite bytes; or replace them all."""
     what, size = random.randrange(6), len(data)
     at = random.randrange(size + 1)
     if what == 0 and size:
@@ -35,13 +35,13 @@ def mutated_bytes(random: Random, data: bytes) -> bytes:
     if what == 3:
         return data[:at] + data[max(0, at - 16) :]
     if what == 4:
-        evil = random.choice((b"\0" * 8, b"\xff" * 8, b"\x00\x00\x80\x7f", b"\xc3\x28", b"\xf0"))
-        return data[:at] + evil + data[at + len(evil) :]
+        odd = random.choice((b"\0" * 8, b"\xff" * 8, b"\x00\x00\x80\x7f", b"\xc3\x28", b"\xf0"))
+        return data[:at] + odd + data[at + len(odd) :]
     return random.randbytes(random.choice((0, 1, 4, size)))
 
 
 def mutated_body(random: Random, payload: bytes) -> bytes:
-    """Another JSON object, or text that is nearly one."""
+    """Another JSON object, or text that is almost JSON."""
     if random.random() < 0.7:
         return json.dumps(mutated_value(random, json.loads(payload))).encode()
     text = payload.decode()
@@ -64,7 +64,7 @@ def mutated_body(random: Random, payload: bytes) -> bytes:
 
 
 def mutated_value(random: Random, value: Any) -> Any:
-    """The same JSON with one thing in it changed, left out or added."""
+    """The same JSON with one value changed, removed or added."""
     if random.random() < 0.25 or not isinstance(value, dict | list) or not value:
         return random.choice(VALUES)
     if isinstance(value, list):
