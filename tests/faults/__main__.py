@@ -10,22 +10,25 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest has it
 
 from faults.kills import kill_many
-from faults.parties import ground_at
+from faults.parties import open_environment
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, ground_at(Path(name) / "ground") as ground:
-        whole = ground.undisturbed(Path(name) / "whole")
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        open_environment(Path(name) / "environment") as environment,
+    ):
+        baseline = environment.run_without_faults(Path(name) / "baseline")
         report = kill_many(
-            ground,
+            environment,
             Path(name),
-            whole,
-            kills=given.kills,
-            seed=given.seed,
+            baseline,
+            kills=options.kills,
+            seed=options.seed,
             on_progress=lambda line: print(line, file=sys.stderr),
         )
         for line in report.lines():

@@ -1,4 +1,4 @@
-"""Kills parties at seeded random points, restarts them, and checks that the run ends the same.
+"""Kill parties at seeded random points, restart them, and check that the run ends the same.
 
 A point is a time since the last start or an event: a round, the handshake, a checkpoint being
 written, the goodbye. Victims are the guest, the host, or both.
@@ -15,16 +15,16 @@ from random import Random
 
 from celu.checkpoint.generations import FOLDER
 
-from .parties import GUEST, HOSTS, PATIENCE_S, ROUNDS, Federation, Ground, Party
+from .parties import GUEST, HOSTS, ROUNDS, TIMEOUT_S, Environment, Federation, Party
 
 VICTIMS = {"guest": [GUEST], "host": [HOSTS[0]], "both": [GUEST, HOSTS[0]]}
 KILLS_PER_RUN = 8
-_ANOTHER_ENDS_S = 2.0  # after one that is done; else it waits for that one to come back
+_PEER_ENDS_S = 2.0  # after a party is done; a peer that runs longer waits for it
 
 
 @dataclass
 class Report:
-    """The kills of a number of runs, each of which ended with the same bits."""
+    """The kills in all runs, each of which ended with the same bits."""
 
     runs: Counter[str] = field(default_factory=Counter)
     kills: Counter[str] = field(default_factory=Counter)  # by victim
@@ -37,7 +37,7 @@ class Report:
         carriers = ", ".join(f"{count} over {name}" for name, count in sorted(self.runs.items()))
         yield (
             f"{self.kills.total()} kills in {self.runs.total()} runs ({carriers}), "
-            f"{self.seconds:.0f} s; each ended with the bits of an undisturbed run"
+            f"{self.seconds:.0f} s; each ended with the bits of a run without faults"
         )
         yield "  victims: " + ", ".join(f"{n} {self.kills[n]}" for n in VICTIMS)
         yield "  points: " + ", ".join(f"{n} {c}" for n, c in self.points.most_common())
@@ -48,21 +48,21 @@ class Report:
 Point = Callable[[], str | None]
 
 
-def at_any_time(victim: Party, chance: Random) -> Point:
+def at_any_time(victim: Party, rng: Random) -> Point:
     """A random time from now: in the handshake, in training or at the end."""
-    due = time.monotonic() + chance.uniform(0.0, 1.5)
+    due = time.monotonic() + rng.uniform(0.0, 1.5)
     return lambda: "any time" if time.monotonic() >= due else None
 
 
-def at_a_round(victim: Party, chance: Random) -> Point:
+def at_a_round(victim: Party, rng: Random) -> Point:
     """A random number of rounds after the party started or resumed."""
-    rounds = chance.randrange(1, 60)
+    rounds = rng.randrange(1, 60)
     return lambda: "round" if num_rounds(victim) >= rounds else None
 
 
-def in_the_handshake(victim: Party, chance: Random) -> Point:
-    """The party has read its rows or is connected; a later round if that was missed."""
-    last = chance.choice(["attempt", "data", "connected"])
+def in_the_handshake(victim: Party, rng: Random) -> Point:
+    """During the startup or the handshake; a later round if that was missed."""
+    last = rng.choice(["attempt", "data", "connected"])
 
     def is_there() -> str | None:
         events = victim.latest()
@@ -73,13 +73,13 @@ def in_the_handshake(victim: Party, chance: Random) -> Point:
     return is_there
 
 
-def in_a_checkpoint(victim: Party, chance: Random) -> Point:
-    """A checkpoint of the present process is being written."""
+def in_a_checkpoint(victim: Party, rng: Random) -> Point:
+    """A checkpoint of the current process is being written."""
     folder = victim.run / FOLDER
     return lambda: "checkpoint" if num_rounds(victim) and any(folder.glob(".round-*")) else None
 
 
-def at_goodbye(victim: Party, chance: Random) -> Point:
+def at_goodbye(victim: Party, rng: Random) -> Point:
     """All rounds are done."""
     return lambda: "goodbye" if victim.has_done(ROUNDS) else None
 
@@ -88,7 +88,7 @@ POINTS = [at_any_time, at_a_round, in_the_handshake, in_a_checkpoint]
 
 
 def num_rounds(party: Party) -> int:
-    """How many rounds the present process has done since it last started or resumed."""
+    """How many rounds the current process has done since it last started or resumed."""
     count = 0
     for event in reversed(party.latest()):
         if event["event"] in ("started", "resumed", "restart"):
@@ -98,24 +98,24 @@ def num_rounds(party: Party) -> int:
 
 
 def kill_many(
-    ground: Ground,
+    environment: Environment,
     folder: Path,
-    whole: Federation,
+    baseline: Federation,
     *,
     kills: int,
     seed: int,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Run until there were this many kills; AssertionError for a run that ends with other bits."""
-    report, chance, began = Report(), Random(seed), time.monotonic()
+    report, rng, began = Report(), Random(seed), time.monotonic()
     while report.kills.total() < kills:
         number = report.runs.total()
         carrier = "websocket" if number % 4 == 1 else "grpc"
-        federation = ground.federation(folder / f"{number}", carrier=carrier)
+        federation = environment.federation(folder / f"{number}", carrier=carrier)
         max_kills = min(KILLS_PER_RUN, kills - report.kills.total())
         try:
-            _run_with_kills(federation, chance, max_kills, report)
-            federation.assert_same_bits(whole)
+            _run_with_kills(federation, rng, max_kills, report)
+            federation.assert_same_bits(baseline)
         except AssertionError as error:
             raise AssertionError(f"run {number} of seed {seed}, over {carrier}: {error}") from error
         finally:
@@ -127,31 +127,31 @@ def kill_many(
     return report
 
 
-def _run_with_kills(federation: Federation, chance: Random, max_kills: int, report: Report) -> None:
+def _run_with_kills(federation: Federation, rng: Random, max_kills: int, report: Report) -> None:
     """One run to its end, with up to `max_kills` kills, the last one at the goodbye."""
     federation.start()
     for number in range(max_kills):
-        victims = chance.choice(list(VICTIMS))
-        watched = federation.parties[chance.choice(VICTIMS[victims])]
-        choose = at_goodbye if number == max_kills - 1 else chance.choice(POINTS)
-        point = _await(federation, choose(watched, chance))
+        victims = rng.choice(list(VICTIMS))
+        watched = federation.parties[rng.choice(VICTIMS[victims])]
+        choose = at_goodbye if number == max_kills - 1 else rng.choice(POINTS)
+        point = _wait_for(federation, choose(watched, rng))
         killed = [name for name in VICTIMS[victims] if federation.parties[name].kill()]
         if killed and point:
             report.kills["both" if len(killed) > 1 else killed[0]] += 1
             report.points[point] += 1
         _start_again(federation)
-    _await(federation, lambda: None)
+    _wait_for(federation, lambda: None)
 
 
-def _await(federation: Federation, is_there: Point) -> str | None:
+def _wait_for(federation: Federation, reached: Point) -> str | None:
     """Wait for a point; None if the run has ended at all parties."""
-    give_up = time.monotonic() + PATIENCE_S
-    while not (point := is_there()):
+    give_up = time.monotonic() + TIMEOUT_S
+    while not (point := reached()):
         _start_again(federation)
         if not any(party.is_running for party in federation.parties.values()):
             return None
         assert time.monotonic() < give_up, "\n".join(
-            f"--- {party.name} {party.codes}\n{party.where()[-4000:]}"
+            f"--- {party.name} {party.codes}\n{party.output_with_stacks()[-4000:]}"
             for party in federation.parties.values()
         )
         time.sleep(0.002)
@@ -159,14 +159,14 @@ def _await(federation: Federation, is_there: Point) -> str | None:
 
 
 def _start_again(federation: Federation) -> None:
-    """Restart killed parties, and finished ones that another party waits for."""
+    """Restart killed parties, and finished parties that another party waits for."""
     parties = federation.parties.values()
     for party in parties:
         if party.is_running:
             continue
         code = party.codes[-1] if party.codes else None
-        assert code in (None, 0, -9), f"{party.name} ended with {code}\n{party.said()[-4000:]}"
-        is_late = time.monotonic() - party.ended_at > _ANOTHER_ENDS_S
+        assert code in (None, 0, -9), f"{party.name} ended with {code}\n{party.output()[-4000:]}"
+        is_late = time.monotonic() - party.ended_at > _PEER_ENDS_S
         if code != 0 or (is_late and any(map(_waits_for_peer, parties))):
             party.start()
 

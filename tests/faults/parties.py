@@ -30,8 +30,8 @@ from stores import write_store
 
 GUEST, HOSTS = "guest", ["host", "other"]
 ROUNDS, EVERY = 300, 5
-# For anything that is waited for here. No passing test waits that long, on however busy a machine.
-PATIENCE_S = 900.0
+# The deadline of every wait. A passing test never gets near it, even on a busy machine.
+TIMEOUT_S = 900.0
 
 _JOB = f"""
 seed = 1
@@ -73,7 +73,6 @@ _PEER = """
 [peers.{name}]
 ca = "{certs}/{name}/certs/ca.pem"
 """
-# A link with a delay, so that there are messages in flight to lose.
 _SETTINGS: dict[str, Any] = {
     "carrier": "grpc",
     "connect_s": 600,
@@ -81,7 +80,8 @@ _SETTINGS: dict[str, Any] = {
     "outage_s": 600,
     "heartbeat_s": 2,
 }
-_LINE = "link = { mbps = 100, delay_ms = 2 }"
+# A delay, so that there are messages in flight to lose.
+_LINK = "link = { mbps = 100, delay_ms = 2 }"
 
 
 class Server:
@@ -94,21 +94,21 @@ class Server:
         )
 
     def start(self, arguments: list[str], log: Path) -> int:
-        """Start `celu` with these arguments; its process."""
+        """Start `celu` with these arguments; returns its process id."""
         return int(self._ask({"start": arguments, "log": str(log)})["pid"])
 
     def poll(self, pid: int) -> int | None:
-        """The exit code of a process, as `subprocess` has it, or None while it runs."""
+        """The exit code of a process, as in `subprocess`; None while it runs."""
         code: int | None = self._ask({"poll": pid})["code"]
         return code
 
     def stop(self) -> None:
         """End the server and every party that still runs."""
-        self._process.communicate(timeout=PATIENCE_S)
+        self._process.communicate(timeout=TIMEOUT_S)
 
-    def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
@@ -125,7 +125,7 @@ class Party:
         self.pid: int | None = None
         self.ended_at = 0.0
         self._events: list[EventDict] = []
-        self._read = 0
+        self._bytes_read = 0
         self._job = job
         self._server = server
 
@@ -137,7 +137,7 @@ class Party:
 
     @property
     def log(self) -> Path:
-        """The output of all its processes."""
+        """The file with the output of all its processes."""
         return self.folder / "log"
 
     @property
@@ -163,9 +163,11 @@ class Party:
             self.wait()
         return was_running and self.codes[before] == -signal.SIGKILL
 
-    def wait(self, seconds: float = PATIENCE_S) -> int:
+    def wait(self, seconds: float = TIMEOUT_S) -> int:
         """Its exit code, once it has ended; AssertionError if it does not."""
-        wait_for(lambda: not self.is_running, f"{self.name} to end", seconds, self.where)
+        wait_for(
+            lambda: not self.is_running, f"{self.name} to end", seconds, self.output_with_stacks
+        )
         return self.codes[-1]
 
     def events(self, *kinds: str) -> list[EventDict]:
@@ -173,31 +175,31 @@ class Party:
         file = self.run / "events.jsonl"
         if file.exists():
             with file.open("rb") as grown:
-                grown.seek(self._read)
+                grown.seek(self._bytes_read)
                 lines = grown.read()
-            whole = lines.rfind(b"\n") + 1  # the last one may be torn, and cut off later
-            self._events += [json.loads(line) for line in lines[:whole].splitlines()]
-            self._read += whole
+            end = lines.rfind(b"\n") + 1  # the last line may be torn, and cut off later
+            self._events += [json.loads(line) for line in lines[:end].splitlines()]
+            self._bytes_read += end
         return [e for e in self._events if not kinds or e["event"] in kinds]
 
     def latest(self) -> list[EventDict]:
-        """The events of its present or last process."""
+        """The events of its current or last process."""
         events = self.events()
         begins = [i for i, event in enumerate(events) if event["event"] == "attempt"]
         return events[begins[-1] :] if begins else []
 
-    def said(self) -> str:
-        """What it printed."""
+    def output(self) -> str:
+        """The output of all its processes."""
         return self.log.read_text() if self.log.exists() else ""
 
-    def where(self) -> str:
-        """What it printed, with a stack trace of each of its threads."""
+    def output_with_stacks(self) -> str:
+        """Its output, with a stack trace of each of its threads."""
         self.signal(signal.SIGUSR1)
         time.sleep(0.2)
-        return self.said()
+        return self.output()
 
     def has_done(self, round_: int) -> bool:
-        """Whether its present process has done this round."""
+        """Whether its current process has done this round."""
         return any(e["event"] == "round" and e["round"] >= round_ for e in self.latest())
 
 
@@ -232,7 +234,7 @@ class Federation:
             party.wait()
         ended = tuple(party.codes[-1] for party in self.parties.values())
         assert ended == expected, "\n".join(
-            f"--- {party.name} {party.codes}\n{party.said()[-3000:]}"
+            f"--- {party.name} {party.codes}\n{party.output()[-3000:]}"
             for party in self.parties.values()
         )
 
@@ -244,7 +246,7 @@ class Federation:
             def is_there(party: Party = party, due: int = before[name] + count) -> bool:
                 return len(party.events("round")) >= due
 
-            wait_for(is_there, f"{count} rounds", said=party.said)
+            wait_for(is_there, f"{count} rounds", output=party.output)
 
     def wait_for_checkpoint(self, round_: int) -> None:
         """Wait until every party has written a checkpoint of this round or of a later one."""
@@ -253,7 +255,7 @@ class Federation:
             def is_there(folder: Path = party.run / FOLDER) -> bool:
                 return any(int(p.name[-8:]) >= round_ for p in folder.glob("round-*"))
 
-            wait_for(is_there, f"a checkpoint of round {round_}", said=party.said)
+            wait_for(is_there, f"a checkpoint of round {round_}", output=party.output)
 
     def stop(self) -> None:
         """Kill all parties that still run."""
@@ -261,22 +263,22 @@ class Federation:
             party.signal(signal.SIGCONT)
             party.kill()
 
-    def assert_same_bits(self, whole: Federation) -> None:
-        """Weights and evaluations equal those of an undisturbed run."""
+    def assert_same_bits(self, baseline: Federation) -> None:
+        """Weights and evaluations equal those of a run without faults."""
         for name, party in self.parties.items():
-            undisturbed = whole.parties[name]
-            ours, theirs = (load_file(p.run / "weights.safetensors") for p in (party, undisturbed))
+            expected = baseline.parties[name]
+            ours, theirs = (load_file(p.run / "weights.safetensors") for p in (party, expected))
             assert ours.keys() == theirs.keys()
             for key, tensor in ours.items():
                 assert torch.equal(tensor, theirs[key]), f"{name}: {key} differs"
-            assert _ended(party) == _ended(undisturbed)
-            expected = {e["round"]: _scores(e) for e in undisturbed.events("evaluation")}
-            for event in party.events("evaluation"):  # also those that were made more than once
-                assert _scores(event) == expected[event["round"]], event["round"]
+            assert _ended(party) == _ended(expected)
+            scores = {e["round"]: _scores(e) for e in expected.events("evaluation")}
+            for event in party.events("evaluation"):  # including repeated ones
+                assert _scores(event) == scores[event["round"]], event["round"]
 
 
-class Ground:
-    """What all federations share: rows, keys, and the server that starts parties."""
+class Environment:
+    """Shared by all federations: rows, keys, and the server that starts parties."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -284,8 +286,8 @@ class Ground:
         self.server = Server()
         self._ports = random.Random(os.getpid())
         make_keys(self.keys, [GUEST, *HOSTS])
-        chance = np.random.default_rng(1)
-        x = chance.normal(size=(3, 512, 2)).astype(np.float32)
+        rng = np.random.default_rng(1)
+        x = rng.normal(size=(3, 512, 2)).astype(np.float32)
         label = (x[:, :, 0].sum(axis=0) > 0.5).astype(np.float32)
         for number, name in enumerate([GUEST, *HOSTS]):
             table = {"a": x[number, :, 0], "b": x[number, :, 1]}
@@ -309,7 +311,7 @@ class Ground:
             is_guest, peers = name == GUEST, names if name == GUEST else [GUEST]
             values = {**_SETTINGS, **settings}
             lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-            lines += [_LINE, f'listen = "127.0.0.1:{port}"' if is_guest else ""]
+            lines += [_LINK, f'listen = "127.0.0.1:{port}"' if is_guest else ""]
             certs = keys or self.keys
             text = _PARTY.format(
                 role="guest" if is_guest else "host",
@@ -328,7 +330,7 @@ class Ground:
         return Federation(folder, parties, port)
 
     def free_port(self) -> int:
-        """A free port outside the range that the kernel gives to outgoing connections.
+        """A free port outside the range that the kernel uses for outgoing connections.
 
         Otherwise a host that connects while its guest is down might connect to itself.
         """
@@ -338,8 +340,8 @@ class Ground:
                 if probe.connect_ex(("127.0.0.1", port)) != 0:
                     return port
 
-    def undisturbed(self, folder: Path, **more: Any) -> Federation:
-        """A federation whose run has finished undisturbed."""
+    def run_without_faults(self, folder: Path, **more: Any) -> Federation:
+        """A federation whose run has finished without faults."""
         federation = self.federation(folder, **more)
         federation.start()
         federation.wait()
@@ -347,25 +349,25 @@ class Ground:
 
 
 @contextmanager
-def ground_at(folder: Path) -> Iterator[Ground]:
-    """A ground whose processes are killed at the end."""
-    ground = Ground(folder)
+def open_environment(folder: Path) -> Iterator[Environment]:
+    """An environment whose processes are killed at the end."""
+    environment = Environment(folder)
     try:
-        yield ground
+        yield environment
     finally:
-        ground.server.stop()
+        environment.server.stop()
 
 
 def wait_for(
     ready: Callable[[], bool],
     what: str,
-    seconds: float = PATIENCE_S,
-    said: Callable[[], str] = lambda: "",
+    seconds: float = TIMEOUT_S,
+    output: Callable[[], str] = lambda: "",
 ) -> None:
     """Poll every few milliseconds; AssertionError after `seconds`."""
     give_up = time.monotonic() + seconds
     while not ready():
-        assert time.monotonic() < give_up, f"waited {seconds:g} s for {what}\n{said()[-3000:]}"
+        assert time.monotonic() < give_up, f"waited {seconds:g} s for {what}\n{output()[-3000:]}"
         time.sleep(0.005)
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from types import TracebackType
 
 _CHUNK_BYTES = 64 * 1024
-_PATIENCE_S = 600.0  # for the proxy's own thread, on a busy machine
+_TIMEOUT_S = 600.0  # for the proxy's own thread, on a busy machine
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
 
 
@@ -36,7 +36,7 @@ class Proxy:
     def __enter__(self) -> Proxy:
         self._thread.start()
         self._flows.set()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_PATIENCE_S)
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_TIMEOUT_S)
         return self
 
     def __exit__(
@@ -45,9 +45,9 @@ class Proxy:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_PATIENCE_S)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_PATIENCE_S)
+        self._thread.join(_TIMEOUT_S)
         self._loop.close()
 
     def cut(self, *, reset: bool) -> None:
@@ -85,7 +85,7 @@ class Proxy:
             done.set_result(None)
 
         self._loop.call_soon_threadsafe(call)
-        done.result(_PATIENCE_S)
+        done.result(_TIMEOUT_S)
 
     def _restore(self) -> None:
         self._refuses, self._delay_s = False, 0.0

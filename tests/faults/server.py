@@ -27,17 +27,17 @@ def serve() -> list[str]:
     """Serve requests until stdin ends; in a forked process, return its arguments."""
     started: set[int] = set()
     for line in iter(sys.stdin.readline, ""):
-        asked = json.loads(line)
-        if "start" in asked:
+        request = json.loads(line)
+        if "start" in request:
             pid = os.fork()
             if pid == 0:
-                _redirect_to(asked["log"])
-                return list(asked["start"])
+                _redirect_to(request["log"])
+                return list(request["start"])
             started.add(pid)
             _answer({"pid": pid})
         else:
             # An ended process stays a zombie until it is polled, so its pid is not reused.
-            pid, status = os.waitpid(asked["poll"], os.WNOHANG)
+            pid, status = os.waitpid(request["poll"], os.WNOHANG)
             started.discard(pid)
             _answer({"code": os.waitstatus_to_exitcode(status) if pid else None})
     for pid in started:

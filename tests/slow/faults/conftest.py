@@ -1,4 +1,4 @@
-"""Federations of real processes, and undisturbed runs to compare them with."""
+"""Federations of real processes, and runs without faults to compare them with."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 
 import pytest
 
-from faults.parties import Federation, Ground, ground_at
+from faults.parties import Environment, Federation, open_environment
 
 Federate = Callable[..., Federation]
 
 
 @pytest.fixture(scope="package")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    with ground_at(tmp_path_factory.mktemp("ground")) as made:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+    with open_environment(tmp_path_factory.mktemp("environment")) as made:
         yield made
 
 
 @pytest.fixture(scope="package")
-def whole(ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    return ground.undisturbed(tmp_path_factory.mktemp("whole"))
+def baseline(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    return environment.run_without_faults(tmp_path_factory.mktemp("baseline"))
 
 
 @pytest.fixture
-def federate(ground: Ground, tmp_path: Path) -> Iterator[Federate]:
+def federate(environment: Environment, tmp_path: Path) -> Iterator[Federate]:
     """Makes federations with given settings, and kills their processes when the test ends."""
     made: list[Federation] = []
 
     def make(**settings: Any) -> Federation:
-        made.append(ground.federation(tmp_path / f"{len(made)}", **settings))
+        made.append(environment.federation(tmp_path / f"{len(made)}", **settings))
         return made[-1]
 
     yield make

@@ -1,4 +1,4 @@
-"""Full disks: the party says so, its peer is notified, and with space again both resume."""
+"""Full disks: the party reports it, its peer stops as well, and with space again both resume."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def assert_nothing_is_half_written(party: Party) -> None:
     assert not list(party.run.glob("*.partial"))
 
 
-def assert_says(party: Party, *words: str) -> None:
-    said = " ".join(party.said().split())
-    assert "Traceback" not in said, said
+def assert_printed(party: Party, *words: str) -> None:
+    output = " ".join(party.output().split())
+    assert "Traceback" not in output, output
     for word in words:
-        assert word in said, said
+        assert word in output, output
 
 
 @pytest.mark.parametrize("file", ["checkpoints", "events.jsonl"])
 @pytest.mark.parametrize("full", ["guest", "host"])
 def test_a_party_whose_file_cannot_grow_stops_with_its_peer_and_both_resume(
-    federate: Federate, whole: Federation, full: str, file: str
+    federate: Federate, baseline: Federation, full: str, file: str
 ) -> None:
     federation = federate()
     federation.start()
@@ -49,13 +49,13 @@ def test_a_party_whose_file_cannot_grow_stops_with_its_peer_and_both_resume(
     limit_files(victim, BELOW_TENSORS if file == "checkpoints" else events)
     federation.wait(*((14, 12) if full == "guest" else (12, 14)))
     for name, party in federation.parties.items():
-        told = "CheckpointError" if name == full else "PeerFailed"
-        assert_says(party, told)
+        error = "CheckpointError" if name == full else "PeerFailed"
+        assert_printed(party, error)
         assert_nothing_is_half_written(party)
-    assert_says(victim, file, "File too large", "start again")
+    assert_printed(victim, file, "File too large", "start again")
     federation.start()
     federation.wait()
-    federation.assert_same_bits(whole)
+    federation.assert_same_bits(baseline)
     assert all(p.events("resumed")[0]["round"] >= 20 for p in federation.parties.values())
 
 
@@ -65,7 +65,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "celu-faults", str(disk)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("a small disk can be mounted by root alone")
+        pytest.skip("only root can mount a small disk")
     yield disk
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
@@ -78,7 +78,7 @@ def fill(file: Path) -> None:
 
 
 def test_a_disk_that_fills_up_ends_the_run_which_resumes_with_space_again(
-    federate: Federate, whole: Federation, small_disk: Path
+    federate: Federate, baseline: Federation, small_disk: Path
 ) -> None:
     federation = federate()
     for name, party in federation.parties.items():
@@ -91,16 +91,16 @@ def test_a_disk_that_fills_up_ends_the_run_which_resumes_with_space_again(
         assert party.wait() in (12, 14)
     assert 14 in (federation.guest.codes + federation.host.codes)
     for party in federation.parties.values():
-        assert_says(party)
+        assert_printed(party)
         assert_nothing_is_half_written(party)
         if party.codes == [14]:
-            assert_says(party, "CheckpointError", "No space left on device", "start again")
+            assert_printed(party, "CheckpointError", "No space left on device", "start again")
     federation.start()  # while the disk is still full: refused without losing anything
     refused = {party.wait() for party in federation.parties.values()}
     assert 14 in refused and refused <= {12, 14}  # 12: the other party failed first
     for party in federation.parties.values():
-        assert_says(party)
+        assert_printed(party)
     (small_disk / "other").unlink()
     federation.start()
     federation.wait()
-    federation.assert_same_bits(whole)
+    federation.assert_same_bits(baseline)

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from faults.kills import VICTIMS, kill_many
-from faults.parties import Federation, Ground
+from faults.parties import Environment, Federation
 from slow.faults.conftest import Federate
 
 KILLS = 24  # `python -m tests.faults --kills 600` for more
 
 
 def test_runs_killed_at_random_points_and_restarted_end_with_the_same_bits(
-    ground: Ground,
-    whole: Federation,
+    environment: Environment,
+    baseline: Federation,
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    report = kill_many(ground, tmp_path, whole, kills=KILLS, seed=2)
+    report = kill_many(environment, tmp_path, baseline, kills=KILLS, seed=2)
     done = "; ".join(report.lines())
     record_property("done", done)
     assert report.kills.total() >= KILLS, done
@@ -27,9 +27,9 @@ def test_runs_killed_at_random_points_and_restarted_end_with_the_same_bits(
 
 
 def test_when_one_of_two_hosts_is_killed_the_other_parties_resume_by_themselves(
-    ground: Ground, federate: Federate, tmp_path: Path
+    environment: Environment, federate: Federate, tmp_path: Path
 ) -> None:
-    whole = ground.undisturbed(tmp_path / "whole", hosts=2)
+    baseline = environment.run_without_faults(tmp_path / "baseline", hosts=2)
     federation = federate(hosts=2)
     federation.start()
     for name in ("other", "host"):
@@ -37,6 +37,6 @@ def test_when_one_of_two_hosts_is_killed_the_other_parties_resume_by_themselves(
         assert federation.parties[name].kill()
         federation.parties[name].start()
     federation.wait()
-    federation.assert_same_bits(whole)
+    federation.assert_same_bits(baseline)
     assert [len(party.codes) for party in federation.parties.values()] == [1, 2, 2]
     assert len(federation.guest.events("restart")) >= 2

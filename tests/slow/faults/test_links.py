@@ -10,32 +10,32 @@ from random import Random
 
 import pytest
 
-from faults.parties import PATIENCE_S, Federation, Ground, wait_for
+from faults.parties import TIMEOUT_S, Environment, Federation, wait_for
 from faults.proxy import Proxy
 from slow.faults.conftest import Federate
 
 HEARTBEAT_S = 0.5
-# For a test in which no party may be found silent, on however busy a machine.
+# So long that no party is found silent, even on a busy machine.
 LONG_HEARTBEAT_S = 120
 
 
 @contextmanager
 def nemesis(proxy: Proxy, seed: int) -> Iterator[list[str]]:
     """Cuts, silences, delays and restores the link at random until the context ends."""
-    chance, over, done = Random(seed), threading.Event(), []
+    rng, over, done = Random(seed), threading.Event(), []
 
     def inject() -> None:
-        while not over.wait(chance.uniform(0.1, 0.4)):
-            fault = chance.choice(["reset", "end", "silence", "delay"])
+        while not over.wait(rng.uniform(0.1, 0.4)):
+            fault = rng.choice(["reset", "end", "silence", "delay"])
             if fault == "silence":
                 proxy.silence()
-                over.wait(chance.uniform(2.0, 3.0) * HEARTBEAT_S)
+                over.wait(rng.uniform(2.0, 3.0) * HEARTBEAT_S)
             elif fault == "delay":
-                proxy.slow_down(chance.uniform(0.005, 0.05))
+                proxy.slow_down(rng.uniform(0.005, 0.05))
                 over.wait(0.3)
             else:
                 proxy.cut(reset=fault == "reset")
-                over.wait(chance.uniform(0.0, 0.3))
+                over.wait(rng.uniform(0.0, 0.3))
             proxy.restore()
             done.append(fault)
 
@@ -45,61 +45,61 @@ def nemesis(proxy: Proxy, seed: int) -> Iterator[list[str]]:
         yield done
     finally:
         over.set()
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
 
 
 @pytest.mark.parametrize("carrier", ["grpc", "websocket"])
 def test_a_link_that_is_cut_repeatedly_reconnects_without_a_restart(
-    ground: Ground, federate: Federate, whole: Federation, carrier: str
+    environment: Environment, federate: Federate, baseline: Federation, carrier: str
 ) -> None:
-    via = ground.free_port()
+    via = environment.free_port()
     federation = federate(via=via, carrier=carrier, heartbeat_s=HEARTBEAT_S)
     with Proxy(via, federation.port) as proxy:
         federation.start()
         federation.wait_for_rounds(10)
         with nemesis(proxy, seed=3) as done:
-            wait_for(lambda: len(done) >= 6, "six faults", said=federation.guest.said)
+            wait_for(lambda: len(done) >= 6, "six faults", output=federation.guest.output)
         federation.wait()
-    federation.assert_same_bits(whole)
+    federation.assert_same_bits(baseline)
     for party in federation.parties.values():
         assert party.events("link_down") and party.events("link_up")
         assert not party.events("restart")
         assert len(party.events("attempt")) == 1
-        assert "is up again after" in party.said()
+        assert "is up again after" in party.output()
 
 
 @pytest.mark.parametrize("carrier", ["grpc", "websocket"])
-def test_a_stopped_party_is_noticed_by_its_missing_heartbeats_and_continues(
-    federate: Federate, whole: Federation, carrier: str
+def test_a_stopped_party_is_detected_by_missing_heartbeats_and_continues(
+    federate: Federate, baseline: Federation, carrier: str
 ) -> None:
     federation = federate(carrier=carrier, heartbeat_s=HEARTBEAT_S)
     federation.start()
-    for stopped, looks_on in (
+    for stopped, observer in (
         (federation.host, federation.guest),
         (federation.guest, federation.host),
     ):
         federation.wait_for_rounds(20)  # and so for the link to be up
-        known = len(looks_on.events("link_down"))
+        known = len(observer.events("link_down"))
         stopped.signal(signal.SIGSTOP)
         wait_for(
-            lambda party=looks_on, known=known: len(party.events("link_down")) > known,
+            lambda party=observer, known=known: len(party.events("link_down")) > known,
             "the link to be found down",
-            said=looks_on.said,
+            output=observer.output,
         )
         stopped.signal(signal.SIGCONT)
-        down = looks_on.events("link_down")[known]
+        down = observer.events("link_down")[known]
         assert f"for {2 * HEARTBEAT_S:g} s" in str(down["reason"])
     federation.wait()
-    federation.assert_same_bits(whole)
+    federation.assert_same_bits(baseline)
     for party in federation.parties.values():
         assert not party.events("restart")
         assert len(party.codes) == 1
 
 
 def test_a_link_that_stays_down_ends_the_run_at_both_parties_which_can_resume(
-    ground: Ground, federate: Federate, whole: Federation
+    environment: Environment, federate: Federate, baseline: Federation
 ) -> None:
-    via = ground.free_port()
+    via = environment.free_port()
     federation = federate(via=via, heartbeat_s=LONG_HEARTBEAT_S, outage_s=1.5)
     with Proxy(via, federation.port) as proxy:
         federation.start()
@@ -107,21 +107,21 @@ def test_a_link_that_stays_down_ends_the_run_at_both_parties_which_can_resume(
         proxy.cut(reset=True)
         federation.wait(11, 11)
         for party in federation.parties.values():
-            said = " ".join(party.said().split())
-            assert "down for 1.5 s (outage_s)" in said
-            assert "Start again at all parties; the run resumes from its last checkpoint" in said
+            output = " ".join(party.output().split())
+            assert "down for 1.5 s (outage_s)" in output
+            assert "Start again at all parties; the run resumes from its last checkpoint" in output
         proxy.restore()
         federation.start()
         federation.wait()
-    federation.assert_same_bits(whole)
+    federation.assert_same_bits(baseline)
     for party in federation.parties.values():
         assert party.events("resumed")[0]["round"] >= 20
 
 
 def test_a_restarted_host_is_admitted_once_its_half_open_connection_is_found_silent(
-    ground: Ground, federate: Federate, whole: Federation
+    environment: Environment, federate: Federate, baseline: Federation
 ) -> None:
-    via = ground.free_port()
+    via = environment.free_port()
     federation = federate(via=via, heartbeat_s=HEARTBEAT_S)
     with Proxy(via, federation.port) as proxy:
         federation.start()
@@ -132,5 +132,5 @@ def test_a_restarted_host_is_admitted_once_its_half_open_connection_is_found_sil
         proxy.restore()
         federation.host.start()
         federation.wait()
-    federation.assert_same_bits(whole)
+    federation.assert_same_bits(baseline)
     assert len(federation.guest.events("restart")) == 1
