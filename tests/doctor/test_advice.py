@@ -17,7 +17,7 @@ from celu.doctor.machine import Certificate, Machine, read_certificates, this_ma
 from celu.doctor.measurement import Direction, Measurement
 from celu.errors import CertificateError
 from celu.transport.wire import HEADER
-from doctor.rooms import make_facts, make_job, warned
+from doctor.setups import make_facts, make_job, warned
 
 # 300 Mbps, a round trip of 40 ms, nothing wrong.
 DIRECTION = Direction(
@@ -121,12 +121,12 @@ def test_cubic_on_a_long_link_is_mentioned_without_a_warning() -> None:
     assert not found.fix
 
 
-def test_directions_that_share_the_bandwidth_are_warned_of() -> None:
+def test_directions_that_share_the_bandwidth_get_a_warning() -> None:
     advice = warned(link_facts(to_host(duplex_mbps=150)))["bandwidth"]
     assert "50% of it" in advice.message and "codec" in advice.fix
 
 
-def test_jitter_is_warned_of_only_with_one_round_in_flight() -> None:
+def test_jitter_gets_a_warning_only_with_one_round_in_flight() -> None:
     shaky = link(jitter_s=0.02)
     assert "depth = 2" in warned(link_facts(shaky, make_job()))["latency"].fix
     assert "latency" not in warned(link_facts(shaky))
@@ -149,7 +149,7 @@ def test_every_differing_field_is_a_finding() -> None:
     assert "celu run refuses" in warned(facts)["contract"].fix
 
 
-def test_another_release_is_warned_of_and_another_python_mentioned() -> None:
+def test_another_release_gets_a_warning_and_another_python_is_mentioned() -> None:
     facts = link_facts()
     other = {**facts.versions, "celu": "0.0.1", "python": "3.99"}
     found = {f.message: f.level for f in advise(replace(facts, peer_versions=other))}
@@ -169,7 +169,7 @@ def test_an_expiring_certificate_names_who_renews_it() -> None:
     assert "certificate" not in warned(link_facts(certificates=later))
 
 
-def test_insecure_and_emulated_links_are_warned_of() -> None:
+def test_insecure_and_emulated_links_get_a_warning() -> None:
     found = warned(link_facts(insecure=True, emulated=True))
     assert "insecure = true" in found["security"].fix
     assert "remove link" in found["link"].fix

@@ -1,4 +1,4 @@
-"""Warnings about runs, from records written by hand: each where it is due, and only there."""
+"""Warnings about runs, from hand-written records: each appears if it applies, and only then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celu.record.run import RunRecord
 from record.folders import JOB, events, round_event, write_run
 
 Event = dict[str, Any]
-BEGIN: list[Event] = [
+START: list[Event] = [
     {"t": 0.0, "event": "attempt", "number": 1},
     {"t": 0.9, "event": "connected", "peers": ["weather"], "secure": True},
     {"t": 1.0, "event": "started", "num_rounds": 40},
@@ -31,7 +31,7 @@ def advice(
 
 def busy(wait: float, send: float, receive: float, count: int = 30, **more: Any) -> list[Event]:
     """Rounds of half a second, with these shares of the time."""
-    happened = list(BEGIN)
+    happened = list(START)
     for n in range(1, count + 1):
         begin = 0.5 * (n - 1)
         spans = [
@@ -79,7 +79,7 @@ def test_an_idle_link_while_a_party_waits_needs_more_rounds_in_flight(tmp_path: 
 
 def test_the_advised_depth_starts_from_the_chosen_one(tmp_path: Path) -> None:
     choice = {"t": 2.0, "event": "choice", "round": 0, "until": 40, "seconds": 0.0, "depth": 4}
-    happened = [*BEGIN, {**choice, "reason": "as written"}, *busy(0.6, 0.1, 0.2)[3:]]
+    happened = [*START, {**choice, "reason": "as written"}, *busy(0.6, 0.1, 0.2)[3:]]
     assert "depth = 8" in advice(tmp_path, happened)["link"]
 
 
@@ -92,7 +92,7 @@ def test_the_first_rounds_are_not_judged(tmp_path: Path) -> None:
     assert advice(tmp_path, busy(0.9, 0.0, 0.0, count=8)) == {}
 
 
-def test_cached_batches_of_mostly_zero_weight_are_warned_of(tmp_path: Path) -> None:
+def test_cached_batches_of_mostly_zero_weight_get_a_warning(tmp_path: Path) -> None:
     low = {"similarity_quantiles": [-0.5, 0.1, 0.2, 0.3, 0.6, 1.0]}
     found = advice(tmp_path / "a", busy(0.3, 0.6, 0.6, **low))
     assert set(found) == {"similarity"} and "0.30, below cos(xi) = 0.50" in found["similarity"]
@@ -102,7 +102,7 @@ def test_cached_batches_of_mostly_zero_weight_are_warned_of(tmp_path: Path) -> N
     assert advice(tmp_path / "c", busy(0.3, 0.6, 0.6, **low), job=none) == {}
 
 
-def test_a_link_that_is_down_is_warned_of_until_it_is_up(tmp_path: Path) -> None:
+def test_a_link_that_is_down_gets_a_warning_until_it_is_up(tmp_path: Path) -> None:
     down = {"t": 20.0, "event": "link_down", "peer": "weather", "reason": "silent for 20 s"}
     happened = [*busy(0.3, 0.6, 0.6), down]
     found = advice(tmp_path / "a", happened, quiet_s=90.0)
@@ -116,7 +116,7 @@ def test_a_link_that_is_down_is_warned_of_until_it_is_up(tmp_path: Path) -> None
 
 
 def test_peers_that_do_not_connect_are_named(tmp_path: Path) -> None:
-    waits = BEGIN[:1]
+    waits = START[:1]
     assert advice(tmp_path / "a", waits, quiet_s=5.0) == {}
     assert (
         "weather not connected for 40.00 s" in advice(tmp_path / "b", waits, quiet_s=40.0)["peers"]
@@ -162,5 +162,5 @@ def test_a_record_of_an_older_release_is_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_no_rule_fails_for_a_run_that_has_not_started(tmp_path: Path, rule: Any) -> None:
-    record = RunRecord(write_run(tmp_path / "run", BEGIN[:1]))
+    record = RunRecord(write_run(tmp_path / "run", START[:1]))
     assert list(rule(RunStatus.from_record(record))) == []

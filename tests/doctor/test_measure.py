@@ -16,11 +16,13 @@ from celu.transport.emulation import PAYLOAD_FRACTION, LinkEmulator
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
-from doctor.rooms import Room, make_facts, make_job, warned
+from doctor.setups import Setup, make_facts, make_job, warned
 from psi.parties import Wrapped
 
 
-def both(mbps: float, delay_s: float, jitter_s: float = 0.0) -> tuple[LinkEmulator, LinkEmulator]:
+def symmetric(
+    mbps: float, delay_s: float, jitter_s: float = 0.0
+) -> tuple[LinkEmulator, LinkEmulator]:
     return LinkEmulator(mbps, delay_s, jitter_s, seed=1), LinkEmulator(
         mbps, delay_s, jitter_s, seed=2
     )
@@ -29,7 +31,7 @@ def both(mbps: float, delay_s: float, jitter_s: float = 0.0) -> tuple[LinkEmulat
 @pytest.mark.parametrize("name", ["wan-300", "wan-100"])
 def test_the_measurement_matches_a_named_profile(name: str) -> None:
     profile = PROFILES[name]
-    found = Room(
+    found = Setup(
         make_job(),
         lambda: (LinkEmulator.from_settings(profile), LinkEmulator.from_settings(profile)),
     ).measure()
@@ -42,7 +44,7 @@ def test_the_measurement_matches_a_named_profile(name: str) -> None:
 
 
 def test_each_direction_is_measured_separately() -> None:
-    found = Room(make_job(), lambda: (LinkEmulator(200, 0.01), LinkEmulator(20, 0.03))).measure()
+    found = Setup(make_job(), lambda: (LinkEmulator(200, 0.01), LinkEmulator(20, 0.03))).measure()
     assert found.to_host.mbps == pytest.approx(200, rel=0.05)
     assert found.to_guest.mbps == pytest.approx(20, rel=0.05)
     assert found.rtt_min_s == pytest.approx(0.04, rel=0.1)
@@ -50,34 +52,34 @@ def test_each_direction_is_measured_separately() -> None:
 
 
 def test_jitter_is_measured_apart_from_delay() -> None:
-    found = Room(make_job(), lambda: both(100, 0.02, jitter_s=0.03)).measure()
+    found = Setup(make_job(), lambda: symmetric(100, 0.02, jitter_s=0.03)).measure()
     assert 0.002 < found.jitter_s < 0.06
     assert found.rtt_median_s > found.rtt_min_s + 0.002
 
 
 @pytest.mark.parametrize("ahead_s", [5.0, -86400.0])
 def test_a_wrong_clock_is_measured_within_the_stated_error(ahead_s: float) -> None:
-    found = Room(make_job(), lambda: both(100, 0.02), host_ahead_s=ahead_s).measure()
+    found = Setup(make_job(), lambda: symmetric(100, 0.02), host_ahead_s=ahead_s).measure()
     assert found.clock_error_s == pytest.approx(0.02, rel=0.2)
     assert abs(found.clock_s - ahead_s) <= found.clock_error_s
     assert "NTP" in warned(make_facts(found))["clocks"].fix
 
 
 def test_a_slow_link_takes_seconds_and_a_fast_one_is_limited_in_bytes() -> None:
-    _, clocks = Room(make_job(), lambda: both(0.2, 0.3), ProbePlan(pings=3)).diagnose()
+    _, clocks = Setup(make_job(), lambda: symmetric(0.2, 0.3), ProbePlan(pings=3)).diagnose()
     assert clocks["guest"].now() < 60
     sent = 0
 
     def count(link: Link) -> Wrapped:
-        def seen(message: Message) -> Message:
+        def add(message: Message) -> Message:
             nonlocal sent
             sent += message.tensor.numel() if message.tensor is not None else 0
             return message
 
-        return Wrapped(link, seen)
+        return Wrapped(link, add)
 
     plan = ProbePlan(pings=3, max_bytes=8 << 20)
-    Room(make_job(), lambda: both(1e5, 0.0), plan, wrap=count).diagnose()
+    Setup(make_job(), lambda: symmetric(1e5, 0.0), plan, wrap=count).diagnose()
     assert sent < 5 * plan.max_bytes
 
 
@@ -97,7 +99,7 @@ class SlowRestart(LinkEmulator):
 
 
 def test_a_slow_restart_after_a_pause_names_the_side_that_sends() -> None:
-    found = Room(make_job(), lambda: (SlowRestart(100, 0.02), LinkEmulator(100, 0.02))).measure()
+    found = Setup(make_job(), lambda: (SlowRestart(100, 0.02), LinkEmulator(100, 0.02))).measure()
     assert found.to_host.idle_burst_s > found.to_host.burst_s + 0.25
     assert found.to_guest.idle_burst_s < found.to_guest.burst_s + 0.05
     advice = warned(make_facts(found))["idle"]
@@ -107,7 +109,7 @@ def test_a_slow_restart_after_a_pause_names_the_side_that_sends() -> None:
 
 
 def test_one_window_per_round_trip_is_attributed_to_a_gateway() -> None:
-    found = Room(make_job(), lambda: (LinkEmulator(13.1, 0.02), LinkEmulator(300, 0.02))).measure()
+    found = Setup(make_job(), lambda: (LinkEmulator(13.1, 0.02), LinkEmulator(300, 0.02))).measure()
     advice = warned(make_facts(found))["gateway"]
     assert advice.message.startswith("to host") and "64 KiB" in advice.message
 
@@ -115,18 +117,18 @@ def test_one_window_per_round_trip_is_attributed_to_a_gateway() -> None:
 def test_hosts_are_measured_one_after_the_other() -> None:
     speeds = iter([50.0, 100.0, 200.0])
 
-    def lines() -> tuple[LinkEmulator, LinkEmulator]:
+    def make_emulators() -> tuple[LinkEmulator, LinkEmulator]:
         mbps = next(speeds)
         return LinkEmulator(mbps, 0.01), LinkEmulator(mbps, 0.01)
 
-    found, _ = Room(make_job("a", "b", "c"), lines).diagnose()
+    found, _ = Setup(make_job("a", "b", "c"), make_emulators).diagnose()
     rates = [found[name].measured.to_guest.mbps for name in "abc"]
     assert rates == pytest.approx([50.0, 100.0, 200.0], rel=0.05)
 
 
 def test_differing_contracts_are_named_and_the_link_is_measured_anyway() -> None:
     other = make_job(batch_size=32, codec="int8")
-    found, _ = Room(make_job(), lambda: both(100, 0.01), host_job=other).diagnose()
+    found, _ = Setup(make_job(), lambda: symmetric(100, 0.01), host_job=other).diagnose()
     assert [field.split(":")[0] for field in found["host"].differing] == [
         "batch_size",
         "codec.activation",
@@ -161,12 +163,12 @@ def _diagnose(job: celu.Job, link: Link) -> object:
 def test_a_diagnosis_sends_only_probes_and_control_messages() -> None:
     seen = []
 
-    def look(link: Link) -> Wrapped:
-        def note(message: Message) -> Message:
+    def record_kinds(link: Link) -> Wrapped:
+        def record(message: Message) -> Message:
             seen.append(message.kind)
             return message
 
-        return Wrapped(link, note)
+        return Wrapped(link, record)
 
-    Room(make_job(), lambda: both(100, 0.01), wrap=look).diagnose()
+    Setup(make_job(), lambda: symmetric(100, 0.01), wrap=record_kinds).diagnose()
     assert set(seen) == {Kind.HELLO, Kind.READY, Kind.PROBE, Kind.FINDINGS, Kind.GOODBYE}

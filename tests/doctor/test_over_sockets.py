@@ -1,7 +1,7 @@
 """Over real sockets and TLS a diagnosis completes and both parties have the same results.
 
-What a measurement is worth is tested in virtual time (`test_measure`). Here a busy machine may make
-the link arbitrarily slow, so these tests assert only what holds at any speed.
+`test_measure` tests the accuracy of measurements, in virtual time. Here a busy machine may make the
+link arbitrarily slow, so these tests assert only what holds at any speed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from celu.transport.carrier import Route
 from celu.transport.connect import Endpoint, open_links
 from celu.transport.emulation import LinkEmulator
 from celu.transport.link import run_blocking
-from doctor.rooms import make_job
+from doctor.setups import make_job
 
 WAIT_S = 600.0  # for a message, a connection or a party, perhaps on a busy machine
 PLAN = ProbePlan(pings=5, bulk_s=0.4, pause_s=0.1, max_bytes=16 << 20)
@@ -29,7 +29,7 @@ CLOCKS = Clocks(wall=lambda: 1.7e9 + time.perf_counter())
 
 
 def diagnose(
-    folder: Path, line: Callable[[], LinkEmulator | None]
+    folder: Path, make_emulator: Callable[[], LinkEmulator | None]
 ) -> tuple[dict[str, Diagnosis], dict[str, Diagnosis]]:
     job = make_job()
     for name in ("guest", "host"):
@@ -50,11 +50,10 @@ def diagnose(
             keys=keys("guest", "host"),
             connect_s=WAIT_S,
             deadline_s=WAIT_S,
-            make_emulator=line,
+            make_emulator=make_emulator,
         )
         with open_links(here, ports.put) as links:
-            said: list[str] = []
-            found = diagnose_hosts("guest", job, links, PLAN, CLOCKS, said.append)
+            found = diagnose_hosts("guest", job, links, PLAN, CLOCKS, lambda text: None)
             return run_blocking(found)
 
     def host() -> dict[str, Diagnosis]:
@@ -64,7 +63,7 @@ def diagnose(
             keys=keys("host", "guest"),
             connect_s=WAIT_S,
             deadline_s=WAIT_S,
-            make_emulator=line,
+            make_emulator=make_emulator,
         )
         with open_links(there) as links:
             found = diagnose_guest("host", job, links["guest"], CLOCKS, lambda text: None)

@@ -20,7 +20,7 @@ Ids = Iterable[int]
 
 
 class Killed(BaseException):
-    """As by kill -9: nothing is reported or cleaned up."""
+    """Like SIGKILL: nothing is reported or cleaned up."""
 
 
 class Wrapped:
@@ -92,37 +92,42 @@ def align(folder: Path, guest: Party, **hosts: Party) -> Outcomes:
     """Run an alignment; each party's result or error."""
     pairs = {name: memory_links("guest", name) for name in hosts}
 
-    def work(name: str, party: Party) -> AlignmentResources:
+    def resources(name: str, party: Party) -> AlignmentResources:
         return AlignmentResources(folder / name, party.workers, party.chunk_rows)
 
     to_hosts = {name: guest.wrap(pair[0]) for name, pair in pairs.items()}
-    programs: dict[str, Coroutine[Any, Any, AlignmentResult]] = {
+    coroutines: dict[str, Coroutine[Any, Any, AlignmentResult]] = {
         "guest": align_guest(
-            "guest", to_hosts, tags_of(guest.ids), guest.terms, work("guest", guest), guest.emit
+            "guest",
+            to_hosts,
+            tags_of(guest.ids),
+            guest.terms,
+            resources("guest", guest),
+            guest.emit,
         )
     }
     links: dict[str, list[Link]] = {"guest": list(to_hosts.values())}
     for name, host in hosts.items():
         link = host.wrap(pairs[name][1])
         links[name] = [link]
-        programs[name] = align_host(
-            name, link, tags_of(host.ids), host.terms, work(name, host), host.emit
+        coroutines[name] = align_host(
+            name, link, tags_of(host.ids), host.terms, resources(name, host), host.emit
         )
-    return run_to_completion(programs, links)
+    return run_to_completion(coroutines, links)
 
 
 def run_to_completion(
-    programs: Mapping[str, Coroutine[Any, Any, Any]], links: Mapping[str, list[Link]]
+    coroutines: Mapping[str, Coroutine[Any, Any, Any]], links: Mapping[str, list[Link]]
 ) -> Outcomes:
     """Run all parties until each returns or raises; the links of one that raises are closed."""
     outcomes: Outcomes = {}
-    while len(outcomes) < len(programs):
+    while len(outcomes) < len(coroutines):
         before = _progress(links), len(outcomes)
-        for name, program in programs.items():
+        for name, coroutine in coroutines.items():
             if name in outcomes:
                 continue
             try:
-                program.send(None)
+                coroutine.send(None)
             except StopIteration as done:
                 outcomes[name] = done.value
             except BaseException as error:

@@ -229,7 +229,7 @@ def test_a_peer_that_replays_our_messages_cannot_claim_our_rows(
     to_host, to_guest = memory_links("guest", "host")
 
     async def mirror() -> None:
-        """Has no rows: returns our elements as its own, and our answers as answers."""
+        """A guest without rows: sends our elements and our answers back to us."""
         hello = await to_host.receive()
         await to_host.send(replace(hello, body={**(hello.body or {}), "name": "guest"}))
         await to_host.send(await to_host.receive())
@@ -241,8 +241,8 @@ def test_a_peer_that_replays_our_messages_cannot_claim_our_rows(
         await to_host.send(await to_host.receive())  # ALIGNED
         await to_host.receive()
 
-    work = AlignmentResources(tmp_path, Workers())
-    host = align_host("host", to_guest, tags_of(range(8)), TERMS, work, ignore)
+    resources = AlignmentResources(tmp_path, Workers())
+    host = align_host("host", to_guest, tags_of(range(8)), TERMS, resources, ignore)
     links: dict[str, list[Link]] = {"guest": [to_host], "host": [to_guest]}
     outcomes = run_to_completion({"host": host, "guest": mirror()}, links)
     assert isinstance(outcomes["host"], AlignmentError)

@@ -167,11 +167,11 @@ def test_without_rows_common_to_all_every_party_gets_the_error(tmp_path: Path) -
 def test_tags_must_be_unique_and_ascending(tmp_path: Path, ids: list[int]) -> None:
     tags = tags_of(ids) if len(set(ids)) < 3 else tags_of(ids)[::-1]
     link, _ = memory_links("guest", "host")
-    program = align_guest(
+    coroutine = align_guest(
         "guest", {"host": link}, tags, TERMS, AlignmentResources(tmp_path, Workers()), ignore
     )
     with pytest.raises(DataError, match=r"rows to align|ascending"):
-        run_blocking(program)
+        run_blocking(coroutine)
 
 
 def test_over_tls_and_with_workers_the_result_is_the_same(tmp_path: Path) -> None:
@@ -202,8 +202,8 @@ def test_over_tls_and_with_workers_the_result_is_the_same(tmp_path: Path) -> Non
 
     def run(name: str, peer: str) -> None:
         with Workers(1) as workers, open_links(endpoint(name, peer), listening) as links:
-            work = AlignmentResources(tmp_path / name / "work", workers, chunk_rows=16)
-            rest = tags_of(ids[name]), TERMS, work, ignore
+            resources = AlignmentResources(tmp_path / name / "work", workers, chunk_rows=16)
+            rest = tags_of(ids[name]), TERMS, resources, ignore
             if name == "guest":
                 outcomes[name] = run_blocking(align_guest(name, links, *rest))
             else:

@@ -1,6 +1,6 @@
 """Everything that can be wrong with a party's certificate, on either side.
 
-Each takes (companies, folder) and returns the keys of a bank that dials or a guest that listens.
+Each `Bad` returns the keys of a bank that dials or of a guest that listens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HOUR = dt.timedelta(hours=1)
 PEER_OF = {"bank": "guest", "guest": "bank"}
 
 
-def of_another_authority(name: str) -> Bad:
+def another_authority(name: str) -> Bad:
     def keys(companies: dict[str, Any], folder: Path) -> Keys:
         stranger = type(companies[name])(name, folder)
         make_authority(folder, "celu")
@@ -44,7 +44,7 @@ def issued(name: str, certificate_for: str | None = None, **changes: Any) -> Bad
 
 def bad(name: str, other_use: Any) -> dict[str, Bad]:
     return {
-        "another authority": of_another_authority(name),
+        "another authority": another_authority(name),
         "self-signed": issued(name, self_signed=True),
         "expired": issued(name, valid=(-2 * HOUR, -HOUR)),
         "not yet valid": issued(name, valid=(HOUR, 2 * HOUR)),

@@ -74,9 +74,8 @@ def call(listener: Listener) -> Iterator[Any]:
 
         def open_stream(**metadata: str) -> Any:
             pairs = [(f"celu-{key}", value) for key, value in {"name": "bank", **metadata}.items()]
-            calls.append(
-                exchange(nothing(), metadata=pairs)
-            )  # gRPC cancels a call without references
+            # Referenced here, because gRPC cancels a call without references.
+            calls.append(exchange(nothing(), metadata=pairs))
             return calls[-1]
 
         yield open_stream

@@ -39,7 +39,7 @@ def quick_close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def listening(keys: Keys, deadline_s: float = 600.0) -> Iterator[Listener]:
-    """The guest's side, waiting for the peers that it has authorities of."""
+    """The guest's listener, for the peers whose authorities it has."""
     links = {peer: StreamLink(peer, deadline_s=deadline_s) for peer in keys[2]}
     admission = Admission(links, Credentials.read(*keys))
     listener = Listener("127.0.0.1:0", admission)
@@ -49,7 +49,7 @@ def listening(keys: Keys, deadline_s: float = 600.0) -> Iterator[Listener]:
         listener.stop()
 
 
-def at(listener: Listener) -> str:
+def address_of(listener: Listener) -> str:
     return f"127.0.0.1:{listener.port}"
 
 
@@ -92,7 +92,9 @@ def assert_nobody_connected(listener: Listener) -> None:
 def test_two_companies_that_trust_each_others_authority_connect(companies: dict[str, Any]) -> None:
     guest, bank = companies["guest"], companies["bank"]
     with listening(guest.keys(bank)) as listener:
-        endpoint = Endpoint("bank", connect={"guest": Route(at(listener))}, keys=bank.keys(guest))
+        endpoint = Endpoint(
+            "bank", connect={"guest": Route(address_of(listener))}, keys=bank.keys(guest)
+        )
         with open_links(endpoint) as links:
             ours = listener.wait(600)["bank"]
             run_blocking(ours.send(Message(Kind.HELLO, body={"name": "guest"})))
@@ -110,7 +112,7 @@ def test_a_client_with_a_bad_certificate_is_rejected_with_a_reason(
         keys = client(companies, tmp_path)
         why = f"rejected our certificate {keys[0]}|rejected us: a client's certificate is for none"
         with pytest.raises(CertificateError, match=why):
-            call("bank", at(listener), keys)
+            call("bank", address_of(listener), keys)
         assert_nobody_connected(listener)
 
 
@@ -120,7 +122,7 @@ def test_a_client_without_preflight_is_rejected_by_the_carrier(
 ) -> None:
     with listening(companies["guest"].keys(companies["bank"])) as listener:
         with pytest.raises((PeerLost, CertificateError)):
-            dial_without_preflight("bank", at(listener), client(companies, tmp_path))
+            dial_without_preflight("bank", address_of(listener), client(companies, tmp_path))
         assert_nobody_connected(listener)
 
 
@@ -145,10 +147,10 @@ def test_a_listener_with_a_bad_certificate_is_rejected(
     with listening(odd) as listener:
         if preflight_first:
             with pytest.raises(CertificateError, match=why):
-                call("bank", at(listener), bank.keys(guest))
+                call("bank", address_of(listener), bank.keys(guest))
         else:
             with pytest.raises(PeerLost):
-                dial_without_preflight("bank", at(listener), bank.keys(guest))
+                dial_without_preflight("bank", address_of(listener), bank.keys(guest))
         assert_nobody_connected(listener)
 
 
@@ -164,11 +166,11 @@ def test_a_listener_with_another_authority_or_name_is_rejected(
     dial: Callable[..., Any] = call if preflight_first else dial_without_preflight
     with listening(guest.keys(bank)) as listener:
         with pytest.raises(expected, match=error):  # we trust another authority
-            dial("bank", at(listener), (bank.certificate, bank.key, {"guest": clinic.ca}))
+            dial("bank", address_of(listener), (bank.certificate, bank.key, {"guest": clinic.ca}))
         assert_nobody_connected(listener)
     with listening(clinic.keys(bank)) as listener:
         with pytest.raises(expected, match=error):  # the clinic claims to be the guest
-            dial("bank", at(listener), (bank.certificate, bank.key, {"guest": clinic.ca}))
+            dial("bank", address_of(listener), (bank.certificate, bank.key, {"guest": clinic.ca}))
         assert_nobody_connected(listener)
 
 
@@ -179,7 +181,7 @@ def test_an_authority_cannot_sign_for_another_company(
     forged: Keys = (*bank.issue(tmp_path, "clinic"), bank.keys(guest)[2])
     with listening(guest.keys(bank, clinic)) as listener:
         with pytest.raises(CertificateError, match="for none of the expected parties"):
-            call("clinic", at(listener), forged)
+            call("clinic", address_of(listener), forged)
         assert list(listener.rejections) == [
             "a client's certificate is for none of the expected parties"
         ]
@@ -192,9 +194,9 @@ def test_a_name_that_the_listener_does_not_expect_is_rejected(
     guest, bank = companies["guest"], companies["bank"]
     other: Keys = (*bank.issue(tmp_path, "branch"), bank.keys(guest)[2])
     with listening(guest.keys(bank)) as listener:
-        # Its metadata claim to be the bank, which does not matter here.
+        # Its metadata has the bank's name, but only the certificate counts.
         with pytest.raises(CertificateError, match="for none of the expected parties"):
-            call("bank", at(listener), other)
+            call("bank", address_of(listener), other)
         with pytest.raises(PeerLost, match="rejected clients: a client's certificate"):
             listener.wait(0)
 
@@ -204,11 +206,13 @@ def test_a_second_connection_of_a_party_is_rejected_and_the_first_stays(
 ) -> None:
     guest, bank = companies["guest"], companies["bank"]
     with listening(guest.keys(bank)) as listener:
-        endpoint = Endpoint("bank", connect={"guest": Route(at(listener))}, keys=bank.keys(guest))
+        endpoint = Endpoint(
+            "bank", connect={"guest": Route(address_of(listener))}, keys=bank.keys(guest)
+        )
         with open_links(endpoint) as links:
             ours = listener.wait(600)["bank"]
             with pytest.raises(PeerLost, match="bank is already connected"):
-                call("bank", at(listener), bank.keys(guest), connect_s=0.5)
+                call("bank", address_of(listener), bank.keys(guest), connect_s=0.5)
             run_blocking(ours.send(Message(Kind.READY)))
             assert run_blocking(links["guest"].receive()).kind is Kind.READY
 
@@ -300,9 +304,9 @@ def test_dialing_waits_for_a_listener_that_starts_late(companies: dict[str, Any]
     def late() -> None:
         outcome.append(call("bank", f"127.0.0.1:{port}", bank.keys(guest)))
 
-    tried = preflight.time.sleep
+    sleep = preflight.time.sleep
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preflight.time, "sleep", lambda s: (refused.set(), tried(s))[1])
+        patch.setattr(preflight.time, "sleep", lambda s: (refused.set(), sleep(s))[1])
         thread = threading.Thread(target=late)
         thread.start()
         assert refused.wait(600)  # the first attempt has failed
@@ -321,9 +325,9 @@ def test_an_error_names_a_port_that_is_in_use(companies: dict[str, Any]) -> None
     keys = companies["guest"].keys(companies["bank"])
     with (
         listening(keys) as listener,
-        pytest.raises(ConfigError, match=f"free port, got {at(listener)}"),
+        pytest.raises(ConfigError, match=f"free port, got {address_of(listener)}"),
     ):
-        Listener(at(listener), listener.admission)
+        Listener(address_of(listener), listener.admission)
 
 
 # Files.
@@ -428,7 +432,7 @@ def test_an_insecure_listener_still_requires_a_name_of_the_contract() -> None:
         with (
             pytest.raises(CertificateError, match="a name not in the contract"),
             open_links(
-                Endpoint("clinic", connect={"guest": Route(at(listener))}, deadline_s=600)
+                Endpoint("clinic", connect={"guest": Route(address_of(listener))}, deadline_s=600)
             ) as links,
         ):
             run_blocking(links["guest"].receive())

@@ -179,7 +179,7 @@ def test_a_header_of_another_size_is_refused(size: int) -> None:
         decode_header((header_of(TENSOR) * (size // HEADER.size + 1))[:size], 5, SPECS)
 
 
-def test_no_claim_of_size_allocates_anything() -> None:
+def test_an_announced_size_allocates_nothing() -> None:
     huge = 2**63
     claims = [
         header_of(BODY, length=huge),
@@ -291,10 +291,10 @@ def test_a_payload_of_another_length_than_announced_is_refused(
         decode(header, iter(pieces))
 
 
-# What a link makes of bytes that a misbehaving peer sends.
+# Links that receive bytes of a misbehaving peer.
 
 
-def fed(pieces: Iterable[bytes]) -> StreamLink:
+def link_after(pieces: Iterable[bytes]) -> StreamLink:
     """A link whose only connection received a greeting and these pieces."""
     link = StreamLink("bank", deadline_s=0.05, outage_s=0.05)
     link.allow(SPECS)
@@ -314,7 +314,7 @@ def numbered(*numbers: int) -> list[bytes]:
 def test_a_gap_or_a_repeat_ends_the_link_with_nothing_applied_after_it(
     numbers: tuple[int, ...], accepted: int
 ) -> None:
-    link = fed(numbered(*numbers))
+    link = link_after(numbered(*numbers))
     for number in range(accepted):
         assert run_blocking(link.receive()).round == number
     for _ in range(2):
@@ -327,7 +327,7 @@ def test_a_gap_or_a_repeat_ends_the_link_with_nothing_applied_after_it(
 def test_nan_or_inf_from_a_peer_is_refused_when_it_is_received(value: float) -> None:
     tensor = torch.zeros(4, 3)
     tensor[3, 2] = value
-    link = fed(encode(Message(Kind.ACTIVATION, 17, tensor=tensor), 0))
+    link = link_after(encode(Message(Kind.ACTIVATION, 17, tensor=tensor), 0))
     with pytest.raises(NonFiniteError, match="ACTIVATION from bank of round 17"):
         run_blocking(link.receive())
 
@@ -336,19 +336,19 @@ def test_a_stream_cut_within_a_message_is_refused() -> None:
     header, payload = encode(TENSOR, 0)
     for pieces in ([header], [header, payload[:-1]]):
         with pytest.raises(PeerLost, match="bank closed the link"):
-            run_blocking(fed(pieces).receive())
+            run_blocking(link_after(pieces).receive())
 
 
 def test_bytes_after_a_message_are_read_as_a_header_and_refused() -> None:
-    link = fed([*encode(BODY, 0), b"more"])
+    link = link_after([*encode(BODY, 0), b"more"])
     assert run_blocking(link.receive()) == BODY
     with pytest.raises(ProtocolError, match="expected a header"):
         run_blocking(link.receive())
 
 
-def test_nothing_follows_a_peers_failure() -> None:
+def test_nothing_is_received_after_a_peers_failure() -> None:
     failure = Message(Kind.FAILURE, body={"reason": "DataError"})
-    link = fed([*encode(failure, 0), *encode(Message(Kind.READY), 1)])
+    link = link_after([*encode(failure, 0), *encode(Message(Kind.READY), 1)])
     for _ in range(2):
         with pytest.raises(PeerFailed, match="bank stopped: DataError"):
             run_blocking(link.receive())
@@ -359,7 +359,7 @@ def test_an_error_of_the_carrier_is_a_lost_peer_and_never_silent() -> None:
         yield from encode(BODY, 0)
         raise OSError("no route")
 
-    link = fed(broken())
+    link = link_after(broken())
     assert run_blocking(link.receive()) == BODY
     with pytest.raises(PeerLost, match="the link to bank broke: no route"):
         run_blocking(link.receive())
@@ -369,7 +369,7 @@ def test_closing_does_not_wait_for_a_carrier_that_gave_up_sending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("celu.transport.stream.CLOSE_S", 60.0)
-    link = fed([])
+    link = link_after([])
     connection = link.new_connection(dials=True)
     sending = connection.outgoing_pieces()
     next(sending)

@@ -79,7 +79,7 @@ def differing(number: int, seed: int) -> list[str]:
     faults = draw(random.Random(seed), original.names, scale(number), KINDS)
     done = Run(original, seed, faults)
     assert done.problem is None, f"seed {seed}: {done.problem}"
-    assert any("rounds (" in choice.reason for choice in done.result.choices), "nothing was tried"
+    assert any("rounds (" in choice.reason for choice in done.result.choices), "no trial was run"
     job = Job.model_validate(tomllib.loads(replay_toml(original.job, done.result.choices)))
     replay = Run(replace(original, job=job), seed, [])
     assert replay.problem is None

@@ -18,8 +18,8 @@ from psi.parties import Killed, Outcomes, Party, Wrapped, align, assert_aligned,
 
 GUEST, HOST = range(120), range(50, 210)
 CHUNK = 4
-FULL = 2 * (len(GUEST) + len(HOST))  # multiplications of both
-IN_FLIGHT = 2 * 2 * 2 * (LAG + 2 * AHEAD + 1) * CHUNK  # that a crash may cost
+FULL = 2 * (len(GUEST) + len(HOST))  # multiplications of both parties
+IN_FLIGHT = 2 * 2 * 2 * (LAG + 2 * AHEAD + 1) * CHUNK  # multiplications that a crash may cost
 
 
 def party(ids: Iterable[int], **fields: Any) -> Party:
@@ -197,7 +197,7 @@ def test_resuming_uses_the_same_session(tmp_path: Path) -> None:
     assert secrets_of(tmp_path) == before
 
 
-def test_an_interrupt_is_reported_and_progress_is_kept_on_disk(tmp_path: Path) -> None:
+def test_an_interrupt_is_reported_and_the_progress_stays_on_disk(tmp_path: Path) -> None:
     def stop(event: AlignmentProgress) -> None:
         if event.done > 100:
             raise KeyboardInterrupt
@@ -212,7 +212,7 @@ def test_an_interrupt_is_reported_and_progress_is_kept_on_disk(tmp_path: Path) -
     assert redone < FULL
 
 
-def test_a_full_disk_is_reported_and_progress_is_kept_on_disk(
+def test_a_full_disk_is_reported_and_the_progress_stays_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt(tmp_path)

@@ -43,7 +43,7 @@ def descriptors() -> int:
 
 
 class Crowd:
-    """Many connections to a port that send one byte at a time and never get anywhere."""
+    """Many connections to a port that send one byte at a time and complete no handshake."""
 
     def __init__(self, port: int, size: int = CROWD) -> None:
         self._over = threading.Event()
@@ -95,7 +95,7 @@ def test_two_parties_train_to_the_same_bits_among_200_unknown_clients(
     tmp_path: Path, transport: Transport
 ) -> None:
     fed = federation(rounds=40)
-    alone = train_in_memory(fed)
+    in_memory = train_in_memory(fed)
     crowds: list[Crowd] = []
     threads: list[int] = []
 
@@ -114,7 +114,7 @@ def test_two_parties_train_to_the_same_bits_among_200_unknown_clients(
     finally:
         for crowd in crowds:
             crowd.close()
-    assert_same_bits(alone, trained)
+    assert_same_bits(in_memory, trained)
     assert threads[0] - before < 20, "an unknown client costs no thread"
 
 

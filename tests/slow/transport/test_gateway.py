@@ -31,8 +31,8 @@ every_carrier = pytest.mark.parametrize(("carrier", "streams"), CARRIERS)
 
 
 @dataclass(frozen=True)
-class InFront:
-    """An nginx in front of the port of a guest."""
+class Nginx:
+    """An nginx at `port`, in front of a guest at the port `upstream`."""
 
     port: int
     upstream: int
@@ -48,13 +48,13 @@ class InFront:
 
 
 @pytest.fixture(scope="module")
-def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InFront]:
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     folder, upstream = tmp_path_factory.mktemp("nginx"), free_port()
     make_authority(folder / "certs", "the company's web servers")
     make_party(folder / "certs", "localhost")
     certificate, key = (folder / "certs" / f"localhost.{kind}" for kind in ("pem", "key"))
     with running_nginx(folder, upstream, certificate, key) as port:
-        yield InFront(port, upstream, folder / "certs" / "ca.pem")
+        yield Nginx(port, upstream, folder / "certs" / "ca.pem")
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def quick_close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @every_carrier
 def test_training_through_nginx_ends_with_the_bits_of_a_simulation(
-    nginx: InFront, tmp_path: Path, carrier: str, streams: int
+    nginx: Nginx, tmp_path: Path, carrier: str, streams: int
 ) -> None:
     fed = federation(method=celu.Method(W=3, R=3), hosts={"a": 6, "b": 3})
     through = train_over_grpc(
@@ -80,7 +80,7 @@ def test_training_through_nginx_ends_with_the_bits_of_a_simulation(
 
 @every_carrier
 def test_a_wrong_inner_certificate_is_rejected_through_nginx(
-    nginx: InFront, companies: dict[str, Any], tmp_path: Path, carrier: str, streams: int
+    nginx: Nginx, companies: dict[str, Any], tmp_path: Path, carrier: str, streams: int
 ) -> None:
     guest, bank = companies["guest"], companies["bank"]
     outcome: queue.Queue[str] = queue.Queue()
@@ -110,7 +110,7 @@ def test_a_wrong_inner_certificate_is_rejected_through_nginx(
 @pytest.mark.parametrize("carrier", ["grpc", "websocket"])
 @pytest.mark.parametrize("wrong", ["authority", "name"])
 def test_a_gateway_with_a_bad_certificate_is_rejected(
-    nginx: InFront, companies: dict[str, Any], carrier: str, wrong: str
+    nginx: Nginx, companies: dict[str, Any], carrier: str, wrong: str
 ) -> None:
     guest, bank = companies["guest"], companies["bank"]
     changes = {"authority": {"ca": guest.ca}, "name": {"name": "another.example"}}[wrong]
@@ -128,7 +128,7 @@ def test_a_gateway_with_a_bad_certificate_is_rejected(
 
 @every_carrier
 def test_dialing_waits_for_a_party_that_is_not_behind_its_gateway_yet(
-    nginx: InFront,
+    nginx: Nginx,
     companies: dict[str, Any],
     carrier: str,
     streams: int,
@@ -163,7 +163,7 @@ def test_dialing_waits_for_a_party_that_is_not_behind_its_gateway_yet(
 
 @pytest.mark.parametrize("carrier", ["grpc", "websocket"])
 def test_a_party_that_never_appears_behind_its_gateway_is_lost(
-    nginx: InFront, companies: dict[str, Any], carrier: str
+    nginx: Nginx, companies: dict[str, Any], carrier: str
 ) -> None:
     guest, bank = companies["guest"], companies["bank"]
     there = Endpoint(
@@ -181,7 +181,7 @@ def test_a_party_that_never_appears_behind_its_gateway_is_lost(
 
 
 def test_an_error_names_a_gateway_without_http2(
-    tmp_path: Path, nginx: InFront, companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nginx: Nginx, companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bench import nginx as configured
 

@@ -113,7 +113,7 @@ def test_tensors_arrive_bit_for_bit_in_both_directions(federate: Federate) -> No
             assert torch.equal(message.tensor.view(torch.int32), tensor.clone().view(torch.int32))
 
 
-def test_a_received_tensor_brings_no_graph_of_the_sender_with_it(federate: Federate) -> None:
+def test_a_received_tensor_has_no_autograd_graph(federate: Federate) -> None:
     guest, host = first(federation := federate())
     allow(guest)
     tensor = matrix().requires_grad_() * 2
