@@ -136,8 +136,8 @@ class Exchange:
         both = np.concatenate([self.state.own.values(), self.state.peers.values()])
         order = ascending(both)  # stable, so our element comes before an equal one of the peer
         heads = both[:, :8].copy().view(np.uint64).reshape(-1)[order]
-        alike = np.flatnonzero(heads[1:] == heads[:-1])  # nearly always the rest is equal, too
-        former, latter = order[alike], order[alike + 1]
+        same_head = np.flatnonzero(heads[1:] == heads[:-1])  # compare all bytes of these only
+        former, latter = order[same_head], order[same_head + 1]
         equal = (both[former] == both[latter]).all(1)
         former, latter = former[equal], latter[equal]
         if (former >= num_own).any():

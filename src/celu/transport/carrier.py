@@ -1,7 +1,7 @@
 """The carrier interface: a listener, an outgoing connection, and the admission of clients.
 
 A carrier moves byte strings, called pieces, in order; `stream` and `wire` interpret them.
-`Admission` decides, for all carriers alike, which clients may connect.
+`Admission` decides, in the same way for all carriers, which clients may connect.
 """
 
 from __future__ import annotations
