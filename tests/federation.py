@@ -1,4 +1,4 @@
-"""Small federations for tests, and three ways to train one: by hand, in memory, over gRPC."""
+"""Small federations for tests; training them without parties, in memory and over gRPC."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def federation(
     )
 
 
-def train_by_hand(fed: Federation) -> dict[str, Tensor]:
-    """The same model in one process, as anyone would write it: the reference."""
+def train_without_parties(fed: Federation) -> dict[str, Tensor]:
+    """Train the same model as one model in a plain loop: the reference."""
     fed = copy.deepcopy(fed)
     order = BatchOrder(fed.job.seed, ROWS, fed.job.batch_size)
     optimizer = Optimizer(fed.modules().values(), fed.job.optimizer)

@@ -1,4 +1,4 @@
-"""The two settings files: what they may say, and how they are refused."""
+"""job.toml and party.toml: what is accepted, and the errors for what is not."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ bottom = "mine:Bottom"
 """
 
 
-def written(folder: Path, text: str, name: str = "settings.toml") -> Path:
+def write(folder: Path, text: str, name: str = "settings.toml") -> Path:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return path
 
 
 def job(folder: Path, text: str) -> Job:
-    return read_job(written(folder, text))
+    return read_job(write(folder, text))
 
 
 def party(folder: Path, text: str) -> PartySettings:
-    return read_party(written(folder, text))
+    return read_party(write(folder, text))
 
 
-def swapped(text: str, old: str, new: str) -> str:
+def edited(text: str, old: str, new: str) -> str:
     assert text.count(old) == 1, old
     return text.replace(old, new)
 
@@ -86,10 +86,10 @@ def test_a_short_contract_is_filled_in_with_defaults(tmp_path: Path) -> None:
 
 
 def test_a_length_in_epochs_becomes_rounds(tmp_path: Path) -> None:
-    assert job(tmp_path, swapped(JOB, "rounds = 100", "epochs = 3")).num_rounds(7) == 21
+    assert job(tmp_path, edited(JOB, "rounds = 100", "epochs = 3")).num_rounds(7) == 21
 
 
-def test_the_paper_preset_is_the_papers(tmp_path: Path) -> None:
+def test_the_paper_preset_has_the_values_of_the_paper(tmp_path: Path) -> None:
     read = job(tmp_path, 'preset = "paper"\n' + JOB)
     assert read.batch_size == 4096
     tuning = read.tuning()
@@ -111,7 +111,7 @@ def test_a_preset_fills_in_only_what_is_absent(tmp_path: Path) -> None:
     assert (read.optimizer.lr, read.optimizer.initial_accumulator) == (0.5, 0.1)
 
 
-def test_a_preset_leaves_the_options_of_another_optimizer_alone(tmp_path: Path) -> None:
+def test_a_preset_sets_no_options_of_another_optimizer(tmp_path: Path) -> None:
     given = '[optimizer]\nname = "sgd"\nlr = 0.5\n'
     read = job(tmp_path, 'preset = "paper"\nrounds = 1\nhosts.b = {}\n' + given)
     assert (read.optimizer.lr, read.optimizer.initial_accumulator) == (0.5, None)
@@ -124,29 +124,29 @@ def test_reading_a_preset_does_not_change_it(tmp_path: Path) -> None:
     assert json.dumps(PRESETS) == before
 
 
-def test_one_value_stands_for_both_roles(tmp_path: Path) -> None:
+def test_one_value_applies_to_both_roles(tmp_path: Path) -> None:
     read = job(tmp_path, JOB + "[method]\nW = 4\nR = { guest = 5, host = 2 }\nxi = 45\n")
     assert read.tuning().for_role("guest") == (4, 5)
     assert read.tuning().for_role("host") == (4, 2)
     assert read.method.xi_of("host") == 45.0
 
 
-def test_settings_never_change(tmp_path: Path) -> None:
+def test_settings_are_frozen(tmp_path: Path) -> None:
     read = job(tmp_path, JOB)
     with pytest.raises(ValueError, match="frozen"):
         read.seed = 2  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "said"),
+    ("text", "key", "message"),
     [
-        (swapped(JOB, "rounds = 100", "rounds = 1.5"), "rounds", "got 1.5"),
-        (swapped(JOB, "rounds = 100", 'rounds = "100"'), "rounds", "got '100'"),
-        (swapped(JOB, "rounds = 100", "rounds = true"), "rounds", "got True"),
-        (swapped(JOB, "rounds = 100", "rounds = 0"), "rounds", "expected greater than 0, got 0"),
-        (swapped(JOB, "rounds = 100", "rounds = -3"), "rounds", "got -3"),
-        (swapped(JOB, "rounds = 100", ""), "rounds and epochs", "exactly one"),
-        (swapped(JOB, "rounds = 100", "rounds = 1\nepochs = 1"), "rounds and epochs", "exactly"),
+        (edited(JOB, "rounds = 100", "rounds = 1.5"), "rounds", "got 1.5"),
+        (edited(JOB, "rounds = 100", 'rounds = "100"'), "rounds", "got '100'"),
+        (edited(JOB, "rounds = 100", "rounds = true"), "rounds", "got True"),
+        (edited(JOB, "rounds = 100", "rounds = 0"), "rounds", "expected greater than 0, got 0"),
+        (edited(JOB, "rounds = 100", "rounds = -3"), "rounds", "got -3"),
+        (edited(JOB, "rounds = 100", ""), "rounds and epochs", "exactly one"),
+        (edited(JOB, "rounds = 100", "rounds = 1\nepochs = 1"), "rounds and epochs", "exactly"),
         ("batchsize = 5\n" + JOB, "batchsize", "expected no such key; is it misspelt?"),
         ("batch_size = 0\n" + JOB, "batch_size", "got 0"),
         ("seed = -1\n" + JOB, "seed", "got -1"),
@@ -155,11 +155,11 @@ def test_settings_never_change(tmp_path: Path) -> None:
         ("rounds = 5", "hosts", "expected a value, got nothing"),
         ("rounds = 5\nhosts = 3", "hosts", "got 3"),
         ("rounds = 5\nhosts.b = true", "hosts.b", "got True"),
-        (swapped(JOB, "z_width = 64", "z_width = 0"), "hosts.weather.z_width", "got 0"),
-        (swapped(JOB, "z_width = 64", "z_width = 6\nwidth = 1"), "hosts.weather.width", "no such"),
-        (swapped(JOB, '"airline"', '"Airline"'), "guest", "got 'Airline'"),
-        (swapped(JOB, '"airline"', '"weather"'), "weather", "guest and host share the name"),
-        (swapped(JOB, "hosts.weather", 'hosts."w/x"'), "hosts.w/x", "expected "),
+        (edited(JOB, "z_width = 64", "z_width = 0"), "hosts.weather.z_width", "got 0"),
+        (edited(JOB, "z_width = 64", "z_width = 6\nwidth = 1"), "hosts.weather.width", "no such"),
+        (edited(JOB, '"airline"', '"Airline"'), "guest", "got 'Airline'"),
+        (edited(JOB, '"airline"', '"weather"'), "weather", "guest and host share the name"),
+        (edited(JOB, "hosts.weather", 'hosts."w/x"'), "hosts.w/x", "expected "),
         (JOB + "[method]\nW = 0", "method.W.guest", "got 0"),
         (JOB + "[method]\nW = { guest = 3 }", "method.W.host", "expected a value"),
         (JOB + "[method]\nR = { guest = 3, host = 0 }", "method.R.host", "got 0"),
@@ -185,19 +185,19 @@ def test_settings_never_change(tmp_path: Path) -> None:
         (JOB + '[evaluation]\ntarget = "best"', "evaluation.target", "got 'best'"),
     ],
 )
-def test_a_wrong_contract_is_refused_by_file_key_expected_and_got(
-    tmp_path: Path, text: str, key: str, said: str
+def test_an_invalid_contract_is_refused_with_file_key_expected_and_got(
+    tmp_path: Path, text: str, key: str, message: str
 ) -> None:
-    path = written(tmp_path, text)
+    path = write(tmp_path, text)
     with pytest.raises(ConfigError) as error:
         read_job(path)
     line = next(line for line in str(error.value).splitlines() if key in line)
     assert line.startswith(f"{path}: ")
-    assert said in line
+    assert message in line
     assert "expected" in line or "exactly one" in line or "option of" in line or "share" in line
 
 
-def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         job(tmp_path, "seed = -1\nbatch_size = 0\nrounds = 1")
     assert [line.split(": ")[1] for line in str(error.value).splitlines()] == [
@@ -205,24 +205,24 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_file_that_is_absent_or_no_toml_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_not_toml_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.toml", tmp_path):
         with pytest.raises(ConfigError, match=f"{path}: expected a readable file, got: "):
             read_job(path)
-    path = written(tmp_path, "rounds = = 3")
+    path = write(tmp_path, "rounds = = 3")
     with pytest.raises(ConfigError, match=rf"{path}: expected TOML, got: .*line 1"):
         read_job(path)
-    for odd in (b"rounds = \xff", b"rounds = " + b"9" * 5000, b"rounds = " + b"[" * 5000):
-        path.write_bytes(odd)
+    for invalid in (b"rounds = \xff", b"rounds = " + b"9" * 5000, b"rounds = " + b"[" * 5000):
+        path.write_bytes(invalid)
         with pytest.raises(ConfigError, match=f"{path}: expected TOML"):
             read_job(path)
 
 
-# What the handshake compares.
+# The fields that the handshake compares.
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> set[str]:
-    """Every field of a model and of the models within it, found by its types."""
+    """Every field of a model and of its nested models, by dotted name."""
     found: set[str] = set()
     for name, info in model.model_fields.items():
         inner = info.annotation
@@ -236,21 +236,21 @@ def leaves(model: type[BaseModel], prefix: str = "") -> set[str]:
     return found
 
 
-def test_a_host_s_width_alone_is_enough(tmp_path: Path) -> None:
+def test_a_host_may_be_given_as_its_width_only(tmp_path: Path) -> None:
     short = job(tmp_path, "rounds = 5\n[hosts]\nb = 3")
     assert short == job(tmp_path, "rounds = 5\n[hosts.b]\nz_width = 3")
 
 
-def test_no_field_of_the_contract_escapes_the_comparison(tmp_path: Path) -> None:
+def test_every_field_of_the_contract_is_compared(tmp_path: Path) -> None:
     compared = job(tmp_path, JOB).contract()
     leaf = {key.replace("*", "weather") for key in leaves(Job)}
-    # Choices are compared as one; what was written down matters where the rest is chosen.
+    # Choices are compared by their hash; with `auto`, so are the fields that the user set.
     expected = {k for k in leaf if not k.startswith("choices")} | {"choices", "method.given"}
     assert compared.keys() == expected
     assert {"method.W.guest", "method.xi.host", "hosts.weather.z_width", "seed"} <= expected
 
 
-def test_the_comparison_survives_the_wire_and_keeps_to_plain_values(tmp_path: Path) -> None:
+def test_the_compared_fields_are_plain_json_values(tmp_path: Path) -> None:
     compared = job(tmp_path, 'preset = "paper"\n' + JOB).contract()
     assert json.loads(json.dumps(compared, allow_nan=False)) == compared
     assert all(v is None or isinstance(v, int | float | str) for v in compared.values())
@@ -274,7 +274,7 @@ def test_the_comparison_survives_the_wire_and_keeps_to_plain_values(tmp_path: Pa
         ),
     ],
 )
-def test_contracts_that_differ_in_a_field_compare_unequal_in_it(
+def test_a_field_that_differs_is_found_by_the_comparison(
     tmp_path: Path, change: str, key: str
 ) -> None:
     ours, theirs = job(tmp_path, JOB).contract(), job(tmp_path, change + JOB).contract()
@@ -304,13 +304,13 @@ def test_a_hosts_settings_are_read(tmp_path: Path) -> None:
     assert (read.link.mbps, read.link.delay_ms) == (100.0, 15.0)
 
 
-def test_a_link_may_be_named(tmp_path: Path) -> None:
+def test_a_link_may_be_the_name_of_a_profile(tmp_path: Path) -> None:
     read = party(tmp_path, 'link = "lte"\n' + HOST)
     assert read.link is not None
     assert (read.link.mbps, read.link.jitter_ms) == (30.0, 15.0)
 
 
-def test_relative_paths_start_at_the_files_folder(tmp_path: Path) -> None:
+def test_relative_paths_are_relative_to_the_files_folder(tmp_path: Path) -> None:
     read = party(tmp_path, GUEST)
     assert read.data.store == tmp_path / "store"
     assert read.data.alignment == Path("/elsewhere/alignment")
@@ -325,85 +325,87 @@ def test_relative_paths_start_at_the_files_folder(tmp_path: Path) -> None:
 
 
 def test_an_insecure_party_needs_no_keys(tmp_path: Path) -> None:
-    text = swapped(GUEST, 'ca = "theirs.pem"', "")
+    text = edited(GUEST, 'ca = "theirs.pem"', "")
     text = text.replace('[keys]\ncertificate = "airline.pem"\nkey = "airline.key"\n', "")
     read = party(tmp_path, "insecure = true\n" + text)
     assert (read.keys, read.peers["weather"].ca) == (None, None)
 
 
-AT = 'connect = "airline.example:7443"\n'
+ADDRESS = 'connect = "airline.example:7443"\n'
 
 
-def test_a_way_through_a_gateway_is_read(tmp_path: Path) -> None:
+def test_gateway_settings_are_read(tmp_path: Path) -> None:
     behind = party(tmp_path, "gateway = true\n" + GUEST)
     assert behind.gateway and behind.carrier == "grpc"
-    way = 'streams = 8\nconnections = 4\ngateway = { ca = "g.pem", name = "gate.example" }\n'
-    peer = party(tmp_path, swapped(HOST, AT, AT + way)).peers["airline"]
+    route = 'streams = 8\nconnections = 4\ngateway = { ca = "g.pem", name = "gate.example" }\n'
+    peer = party(tmp_path, edited(HOST, ADDRESS, ADDRESS + route)).peers["airline"]
     assert (peer.streams, peer.connections) == (8, 4)
     assert peer.gateway is not None
     assert (peer.gateway.ca, peer.gateway.name) == (tmp_path / "g.pem", "gate.example")
-    sockets = 'carrier = "websocket"\n' + swapped(HOST, AT, AT + 'gateway = { ca = "g.pem" }\n')
+    sockets = 'carrier = "websocket"\n' + edited(
+        HOST, ADDRESS, ADDRESS + 'gateway = { ca = "g.pem" }\n'
+    )
     assert party(tmp_path, sockets).carrier == "websocket"
 
 
-def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> None:
-    text = swapped(GUEST, 'bottom = { use = "wdl", hidden = [64] }\n', "")
-    text = swapped(text, 'inputs = { ids = ["origin", "dest"], numbers = ["distance"] }\n', "")
+def test_a_guest_without_features_needs_no_bottom(tmp_path: Path) -> None:
+    text = edited(GUEST, 'bottom = { use = "wdl", hidden = [64] }\n', "")
+    text = edited(text, 'inputs = { ids = ["origin", "dest"], numbers = ["distance"] }\n', "")
     assert party(tmp_path, text).model.bottom is None
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "said"),
+    ("text", "key", "message"),
     [
-        (swapped(GUEST, 'role = "guest"', 'role = "server"'), "role", "got 'server'"),
-        (swapped(GUEST, 'role = "guest"\n', ""), "role", "expected a value, got nothing"),
-        (swapped(GUEST, 'name = "airline"', 'name = "An Airline"'), "name", "got 'An Airline'"),
-        (swapped(GUEST, 'name = "airline"', "name = 3"), "name", "got 3"),
-        (swapped(HOST, "aligned = true\n", ""), "data", "expected either alignment"),
-        (swapped(HOST, "aligned = true", "aligned = false"), "data", "expected either alignment"),
+        (edited(GUEST, 'role = "guest"', 'role = "server"'), "role", "got 'server'"),
+        (edited(GUEST, 'role = "guest"\n', ""), "role", "expected a value, got nothing"),
+        (edited(GUEST, 'name = "airline"', 'name = "An Airline"'), "name", "got 'An Airline'"),
+        (edited(GUEST, 'name = "airline"', "name = 3"), "name", "got 3"),
+        (edited(HOST, "aligned = true\n", ""), "data", "expected either alignment"),
+        (edited(HOST, "aligned = true", "aligned = false"), "data", "expected either alignment"),
         (
-            swapped(GUEST, "[data]\n", "[data]\naligned = true\n"),
+            edited(GUEST, "[data]\n", "[data]\naligned = true\n"),
             "data",
             "expected either alignment",
         ),
-        (swapped(GUEST, 'top = "wdl"\n', ""), "model.top", "missing: the guest needs both"),
-        (swapped(GUEST, 'loss = "binary"\n', ""), "model.loss", "missing: the guest needs both"),
-        (swapped(HOST, "[data]\n", '[data]\nlabel = "y"\n'), "data.label", "expected no such key"),
+        (edited(GUEST, 'top = "wdl"\n', ""), "model.top", "missing: the guest needs both"),
+        (edited(GUEST, 'loss = "binary"\n', ""), "model.loss", "missing: the guest needs both"),
+        (edited(HOST, "[data]\n", '[data]\nlabel = "y"\n'), "data.label", "expected no such key"),
         (HOST + 'top = "wdl"\n', "model.top", "belongs to the guest, not to a host"),
         (HOST + 'loss = "binary"\n', "model.loss", "belongs to the guest, not to a host"),
-        (swapped(HOST, 'bottom = "mine:Bottom"\n', ""), "model.bottom", "is missing"),
-        (swapped(HOST, "{ numbers =", "{ tag ="), "data.inputs.tag", "got 'tag'"),
-        (swapped(HOST, "{ numbers =", '{ "a/b" ='), "data.inputs.a/b", "got 'a/b'"),
-        (swapped(HOST, '["wind"]', '"wind"'), "data.inputs.numbers", "got 'wind'"),
-        (swapped(HOST, '["wind"]', "[1]"), "data.inputs.numbers.0", "got 1"),
-        (swapped(HOST, '["wind"]', "[]"), "data.inputs.numbers", "got []"),
-        (swapped(HOST, 'store = "store"\n', ""), "data.store", "expected a value"),
-        (swapped(HOST, '"store"', "5"), "data.store", "got 5"),
+        (edited(HOST, 'bottom = "mine:Bottom"\n', ""), "model.bottom", "is missing"),
+        (edited(HOST, "{ numbers =", "{ tag ="), "data.inputs.tag", "got 'tag'"),
+        (edited(HOST, "{ numbers =", '{ "a/b" ='), "data.inputs.a/b", "got 'a/b'"),
+        (edited(HOST, '["wind"]', '"wind"'), "data.inputs.numbers", "got 'wind'"),
+        (edited(HOST, '["wind"]', "[1]"), "data.inputs.numbers.0", "got 1"),
+        (edited(HOST, '["wind"]', "[]"), "data.inputs.numbers", "got []"),
+        (edited(HOST, 'store = "store"\n', ""), "data.store", "expected a value"),
+        (edited(HOST, '"store"', "5"), "data.store", "got 5"),
         (HOST + "z_width = 0\n", "model.z_width", "got 0"),
         (HOST + 'hidden = "wdl"\n', "model.hidden", "expected no such key"),
-        (swapped(HOST, '"mine:Bottom"', "{ hidden = [3] }"), "model.bottom.use", "expected a v"),
-        (swapped(HOST, '"mine:Bottom"', "3"), "model.bottom", "got 3"),
-        (swapped(HOST, 'ca = "theirs.pem"\n', ""), "peers.airline.ca", "is missing"),
+        (edited(HOST, '"mine:Bottom"', "{ hidden = [3] }"), "model.bottom.use", "expected a v"),
+        (edited(HOST, '"mine:Bottom"', "3"), "model.bottom", "got 3"),
+        (edited(HOST, 'ca = "theirs.pem"\n', ""), "peers.airline.ca", "is missing"),
         (
             HOST.replace('[keys]\ncertificate = "weather.pem"\nkey = "weather.key"\n', ""),
             "keys",
             'is missing: create them with "celu certs party NAME"',
         ),
-        (swapped(HOST, 'key = "weather.key"\n', ""), "keys.key", "expected a value"),
+        (edited(HOST, 'key = "weather.key"\n', ""), "keys.key", "expected a value"),
         (
-            swapped(HOST, 'connect = "airline.example:7443"\n', ""),
+            edited(HOST, 'connect = "airline.example:7443"\n', ""),
             "peers.airline.connect",
             "and listen are both missing",
         ),
         (
-            swapped(HOST, "example:7443", "example"),
+            edited(HOST, "example:7443", "example"),
             "peers.airline.connect",
             "got 'airline.example'",
         ),
-        (swapped(HOST, "example:7443", "x:65536"), "peers.airline.connect", "65536"),
-        (swapped(HOST, "example:7443", "x:99999"), "peers.airline.connect", "99999"),
-        (swapped(GUEST, "0.0.0.0:7443", ":7443"), "listen", "got ':7443'"),
-        (swapped(HOST, "peers.airline", "peers.Airline"), "peers.Airline", "expected "),
+        (edited(HOST, "example:7443", "x:65536"), "peers.airline.connect", "65536"),
+        (edited(HOST, "example:7443", "x:99999"), "peers.airline.connect", "99999"),
+        (edited(GUEST, "0.0.0.0:7443", ":7443"), "listen", "got ':7443'"),
+        (edited(HOST, "peers.airline", "peers.Airline"), "peers.Airline", "expected "),
         ("deadline_s = 0\n" + HOST, "deadline_s", "got 0"),
         ("deadline_s = inf\n" + HOST, "deadline_s", "got inf"),
         ("connect_s = -1\n" + HOST, "connect_s", "got -1"),
@@ -424,38 +426,46 @@ def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> N
         ("batch_size = 3\n" + HOST, "batch_size", "expected no such key"),
         ('carrier = "pigeon"\n' + HOST, "carrier", "got 'pigeon'"),
         ('tracking = ["abacus"]\n' + HOST, "tracking", "got 'abacus'"),
-        (swapped(HOST, AT, AT + "streams = 0\n"), "peers.airline.streams", "got 0"),
-        (swapped(HOST, AT, AT + "streams = 65\n"), "peers.airline.streams", "got 65"),
-        (swapped(HOST, AT, AT + "connections = 17\n"), "peers.airline.connections", "got 17"),
+        (edited(HOST, ADDRESS, ADDRESS + "streams = 0\n"), "peers.airline.streams", "got 0"),
+        (edited(HOST, ADDRESS, ADDRESS + "streams = 65\n"), "peers.airline.streams", "got 65"),
         (
-            swapped(HOST, AT, AT + "streams = 17\nconnections = 4\n"),
+            edited(HOST, ADDRESS, ADDRESS + "connections = 17\n"),
+            "peers.airline.connections",
+            "got 17",
+        ),
+        (
+            edited(HOST, ADDRESS, ADDRESS + "streams = 17\nconnections = 4\n"),
             "peers.airline",
             "at most 64, got 68",
         ),
         (
-            swapped(GUEST, 'ca = "theirs.pem"\n', 'ca = "theirs.pem"\nstreams = 2\n'),
+            edited(GUEST, 'ca = "theirs.pem"\n', 'ca = "theirs.pem"\nstreams = 2\n'),
             "peers.weather.connect",
             "is missing: gateway, streams and connections",
         ),
         (
-            swapped(GUEST, 'ca = "theirs.pem"\n', 'ca = "t.pem"\ngateway = { ca = "g.pem" }\n'),
+            edited(GUEST, 'ca = "theirs.pem"\n', 'ca = "t.pem"\ngateway = { ca = "g.pem" }\n'),
             "peers.weather.connect",
             "is missing: gateway, streams and connections",
         ),
-        (swapped(HOST, AT, AT + "gateway = true\n"), "peers.airline.gateway", "got True"),
-        (swapped(HOST, AT, AT + "gateway = {}\n"), "peers.airline.gateway.ca", "expected a value"),
+        (edited(HOST, ADDRESS, ADDRESS + "gateway = true\n"), "peers.airline.gateway", "got True"),
         (
-            swapped(HOST, AT, AT + 'gateway = { ca = "g.pem", name = "a b" }\n'),
+            edited(HOST, ADDRESS, ADDRESS + "gateway = {}\n"),
+            "peers.airline.gateway.ca",
+            "expected a value",
+        ),
+        (
+            edited(HOST, ADDRESS, ADDRESS + 'gateway = { ca = "g.pem", name = "a b" }\n'),
             "peers.airline.gateway.name",
             "got 'a b'",
         ),
         (
-            "insecure = true\n" + swapped(HOST, AT, AT + 'gateway = { ca = "g.pem" }\n'),
+            "insecure = true\n" + edited(HOST, ADDRESS, ADDRESS + 'gateway = { ca = "g.pem" }\n'),
             "peers.airline.gateway",
             "got insecure = true",
         ),
         (
-            'carrier = "websocket"\n' + swapped(HOST, AT, AT + "streams = 2\n"),
+            'carrier = "websocket"\n' + edited(HOST, ADDRESS, ADDRESS + "streams = 2\n"),
             "peers.airline.streams",
             'expected 1 with carrier = "websocket"',
         ),
@@ -463,15 +473,15 @@ def test_a_guest_without_columns_of_its_own_needs_no_bottom(tmp_path: Path) -> N
         ("gateway = true\ninsecure = true\n" + GUEST, "gateway", "got insecure = true"),
     ],
 )
-def test_wrong_settings_are_refused_by_file_key_expected_and_got(
-    tmp_path: Path, text: str, key: str, said: str
+def test_invalid_settings_are_refused_with_file_key_expected_and_got(
+    tmp_path: Path, text: str, key: str, message: str
 ) -> None:
-    path = written(tmp_path, text)
+    path = write(tmp_path, text)
     with pytest.raises(ConfigError) as error:
         read_party(path)
     line = next(line for line in str(error.value).splitlines() if key in line)
     assert line.startswith(f"{path}: ")
-    assert said in line
+    assert message in line
     assert "expected" in line or "missing" in line or "belongs to" in line
 
 
@@ -485,30 +495,30 @@ def test_parties_that_the_contract_names_are_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        (swapped(GUEST, 'name = "airline"', 'name = "railway"'), "got railway (guest)"),
-        (swapped(GUEST, 'name = "airline"', 'name = "weather"'), "got weather (guest)"),
-        (swapped(HOST, 'name = "weather"', 'name = "airline"'), "got airline (host)"),
-        (swapped(GUEST, "peers.weather", "peers.bank"), "peers: expected weather, got bank"),
-        (swapped(HOST, "peers.airline", "peers.bank"), "peers: expected airline, got bank"),
+        (edited(GUEST, 'name = "airline"', 'name = "railway"'), "got railway (guest)"),
+        (edited(GUEST, 'name = "airline"', 'name = "weather"'), "got weather (guest)"),
+        (edited(HOST, 'name = "weather"', 'name = "airline"'), "got airline (host)"),
+        (edited(GUEST, "peers.weather", "peers.bank"), "peers: expected weather, got bank"),
+        (edited(HOST, "peers.airline", "peers.bank"), "peers: expected airline, got bank"),
         (GUEST + '[peers.bank]\nca = "b.pem"\n', "expected weather, got bank, weather"),
         (
-            swapped(GUEST, '[peers.weather]\nca = "theirs.pem"\n', ""),
+            edited(GUEST, '[peers.weather]\nca = "theirs.pem"\n', ""),
             "peers: expected weather, got none",
         ),
     ],
 )
 def test_names_that_the_contract_does_not_have_are_refused(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
         names(tmp_path, text)
     assert str(error.value).startswith(f"{tmp_path / 'party.toml'}: ")
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-def test_a_value_in_the_file_is_not_taken_from_the_environment(
+def test_environment_variables_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain: dict[str, Any] = job(tmp_path, JOB).model_dump()

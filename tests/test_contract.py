@@ -22,7 +22,7 @@ from psi.parties import Wrapped, run_to_completion
 
 CHOICE = {"round": 0, "W": 5, "R": 1, "depth": 1, "codec": "fp32"}
 SGD = {"optimizer": celu.Optimizer(name="sgd", momentum=0.5)}
-# For each field: the value at one party, and what else both parties have to set.
+# For each field: another value at one party, and other settings that both parties need.
 DIFFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
     "preset": ("paper", {}),
     "seed": (9, {}),
@@ -58,7 +58,7 @@ DIFFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
     "evaluation.metric": ("auc", {}),
     "evaluation.target": (0.1, {}),
 }
-DERIVED = {"method.given"}  # which settings `auto` may not choose; has its own test
+DERIVED = {"method.given"}  # the settings that `auto` may not change; has its own test
 
 
 def changed(job: celu.Job, field: str, value: Any) -> celu.Job:
@@ -110,8 +110,8 @@ def test_the_tests_below_cover_every_field_of_a_contract() -> None:
 
 @pytest.mark.parametrize("field", DIFFERENCES)
 def test_a_field_that_differs_is_named_and_refused_at_both_parties(field: str) -> None:
-    value, besides = DIFFERENCES[field]
-    fed = federation(**besides)
+    value, others = DIFFERENCES[field]
+    fed = federation(**others)
     assert_both_name(field, run_sessions(fed, changed(fed.job, field, value)))
 
 
@@ -148,7 +148,7 @@ def test_another_protocol_version_is_named_and_refused(value: Any) -> None:
         contract = {**body["contract"], "protocol": value}
         return dataclasses.replace(message, body={**body, "contract": contract})
 
-    # Each sees the other's as the changed one.
+    # Both parties receive a changed HELLO.
     assert_both_name(
         "protocol", run_sessions(federation(), wrap=lambda link: Wrapped(link, change, change))
     )

@@ -1,4 +1,4 @@
-"""What is sent to peers about an error, and that it contains nothing private."""
+"""The part of an error that is sent to peers contains nothing private."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from celu.transport.message import Kind
 
 SOURCE = Path(celu.__file__).parent
 POISON = "/home/ana/store/train.parquet: id 4711, label 1, 10.0.0.7:7443"
-# Errors whose message is sent to peers, because it names only what is shared: contracts, message
-# kinds, rounds, sizes. Of every other error, only the class name is sent.
+# Errors whose message is sent to peers, because it names only shared facts: contracts, message
+# kinds, rounds, sizes. For every other error only the class name is sent.
 PUBLIC = {"ContractMismatch", "ProtocolError", "ShapeError", "NonFiniteError", "AlignmentError"}
 NOT_SENT = {"PeerRestarted"}  # the peers notice when they reconnect
 # Names that must not appear in such a message: paths, addresses, rows and their content.
@@ -76,7 +76,7 @@ def private_names(call: ast.Call) -> set[str]:
 
 def test_no_public_error_message_uses_a_private_name() -> None:
     calls = [(path, call) for path in sorted(SOURCE.rglob("*.py")) for call in public_errors(path)]
-    assert len(calls) > 40, "the search finds them"
+    assert len(calls) > 40, "the search found too few"
     for path, call in calls:
         assert not private_names(call), f"{path}:{call.lineno}: {ast.unparse(call)}"
 

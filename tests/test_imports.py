@@ -1,4 +1,4 @@
-"""Imports point one way, and nothing that could execute what it reads is imported at all."""
+"""Imports point one way, and no module that can execute data, such as pickle, is imported."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import celu
 
 SOURCE = Path(celu.__file__).parent
-# Low to high. A module may import from its own package and from lines above its own; those of one
-# line know nothing of each other.
+# Low to high. A module may import from its own package and from the lines above its own, not from
+# others on its line.
 LAYERS = [
     ["errors", "version"],
     ["config", "page"],
@@ -57,14 +57,14 @@ def layer(module: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def of(path: Path) -> str:
+def layer_of_file(path: Path) -> str:
     return path.parts[0].removesuffix(".py")
 
 
 @pytest.mark.parametrize("module", MODULES, ids=str)
 def test_a_module_imports_only_from_its_package_and_from_below(module: Path) -> None:
-    here = of(module)
-    assert here in LEVEL, f"{here} is new: give it a place in LAYERS"
+    here = layer_of_file(module)
+    assert here in LEVEL, f"{here} is new: add it to LAYERS"
     for name, line in imports(module):
         if name.split(".")[0] != "celu":
             continue
@@ -73,17 +73,17 @@ def test_a_module_imports_only_from_its_package_and_from_below(module: Path) -> 
 
 
 def test_every_layer_exists() -> None:
-    assert set(LEVEL) == {of(module) for module in MODULES}
+    assert set(LEVEL) == {layer_of_file(module) for module in MODULES}
 
 
-def test_every_public_name_is_there_and_none_is_imported_before_its_use() -> None:
+def test_every_public_name_exists_and_is_imported_on_first_use() -> None:
     assert all(getattr(celu, name) is not None for name in celu.__all__)
     assert set(celu._HOME) | {"__version__"} == set(celu.__all__) == set(dir(celu))
     code = "import sys, celu.psi.workers; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-# Within packages, the files that others of the package rest on.
+# Low-level files, and the only modules of their own package that they may import.
 LOW = {
     "config/reading.py": set(),
     "config/job.py": {"reading"},
@@ -125,7 +125,7 @@ LOW = {
     "data/tags.py": set(),
     "data/folder.py": set(),
     "data/order.py": set(),
-    # Store.datasets imports what reads a store when it is called.
+    # Store.datasets imports its modules when it is called.
     "data/store.py": {"alignment", "folder", "memory_map", "tags"},
     "prepare/hashing.py": set(),
     "prepare/prefetch.py": set(),
@@ -173,7 +173,7 @@ LOW = {
 
 
 @pytest.mark.parametrize("module", LOW)
-def test_a_package_has_an_order_within(module: str) -> None:
+def test_imports_within_a_package_point_one_way(module: str) -> None:
     package = Path(module).parts[0]
     used = {
         name.split(".")[2]
@@ -184,7 +184,7 @@ def test_a_package_has_an_order_within(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=str)
-def test_nothing_that_executes_what_it_reads_is_imported(module: Path) -> None:
+def test_no_module_that_can_execute_data_is_imported(module: Path) -> None:
     for name, line in imports(module):
         assert not FORBIDDEN & set(name.split(".")), f"{module}:{line} imports {name}"
 
@@ -211,7 +211,7 @@ def test_nothing_unpickles_or_executes_text(module: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["torch.load('f')", "np.load('f', allow_pickle=True)", "eval('1')"]
 )
-def test_the_guard_sees_what_it_guards_against(text: str) -> None:
+def test_the_check_finds_a_forbidden_call(text: str) -> None:
     call = ast.parse(text, mode="eval").body
     assert isinstance(call, ast.Call)
     assert forbidden_call(call)

@@ -1,4 +1,4 @@
-"""A party that begins again by itself."""
+"""A party starts over by itself when a peer restarts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ loss = "binary"
 """
 
 
-def test_where_a_peer_was_started_anew_a_party_begins_again_from_its_checkpoints(
+def test_a_party_resumes_from_its_checkpoints_when_a_peer_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(1)
@@ -54,32 +54,32 @@ def test_where_a_peer_was_started_anew_a_party_begins_again_from_its_checkpoints
         return load_file(tmp_path / name / "weights.safetensors")
 
     expected = run("whole")
-    once: list[int] = []
+    restarts: list[int] = []
     session = training.guest_session
 
     def interrupted(*arguments: Any, **more: Any) -> Any:
-        """The peer's process goes away in round 7, once."""
+        """The peer's process restarts in round 7, once."""
         emit = arguments[4]
 
         def stop(event: celu.Event) -> None:
             emit(event)
-            if isinstance(event, RoundDone) and event.round == 7 and not once:
-                once.append(1)
-                raise PeerRestarted("host was started anew")
+            if isinstance(event, RoundDone) and event.round == 7 and not restarts:
+                restarts.append(1)
+                raise PeerRestarted("host restarted")
 
         return session(*arguments[:4], stop, **more)
 
     monkeypatch.setattr(training, "guest_session", interrupted)
-    weights = run("torn")
+    weights = run("interrupted")
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    events = read_events(tmp_path / "torn")
-    assert next(e for e in events if e["event"] == "restart")["message"] == "host was started anew"
+    events = read_events(tmp_path / "interrupted")
+    assert next(e for e in events if e["event"] == "restart")["message"] == "host restarted"
     assert next(e for e in events if e["event"] == "resumed")["round"] == 4
 
 
-def test_a_peer_that_did_not_restart_is_left_to_find_out_not_told_to_stop() -> None:
+def test_after_a_restart_links_are_closed_without_a_failure_report() -> None:
     ours, theirs = memory_links("guest", "host")
     run_blocking(ours.send(Message(Kind.GOODBYE)))
-    run_blocking(report_failure({"host": ours}, PeerRestarted("another was started anew")))
+    run_blocking(report_failure({"host": ours}, PeerRestarted("another host restarted")))
     assert run_blocking(theirs.receive()).kind is Kind.GOODBYE
     assert not theirs._incoming.queue and theirs._incoming.closed

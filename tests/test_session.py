@@ -38,13 +38,13 @@ def test_training_stops_at_the_target_at_all_parties() -> None:
     assert result.rounds == 2
 
 
-def test_a_target_that_the_loss_cannot_give_is_refused_before_training() -> None:
+def test_a_target_metric_that_the_loss_does_not_have_is_refused_before_training() -> None:
     evaluation = celu.Evaluation(every=2, metric="auc", target=0.9)
     with pytest.raises(ConfigError, match=r"loss, rmse\), got auc"):
         run(federation(loss="regression", evaluation=evaluation))
 
 
-def test_held_out_metrics_are_exact_and_counted_apart() -> None:
+def test_held_out_metrics_are_exact_and_their_bytes_are_counted_separately() -> None:
     fed = federation(rounds=10)
     result = run(fed)
     guest, host = fed.guest, fed.hosts["host"]
@@ -73,7 +73,7 @@ def test_the_last_incomplete_part_of_the_test_rows_is_scored_too() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_bottom_that_gives_nan_is_refused_with_the_round_and_no_step_is_made(bad: float) -> None:
+def test_nan_from_a_bottom_is_refused_with_the_round_and_no_step_is_applied(bad: float) -> None:
     fed = federation(method=celu.Method(R=1))
     host = fed.hosts["host"]
     poisoned = {n: t.clone() for n, t in host.train.inputs.items()}
@@ -99,7 +99,7 @@ def test_a_loss_of_nan_is_refused_before_anything_is_sent_or_applied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "tensor", "said"),
+    ("codec", "tensor", "message"),
     [
         ("fp32", torch.zeros(32, 7), r"float32 of at most \[32, 6\].* got .*float32 of \[32, 7\]"),
         ("fp32", torch.zeros(33, 6), r"at most \[32, 6\].*\[33, 6\]"),
@@ -110,7 +110,7 @@ def test_a_loss_of_nan_is_refused_before_anything_is_sent_or_applied() -> None:
     ],
 )
 def test_a_peer_that_sends_another_shape_is_refused(
-    codec: str, tensor: torch.Tensor, said: str
+    codec: str, tensor: torch.Tensor, message: str
 ) -> None:
     fed = federation(codec=codec)
     to_host, to_guest = memory_links("guest", "host")
@@ -121,16 +121,16 @@ def test_a_peer_that_sends_another_shape_is_refused(
         await to_guest.send(Message(Kind.HELLO, body={**hello.body, "name": "host"}))
         await to_guest.receive()
         await to_guest.send(Message(Kind.READY))
-        check = fed.guest.train.take(BatchOrder(1, ROWS, BATCH).rows(0)).row_digest
-        await to_guest.send(Message(Kind.ACTIVATION, 0, tensor=tensor, row_digest=check))
+        digest = fed.guest.train.take(BatchOrder(1, ROWS, BATCH).rows(0)).row_digest
+        await to_guest.send(Message(Kind.ACTIVATION, 0, tensor=tensor, row_digest=digest))
         await to_guest.receive()
 
     guest = guest_session("guest", fed.guest, fed.job, {"host": to_host}, ignore)
-    with pytest.raises(ShapeError, match=said):
+    with pytest.raises(ShapeError, match=message):
         _run_together({"guest": guest, "host": rogue()}, [to_host])  # type: ignore[dict-item]
 
 
-def test_the_peer_learns_why_but_no_more_than_it_may() -> None:
+def test_a_peer_receives_only_the_public_part_of_an_error() -> None:
     fed = federation()
     to_host, to_guest = memory_links("guest", "host")
     small = celu.Dataset({}, torch.zeros(5))
@@ -146,7 +146,7 @@ def test_the_peer_learns_why_but_no_more_than_it_may() -> None:
         peer().send(None)
 
 
-def test_a_guest_alone_is_a_job_without_hosts() -> None:
+def test_a_job_without_hosts_trains_the_guest_alone() -> None:
     fed = federation(hosts={}, rounds=6)
     result = celu.simulate(fed.job, fed.guest, {})
     assert result.rounds == 6
@@ -158,24 +158,24 @@ def test_a_guest_alone_is_a_job_without_hosts() -> None:
     }
 
 
-def test_a_guest_with_labels_only_and_no_hosts_has_nothing_to_learn_from() -> None:
+def test_a_guest_with_labels_only_and_no_hosts_is_refused() -> None:
     fed = federation()
     guest = dataclasses.replace(fed.guest, bottom=None)
     with pytest.raises(DataError, match="got neither"):
         celu.simulate(fed.job.model_copy(update={"hosts": {}}), guest, {})
 
 
-def test_simulate_names_the_hosts_that_are_missing() -> None:
+def test_simulate_names_missing_hosts() -> None:
     fed = federation()
     with pytest.raises(ConfigError, match="host"):
         celu.simulate(fed.job, fed.guest, {})
 
 
-def test_hosts_tell_their_events_to_who_asks_for_them() -> None:
+def test_host_callbacks_are_called_with_the_events_of_their_host() -> None:
     fed = federation(rounds=4, method=celu.Method(W=2, R=2))
-    heard: list[tuple[str, dict[str, object]]] = []
-    callbacks = {"host": [heard.append]}
+    events: list[celu.Event] = []
+    callbacks = {"host": [events.append]}
     celu.simulate(fed.job, fed.guest, fed.hosts, host_callbacks=callbacks)
-    rounds = [event.fields for event in heard if event.event == "round"]
+    rounds = [event.fields for event in events if event.event == "round"]
     assert [fields["round"] for fields in rounds] == [1, 2, 3, 4]
     assert "similarity_quantiles" in rounds[-1] and "loss" not in rounds[-1]

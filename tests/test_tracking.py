@@ -1,4 +1,4 @@
-"""Trackers: what they write, and that none can end a run."""
+"""Trackers write scalars, and their errors never end a run."""
 
 from __future__ import annotations
 

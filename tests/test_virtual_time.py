@@ -13,10 +13,10 @@ from celu.transport.emulation import LinkEmulator
 from celu.transport.virtual_clock import VirtualClock
 from federation import assert_same_bits, federation, train_in_memory
 
-FAST = 1e6  # parties that compute in no time, so that the seconds are those of the link
+FAST = 1e6  # computing takes almost no time, so the seconds are those of the link
 
 
-class Ticker:
+class ManualTimer:
     """A timer that the test sets."""
 
     def __init__(self) -> None:
@@ -26,72 +26,72 @@ class Ticker:
         return self.at
 
 
-def test_a_clock_runs_while_its_party_computes_and_jumps_while_it_waits() -> None:
-    ticker = Ticker()
-    clock = VirtualClock(timer=ticker)
+def test_a_clock_runs_while_its_party_computes_and_jumps_when_it_waits() -> None:
+    timer = ManualTimer()
+    clock = VirtualClock(timer=timer)
     with clock.running():
-        ticker.at = 2.0
+        timer.at = 2.0
         assert clock.now() == 2.0
-    ticker.at = 9.0
-    assert clock.now() == 2.0, "others compute meanwhile"
+    timer.at = 9.0
+    assert clock.now() == 2.0, "the clock stands still while other parties compute"
     with clock.running():
         clock.wait_until(5.0)
-        ticker.at = 10.0
+        timer.at = 10.0
         assert clock.now() == 6.0
         clock.wait_until(1.0)
-        assert clock.now() == 6.0, "what is there already needs no waiting"
+        assert clock.now() == 6.0, "a time in the past needs no waiting"
 
 
 def test_a_faster_party_takes_less_time() -> None:
-    ticker = Ticker()
-    clock = VirtualClock(speed=4.0, timer=ticker)
+    timer = ManualTimer()
+    clock = VirtualClock(speed=4.0, timer=timer)
     with clock.running():
-        ticker.at = 2.0
+        timer.at = 2.0
         assert clock.now() == 0.5
 
 
-def test_a_line_in_virtual_time_is_the_line_of_a_real_run() -> None:
-    line = LinkEmulator.from_settings(LinkSettings(mbps=8.0, delay_ms=500.0))
-    # A megabyte of payload, 52 bytes of headers in every packet of 1500, acknowledgements, and
-    # one part in fifty of the time in which TCP all but stops.
-    assert line.arrival(1_000_000, 0.0) == pytest.approx(0.5 + 1526 / 1448 / 0.98)
-    line = LinkEmulator(mbps=8.0, delay_s=0.5)
-    assert line.arrival(1_000_000, 0.0) == 1.5
-    assert line.arrival(1_000_000, 0.0) == 2.5, "behind the first"
-    assert line.arrival(1_000_000, 10.0) == 11.5, "the line was free again"
+def test_an_emulated_link_has_the_arrival_times_of_a_real_link() -> None:
+    emulator = LinkEmulator.from_settings(LinkSettings(mbps=8.0, delay_ms=500.0))
+    # A megabyte of payload, 52 bytes of headers in every packet of 1500, acknowledgements, and 2%
+    # of the time in which TCP almost stops.
+    assert emulator.arrival(1_000_000, 0.0) == pytest.approx(0.5 + 1526 / 1448 / 0.98)
+    emulator = LinkEmulator(mbps=8.0, delay_s=0.5)
+    assert emulator.arrival(1_000_000, 0.0) == 1.5
+    assert emulator.arrival(1_000_000, 0.0) == 2.5, "it queues behind the first"
+    assert emulator.arrival(1_000_000, 10.0) == 11.5, "the link was idle again"
 
 
 def test_jitter_delays_at_random_and_never_reorders() -> None:
     link = LinkSettings(mbps=800.0, delay_ms=10.0, jitter_ms=50.0)
     late = [LinkEmulator.from_settings(link, seed).arrival(1000, 0.0) for seed in range(200)]
     assert 0.01 < min(late) < 0.02 and 0.05 < max(late) < 0.0601
-    line = LinkEmulator.from_settings(link, 3)
-    arrivals = [line.arrival(1000, 0.001 * i) for i in range(300)]
+    emulator = LinkEmulator.from_settings(link, 3)
+    arrivals = [emulator.arrival(1000, 0.001 * i) for i in range(300)]
     assert arrivals == sorted(arrivals)
     again = LinkEmulator.from_settings(link, 3)
     assert arrivals == [again.arrival(1000, 0.001 * i) for i in range(300)]
 
 
-def test_nothing_passes_in_an_outage_and_nothing_is_lost() -> None:
+def test_an_outage_delays_messages_and_loses_none() -> None:
     # Up for 8 of every 10 s; a megabyte takes one.
-    line = LinkEmulator(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
-    arrivals = [line.arrival(1_000_000, 0.0) for _ in range(17)]
+    emulator = LinkEmulator(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
+    arrivals = [emulator.arrival(1_000_000, 0.0) for _ in range(17)]
     assert arrivals == [*map(float, range(1, 9)), *map(float, range(11, 19)), 21.0]
     long = LinkEmulator(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
-    assert long.arrival(20_000_000, 0.0) == 24.0, "two outages on its way"
+    assert long.arrival(20_000_000, 0.0) == 24.0, "two outages during the transfer"
     late = LinkEmulator(mbps=8.0, outage_every_s=10.0, outage_s=2.0)
     late.arrival(0, 0.0)
-    assert late.arrival(1_000_000, 9.0) == 11.0, "given in an outage"
+    assert late.arrival(1_000_000, 9.0) == 11.0, "sent during an outage"
 
 
-def test_links_have_names() -> None:
+def test_a_link_profile_is_found_by_name() -> None:
     assert celu.find_link("wan-300") == LinkSettings(mbps=300.0, delay_ms=20.0)
     with pytest.raises(celu.CeluError, match="wan-300, wan-100, lte, lan, got 'isdn'"):
         celu.find_link("isdn")
     assert all(link.mbps > 0 for link in PROFILES.values())
 
 
-def test_seconds_follow_the_line_and_the_bits_do_not() -> None:
+def test_a_slower_link_changes_the_seconds_but_not_the_bits() -> None:
     fed = federation(method=celu.Method(R=1), hosts={"host": 64})
     exact = train_in_memory(fed)
     seconds = {}
@@ -106,7 +106,7 @@ def test_seconds_follow_the_line_and_the_bits_do_not() -> None:
         )
         assert_same_bits(run.weights(), exact)
         seconds[mbps] = result.evaluations[-1]["seconds"]
-    # Z and dZ in turn in each of 14 rounds, and Z of six test batches in each of 3 evaluations.
+    # Z, then dZ, in each of 14 rounds, and Z of six test batches in each of 3 evaluations.
     rounds, evaluations, message_bits = 14, 3, 32 * 64 * 4 * 8
     for mbps, found in seconds.items():
         sending = (2 * rounds + 6 * evaluations) * message_bits / (mbps * 1e6)
@@ -114,7 +114,7 @@ def test_seconds_follow_the_line_and_the_bits_do_not() -> None:
         assert lower_bound < found < lower_bound * 1.15  # headers and handshakes
 
 
-def test_nothing_is_waited_for() -> None:
+def test_a_simulation_does_not_wait_for_virtual_time() -> None:
     fed = federation(hosts={"host": 64})
     started = time.perf_counter()
     result = celu.simulate(

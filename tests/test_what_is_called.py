@@ -1,7 +1,7 @@
-"""What the product calls: nothing that executes what it reads, and few things that start or parse.
+"""Dangerous imports and calls: none that executes data, and few that start processes or parse.
 
-Each list below names the only files that may, with the reason. `test_imports` forbids pickle and
-its relatives outright.
+For each import and call, the lists below name the only files that may use it, with the reason.
+`test_imports` forbids pickle and similar modules everywhere.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ SOURCE = Path(celu.__file__).parent
 ROOT = SOURCE.parents[1]
 FILES = {str(path.relative_to(SOURCE)): path for path in sorted(SOURCE.rglob("*.py"))}
 
-# Modules, and who may import them.
+# Modules, and the files that may import them.
 IMPORTS: dict[str, set[str]] = {
-    "yaml": set(),  # these turn text into objects of any kind
+    "yaml": set(),  # creates objects of any type from text
     "xml": set(),
     "plistlib": set(),
-    "tarfile": set(),  # archives name paths
-    "zipfile": {"data/flights.py"},  # of an installed package, one member by its name
+    "tarfile": set(),  # members may have any path
+    "zipfile": {"data/flights.py"},  # reads one named member of an installed package's file
     "multiprocessing": set(),  # it pickles
-    "ctypes": {"launch/memory.py"},  # one call of the C library, with numbers of our own
-    # Processes of our own, by a fixed command line; workers exchange plain bytes with lengths.
+    "ctypes": {"launch/memory.py"},  # one call of the C library, with fixed numbers
+    # Starts celu's own processes with a fixed command line; they exchange length-prefixed bytes.
     "subprocess": {"psi/workers.py", "testing.py"},
 }
-# Calls, and who may make them.
+# Calls, and the files that may make them.
 CALLS: dict[str, set[str]] = {
     "eval": set(),
     "exec": set(),
@@ -43,8 +43,8 @@ CALLS: dict[str, set[str]] = {
     "torch.jit.load": set(),
     "torch.hub.load": set(),
     "np.load": set(),  # reads archives and may unpickle; np.lib.format does neither
-    # A peer's bytes are parsed in one place, behind a bound on their size. The others are files
-    # that a party wrote itself.
+    # transport/wire.py parses a peer's bytes, after a check of their size. The others parse files
+    # that the party wrote itself.
     "json.loads": {
         "transport/wire.py",
         "psi/state.py",
@@ -57,7 +57,7 @@ CALLS: dict[str, set[str]] = {
         "record/run.py",
     },
     "json.load": set(),
-    # Modules by name: the user's own settings (models, policies), and celu's own.
+    # Imports by name: of modules in the user's own settings (models, policies), and celu's own.
     "import_module": {"__init__.py", "cli/app.py", "cli/bench.py"},
     "importlib.import_module": {"models/building.py"},
 }
@@ -78,7 +78,7 @@ def called(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def problems(name: str, text: str) -> list[str]:
-    """Whatever in a file is not allowed there."""
+    """The imports and calls of a file that are not allowed there."""
     tree = ast.parse(text)
     used = [(IMPORTS, what, line) for what, line in imported(tree)]
     used += [(CALLS, what, line) for what, line in called(tree)]
@@ -94,7 +94,7 @@ def test_a_file_calls_and_imports_only_what_it_may(name: str) -> None:
     assert problems(name, FILES[name].read_text(encoding="utf-8")) == []
 
 
-def test_every_exception_is_still_needed() -> None:
+def test_every_listed_file_still_needs_its_exception() -> None:
     for rules, used_in in ((IMPORTS, imported), (CALLS, called)):
         for what, names in rules.items():
             for name in names:
@@ -106,12 +106,12 @@ def test_every_exception_is_still_needed() -> None:
     "text",
     ["import yaml", "from multiprocessing import Pool", "np.load(f)", "torch.load(f)", "eval(x)"],
 )
-def test_the_guard_sees_what_it_guards_against(text: str) -> None:
+def test_the_check_finds_a_forbidden_import_or_call(text: str) -> None:
     assert problems("session.py", text)
 
 
 def test_what_arrives_is_read_within_a_bound() -> None:
-    """No reader of a stream is asked for all that there is, but one of our own memory."""
+    """No stream is read without a size, except where another bound applies."""
     for name, file in FILES.items():
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             unbounded = (
@@ -121,9 +121,9 @@ def test_what_arrives_is_read_within_a_bound() -> None:
                 and not node.args
             )
             if unbounded:
-                said = ast.unparse(node)
-                # What TLS has ready to send, and a message whose size the carrier bounds.
-                assert said in ("self._outgoing.read()", "socket.recv()"), f"{name}: {said}"
+                call = ast.unparse(node)
+                # The output buffer of TLS, and a message whose size the carrier bounds.
+                assert call in ("self._outgoing.read()", "socket.recv()"), f"{name}: {call}"
 
 
 def test_every_test_that_the_threat_model_names_exists() -> None:

@@ -94,7 +94,7 @@ class NonFiniteError(CeluError):
 
 
 class PeerLost(CeluError):
-    """The link to a peer ended, or waiting for it exceeded a deadline."""
+    """The link to a peer ended, or a deadline passed while waiting for the peer."""
 
     exit_code = 11
 
@@ -120,7 +120,7 @@ class AlignmentError(CeluError):
 
 
 class CheckpointError(CeluError):
-    """A checkpoint or another file of a run cannot be written, or not be resumed from.
+    """A checkpoint cannot be written or resumed from, or a run's file cannot be written.
 
     With `shared`, the message names only parties, runs and rounds, and is sent to the peers.
     """

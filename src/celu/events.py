@@ -1,4 +1,4 @@
-"""The events of a run: what the engine emits, the run folder records and its readers read.
+"""The events of a run: the engine emits them, the run folder records them, reports read them.
 
 The same types serve for writing and reading. A field that an older release did not write has a
 default; a field or an event of a newer release is read as an extra field or as a plain `Event`.
@@ -14,7 +14,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 # The quantiles in `RoundDone.similarity_quantiles`.
 SIMILARITY_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
-# The reason of a choice that changes nothing; the second one is in older runs.
+# The reason of a choice that keeps the tuning: now, and in runs of older releases.
 UNCHANGED = ("unchanged", "as before")
 
 
@@ -63,7 +63,7 @@ class Warned(Event):
 
 
 class DataOpened(Event):
-    """The party's rows passed the gate; `schema_digest` names their columns."""
+    """The party's rows passed the gate (`data/gate.py`); `schema_digest` identifies the columns."""
 
     event: str = "data"
     schema_digest: str = Field(
@@ -105,7 +105,7 @@ class Restarted(Event):
 
 
 class CheckpointDamaged(Event):
-    """A checkpoint on disk failed its checksum and is not used."""
+    """A checkpoint on disk is damaged or belongs to another run, and is not used."""
 
     event: str = "damaged"
     round: int
@@ -166,9 +166,9 @@ class RoundDone(_Progress):
     local_steps: int = 0
     bubbles: int = 0
     waited_s: float = 0.0
-    loss: float | None = None  # the guest's, mean since the last such event
+    loss: float | None = None  # the guest's, mean since the last event
     similarity_quantiles: list[float] | None = None  # at SIMILARITY_QUANTILES
-    spans: list[tuple[str, float, float]] = []  # kind, start, end, in seconds of training
+    spans: list[tuple[str, float, float]] = []  # activity, start, end, in seconds of training
     table: list[tuple[int, int, float | None]] | None = None  # round, uses, median similarity
     staleness: float | None = None  # mean age in rounds of the batches used since the last event
 
@@ -204,7 +204,7 @@ class TuningChosen(RoundEvent):
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether it continues the tuning before it."""
+        """Whether the previous tuning stays in effect."""
         return self.reason in UNCHANGED
 
     def is_rolled_back_by(self, round_: int) -> bool:

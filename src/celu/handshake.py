@@ -1,8 +1,8 @@
 """How every session between parties starts and ends: `celu run`, `align` and `doctor` alike.
 
-Each side sends its name, its purpose and its contract; fields that differ are named and refused. At
-the end each side sends GOODBYE; a party that stops early sends the reason, without private details.
-What happens in between is up to the callers.
+Each side sends its name, its purpose and its contract. If the contracts differ, the session is
+refused and the error names the fields. At the end each side sends GOODBYE; a party that stops early
+sends the reason, without private details.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from celu.errors import (
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
 
-# The purpose of a session, and the command that an operator starts it with.
+# The purpose of a session, and the command that starts it.
 PURPOSES = {"run": "celu run", "align": "celu align", "doctor": "celu doctor"}
 
 
@@ -96,7 +96,7 @@ async def report_failure(links: Mapping[str, Link], error: BaseException) -> Non
     elif isinstance(error, KeyboardInterrupt):
         reason = "interrupted by its operator"
     for link in links.values():
-        if isinstance(error, PeerRestarted):  # we restart too: the others notice as we reconnect
+        if isinstance(error, PeerRestarted):  # we restart too: the others notice when we reconnect
             link.close()
             continue
         # A peer that itself reported a failure needs no report.

@@ -1,6 +1,6 @@
-"""What a party brings to a run: its modules and its rows.
+"""The two kinds of party, `Host` and `Guest`: their modules and datasets.
 
-The modules are any `nn.Module`: nothing to inherit, nothing to wrap. A bottom is called with the
+A module is any `nn.Module`: nothing to inherit, nothing to wrap. A bottom is called with the
 inputs of a batch by name, `bottom(**inputs)`, and returns Z, [B, width]. The top is called with
 every Z in order, `top(z_guest, z_host, ...)`: the guest's own first, if it has a bottom, then the
 hosts' in the order of the job.

@@ -1,9 +1,9 @@
-"""The folder of a run: its settings, its stream of events and its results.
+"""Writes the folder of a run: its settings, events and results.
 
 It contains `settings.json` (contract, private settings, versions), `events.jsonl` (one JSON object
-a line: seconds since the start, the event, its fields), `weights.safetensors`, `summary.json` and,
-with `method = "auto"`, the guest's `replay.toml`. A run that can be resumed also has `run.json` and
-`checkpoints/` (see `checkpoint`). The folder is private to its party. Reading it is up to `record`.
+per line: seconds since the start, event, fields), `weights.safetensors`, `summary.json` and, with
+`method = "auto"`, the guest's `replay.toml`. A run that can be resumed also has `run.json` and
+`checkpoints/` (see `checkpoint`). The folder is private to its party. `record` reads it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 class RunFolder:
-    """A run's folder: a new one or, with `resume`, the folder of an interrupted run.
+    """A run's folder: a new folder or, with `resume`, that of an interrupted run.
 
-    Raises ConfigError for the folder of another run, so that nothing is overwritten, and for one
-    that another process uses. A folder in which training never started (its data was refused, its
-    peer never connected) can always be used again. Events are appended to those of earlier
-    attempts, and time continues from theirs.
+    Raises ConfigError for the folder of another run, so that nothing is overwritten, and for a
+    folder that another process uses. A folder in which training never started (its data was
+    refused, its peer never connected) can always be used again. Events are appended to those of
+    earlier attempts, and time continues from theirs.
 
-    Raises CheckpointError if a file cannot be written, as on a full disk: a run that cannot be
-    recorded stops, and can be resumed from its last checkpoint once there is space.
+    Raises CheckpointError if a file cannot be written, for example on a full disk: the run stops,
+    and can be resumed from its last checkpoint once there is space.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool = False) -> None:
@@ -100,7 +100,7 @@ class RunFolder:
                 raise OSError(str(error)) from error
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, and release the folder."""
+        """Write the summary and unlock the folder."""
         try:
             seconds = round(time.monotonic() - self._started, 3)
             self._write_json("summary.json", {**summary, "seconds": seconds})
@@ -156,20 +156,22 @@ def _lock(path: Path, events: TextIO) -> None:
 
 
 def _read_earlier_events(path: Path, file: TextIO, resume: bool) -> list[dict[str, Any]]:
-    """The events of earlier attempts at a run; a torn last line is cut off.
+    """The events of earlier attempts at a run; an incomplete last line is cut off.
 
-    Raises ConfigError if the folder belongs to another run or contains a foreign events.jsonl.
+    Raises ConfigError if the folder belongs to another run, or if celu did not write events.jsonl.
     """
     data = (path / "events.jsonl").read_bytes()
     whole = data.rfind(b"\n") + 1
     try:
         events = [json.loads(line) for line in data[:whole].splitlines()]
-        ours = all(isinstance(e["t"], float | int) and isinstance(e["event"], str) for e in events)
+        is_ours = all(
+            isinstance(e["t"], float | int) and isinstance(e["event"], str) for e in events
+        )
     except (ValueError, TypeError, KeyError):
-        ours = False
-    has_started = ours and any(event["event"] in ("started", "resumed") for event in events)
+        is_ours = False
+    has_started = is_ours and any(event["event"] in ("started", "resumed") for event in events)
     may_append = not has_started or (resume and (path / "run.json").exists())
-    if not ours or not may_append:
+    if not is_ours or not may_append:
         raise ConfigError(
             f"{path}: the folder contains the events.jsonl of a run that cannot be resumed; "
             "choose another folder with --out, or remove this one"

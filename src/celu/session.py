@@ -1,7 +1,7 @@
 """One party's part in a run: compare contracts, agree on the round to resume from, train, close.
 
 A session is a coroutine over links that are already open. The only files it touches are its
-checkpoints. An error is reported to the peers, as far as they may know it, before it is raised.
+checkpoints. Before an error is raised, its public message is sent to the peers.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _REPORTS = 2000
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a run as one party sees it. Only the guest has evaluations.
+    """The result of a run at one party. Only the guest has evaluations.
 
-    `choices` are those that the guest made with `method = "auto"`: a job with these choices
-    repeats the run.
+    `choices` are the tunings that the guest chose with `method = "auto"`: a job with these
+    choices repeats the run.
     """
 
     rounds: int
@@ -82,15 +82,15 @@ async def host_session(
     clock: Callable[[], float] = time.monotonic,
     checkpoints: Checkpoints | None = None,
 ) -> Result:
-    """Run a host's part; `clock`, the clock of its link, times its events.
+    """Run a host's part; `clock` times its events and must be the clock of its link.
 
-    With `checkpoints` it takes checkpoints, and resumes from the round that all parties have.
+    With `checkpoints`, it takes checkpoints and resumes from the newest that all parties have.
     """
     links = {link.peer: link}
     try:
         schedule = _schedule(name, job, host.train, host.test)
         contract = _contract(job, host.train, host.test)
-        own, _ = await _greet(name, contract, links, checkpoints, emit)
+        own, _ = await _exchange_hellos(name, contract, links, checkpoints, emit)
         agreement = Agreement.from_body(
             link.peer, expect(await link.receive(), Kind.READY).body, own
         )
@@ -101,7 +101,7 @@ async def host_session(
         )
         plan = HostPlan(job, schedule)
         checkpointer = Checkpointer(job, checkpoints, trainer, plan, observer)
-        with closing(trainer.loader), _settling(checkpoints):
+        with closing(trainer.loader), _flushing_on_error(checkpoints):
             resume_point = checkpointer.resume(agreement.round)
             if checkpoints is not None:
                 checkpoints.start(RunIdentity(agreement.run, contract), agreement.round)
@@ -142,7 +142,7 @@ async def guest_session(
         if guest.bottom is None and not links:
             raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
         contract = _contract(job, guest.train, guest.test)
-        own, theirs = await _greet(name, contract, links, checkpoints, emit)
+        own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
         agreement = agree(name, {name: own, **theirs})
         spans = Spans(clock)
         trainer = GuestTrainer(name, guest, job, spans)
@@ -150,7 +150,7 @@ async def guest_session(
         observer = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule), spans)
         plan: Plan = AutoPlan(job, schedule) if job.auto else FixedPlan(job, schedule)
         checkpointer = Checkpointer(job, checkpoints, trainer, plan, observer)
-        with closing(trainer.loader), _settling(checkpoints):
+        with closing(trainer.loader), _flushing_on_error(checkpoints):
             resume_point = checkpointer.resume(agreement.round)
             if checkpoints is not None:
                 checkpoints.start(RunIdentity(agreement.run, contract), agreement.round)
@@ -193,7 +193,7 @@ def _report_every(schedule: Schedule) -> int:
 
 
 def _contract(job: Job, train: Dataset, test: Dataset) -> dict[str, Any]:
-    """What the parties must have in common, by the names of its fields."""
+    """The fields that must be equal at all parties."""
     return {
         "protocol": VERSION,
         **job.contract(),
@@ -204,31 +204,31 @@ def _contract(job: Job, train: Dataset, test: Dataset) -> dict[str, Any]:
     }
 
 
-async def _greet(
+async def _exchange_hellos(
     name: str,
     contract: Mapping[str, Any],
     links: Mapping[str, Link],
     checkpoints: Checkpoints | None,
     emit: Callback,
 ) -> tuple[Inventory, dict[str, Inventory]]:
-    """Exchange contracts and the rounds that each party has checkpoints for.
+    """Exchange contracts, and the rounds that each party has a checkpoint of.
 
     Raises ContractMismatch, which names the fields, for a peer with another contract.
     """
     own = Inventory() if checkpoints is None else _inventory(contract, checkpoints, emit)
-    greeting = make_hello(name, "run", contract, **own.to_body())
+    hello = make_hello(name, "run", contract, **own.to_body())
     for link in links.values():
-        await link.send(greeting)
+        await link.send(hello)
     theirs = {}
     for link in links.values():
-        body = check_contract(name, greeting, link.peer, await link.receive())
+        body = check_contract(name, hello, link.peer, await link.receive())
         theirs[link.peer] = Inventory.from_body(link.peer, body)
     return own, theirs
 
 
 def _inventory(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback) -> Inventory:
-    """Our checkpoints; raises CheckpointError where the folder belongs to another contract."""
-    identity, held = checkpoints.scan()
+    """Our checkpoints; raises CheckpointError if the run in the folder has another contract."""
+    identity, rounds = checkpoints.scan()
     for round_, why in checkpoints.damaged.items():
         emit(CheckpointDamaged(round=round_, why=why))
     if identity is None:
@@ -239,12 +239,12 @@ def _inventory(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Call
             "this folder's run has another contract: " + "; ".join(changed[:10]) + ". Restore the "
             "original settings, or start a new run with another --out at all parties"
         )
-    return Inventory(identity.run, tuple(held))
+    return Inventory(identity.run, tuple(rounds))
 
 
 @contextmanager
-def _settling(checkpoints: Checkpoints | None) -> Iterator[None]:
-    """Let a checkpoint that is being written finish, also where an error ends the run."""
+def _flushing_on_error(checkpoints: Checkpoints | None) -> Iterator[None]:
+    """If an error ends the run, wait for the checkpoint that is being written."""
     try:
         yield
     except (Exception, KeyboardInterrupt):

@@ -1,7 +1,7 @@
 """All parties in one process and one thread, for research.
 
-The same sessions as over a network in the same order of work, hence the same bits. A party that
-waits for a message yields to the next one. Messages are passed by reference: nothing is copied.
+It runs the same sessions as over a network, in the same order of work, so the bits are the same. A
+party that waits for a message yields to the next party. Messages are passed by reference.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def simulate(
 
     `callbacks` are called with each of the guest's events, `host_callbacks` with those of the hosts
     that they name. A job without hosts trains the guest alone: the baseline that a federation has
-    to beat. Raises whatever a party raises.
+    to beat. Raises the error of the first party that fails.
 
     With a `link` (a profile such as "wan-300", or settings), the seconds in events and evaluations
     are virtual: the time that the run would take with each party on a machine of its own, `speed`
@@ -79,14 +79,14 @@ def simulate(
         for name, host in hosts.items()
     }
     to_hosts = {name: pair[0] for name, pair in pairs.items()}
-    timer = time.monotonic if link is None else clocks[job.guest].now
+    guest_clock = time.monotonic if link is None else clocks[job.guest].now
     programs[job.guest] = guest_session(
         job.guest,
         guest,
         job,
         to_hosts,
         call_all(callbacks),
-        timer,
+        guest_clock,
         (checkpoints or {}).get(job.guest),
     )
     # Without virtual time there is no need to synchronize with a GPU to measure it.

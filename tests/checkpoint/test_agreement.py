@@ -1,4 +1,4 @@
-"""The round from which the parties resume, and what they refuse."""
+"""The round from which the parties resume, and the proposals that they refuse."""
 
 from __future__ import annotations
 

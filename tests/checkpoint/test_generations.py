@@ -158,7 +158,7 @@ def test_earlier_checkpoints_survive_a_failure_at_any_write(
     assert failed >= count.calls
 
 
-def test_the_real_disk_saves_and_reports_what_it_cannot_write(tmp_path: Path) -> None:
+def test_the_real_disk_saves_and_a_failed_write_is_reported(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, RealDisk())
     checkpoints.start(IDENTITY, 0)
     checkpoints.save(snapshot(1), 2)
@@ -171,14 +171,14 @@ def test_the_real_disk_saves_and_reports_what_it_cannot_write(tmp_path: Path) ->
 
 
 def test_a_failure_in_the_background_is_raised_by_the_next_save_or_flush(tmp_path: Path) -> None:
-    for surfaces_at in ("save", "flush"):
-        checkpoints = Checkpoints(tmp_path / surfaces_at, QuickDisk(), BackgroundWriter())
+    for raised_by in ("save", "flush"):
+        checkpoints = Checkpoints(tmp_path / raised_by, QuickDisk(), BackgroundWriter())
         checkpoints.start(IDENTITY, 0)
-        shutil.rmtree(tmp_path / surfaces_at / "checkpoints")
-        (tmp_path / surfaces_at / "checkpoints").write_text("in the way")
+        shutil.rmtree(tmp_path / raised_by / "checkpoints")
+        (tmp_path / raised_by / "checkpoints").write_text("in the way")
         checkpoints.save(snapshot(1), 2)
         with pytest.raises(CheckpointError, match="checkpoint of round 1"):
-            checkpoints.save(snapshot(2), 2) if surfaces_at == "save" else checkpoints.flush()
+            checkpoints.save(snapshot(2), 2) if raised_by == "save" else checkpoints.flush()
 
 
 def test_the_background_writer_runs_jobs_in_order() -> None:
@@ -189,7 +189,7 @@ def test_the_background_writer_runs_jobs_in_order() -> None:
     assert done == [0, 1, 2, 3, 4]
 
 
-def test_a_disk_that_hangs_is_waited_for_no_longer_than_the_timeout() -> None:
+def test_waiting_for_a_hanging_disk_ends_at_the_timeout() -> None:
     answers, writer = threading.Event(), BackgroundWriter(timeout_s=0.05)
     writer.submit(lambda: assert_true(answers.wait(60)))
     with pytest.raises(CheckpointError, match=r"within 0\.05 s"):
@@ -209,7 +209,7 @@ def test_tensors_of_every_dtype_and_shape_round_trip() -> None:
         "bf16": torch.randn(3, 2).bfloat16(),
         "long": torch.arange(5),
         "bytes": torch.arange(7, dtype=torch.uint8),
-        "turned": torch.randn(3, 4).T,
+        "transposed": torch.randn(3, 4).T,
         "double": torch.randn(2, dtype=torch.float64),
     }
     loaded = load_tensors(b"".join(bytes(part) for part in serialize_tensors(tensors)))

@@ -1,4 +1,4 @@
-"""Spans: what is recorded, on which clock, and how much is reported."""
+"""Spans: what is recorded, by which clock, and how much is reported."""
 
 from __future__ import annotations
 

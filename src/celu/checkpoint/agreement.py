@@ -1,8 +1,8 @@
 """The round from which the parties resume: the newest that all of them have a checkpoint of.
 
-Each party's HELLO names the run of its folder and the rounds it can resume from; the guest chooses
-one and names it in its READY. No checkpoint is discarded silently: if the parties' checkpoints
-belong to different runs, or one party has none of the run, the session is refused.
+Each party's HELLO names the run of its folder and the rounds it can resume from. The guest chooses
+a round and sends it in READY. No checkpoint is discarded silently: if the parties' checkpoints
+belong to different runs, or a party has no checkpoint of the run, the session is refused.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Agreement:
 
 
 def agree(guest: str, inventories: Mapping[str, Inventory]) -> Agreement:
-    """Choose the newest round that every party has; CheckpointError if their runs differ."""
+    """Choose the newest round that every party has; raises CheckpointError if their runs differ."""
     runs = {inventory.run for inventory in inventories.values()}
     if any(inventory.rounds[-1] > 0 for inventory in inventories.values()) and len(runs) > 1:
         found = "; ".join(f"{name} {_describe(inv)}" for name, inv in inventories.items())

@@ -1,13 +1,13 @@
-"""A run's checkpoints on disk: one folder for each, of which the last few are retained.
+"""A run's checkpoints on disk: one folder per checkpoint; the newest few are retained.
 
     round-00000100/
-        tensors.safetensors   weights, optimizer state, cached and sent tensors
+        tensors.safetensors   weights, optimizer state, cached tensors, tensors in flight
         state.json            everything else
         checksums             of both, in the format of `sha256sum -c checksums`
 
 A checkpoint is written to a temporary folder, synced file by file and renamed last: a crash at any
-point leaves the earlier ones intact. One that fails its checksum is reported and not used. This
-module does not interpret the tensors.
+point leaves earlier checkpoints intact. A checkpoint that fails its checksum is reported and not
+used. This module does not interpret the tensors.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Snapshot:
 class Checkpoints:
     """The checkpoints of one party's run, in its run folder.
 
-    `damaged` gives the reason for each round whose checkpoint exists and cannot be used.
+    `damaged` maps the round of each checkpoint that cannot be used to the reason.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """The run that a folder belongs to: an id that all parties share, and the contract of the run.
 
-It is stored in `run.json` and again in every checkpoint, so that a damaged `run.json` does not
-lose the run.
+`run.json` and every checkpoint contain it, so a damaged `run.json` can be recovered.
 """
 
 from __future__ import annotations

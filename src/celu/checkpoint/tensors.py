@@ -62,6 +62,6 @@ def load_tensors(data: bytes) -> dict[str, Tensor]:
         loaded = safetensors.torch.load(data)
     except SafetensorError as error:
         raise ValueError(f"expected safetensors, got: {error}") from error
-    # Copies rather than views of the file's bytes: aligned like any other tensor, so that kernels
-    # take the same path and return the same bits.
+    # Copies instead of views of the file's bytes: they are aligned like any other tensor, so
+    # kernels take the same path and return the same bits.
     return {name: tensor.clone() for name, tensor in loaded.items()}

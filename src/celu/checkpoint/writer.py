@@ -40,8 +40,7 @@ class InlineWriter:
 class BackgroundWriter:
     """Runs jobs on its own thread, so that neither training nor a link waits for the disk.
 
-    See `Writer`. One job runs at a time and the next waits for it, so at most two snapshots are in
-    memory.
+    See `Writer`. `submit` waits for the previous job, so at most two snapshots are in memory.
     """
 
     def __init__(self, timeout_s: float = _TIMEOUT_S) -> None:

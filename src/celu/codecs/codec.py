@@ -1,7 +1,7 @@
 """The codec interface: encode Z or dZ into fewer bytes, and decode them.
 
-Both parties continue with the decoded tensor, the sender too, so they must decode the same bits on
-every machine. Decoding therefore uses only elementwise operations and sums in a fixed order, never
+Both parties continue with the decoded tensor, the sender too, so decoding must give the same bits
+on every machine. It therefore uses only elementwise operations and sums in a fixed order, never
 a matrix product. Rounding is stochastic, so that errors average out over rows and rounds; only the
 sender needs the random generator, which the caller seeds.
 """

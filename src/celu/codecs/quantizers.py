@@ -57,11 +57,13 @@ class RowQuantizer:
         return ranges, payload[size:].view(rows, -1)
 
     def _encode_rows(self, x_BD: Tensor, noise_BD: Tensor, ranges: Tensor, codes: Tensor) -> None:
-        # The range is rounded outward: numbers outside of it would be clamped, which is a bias.
+        # The range is rounded outward: clamping numbers outside of it would bias them.
         low_B, high_B = _round_down(x_BD.amin(dim=1), self._range_dtype), x_BD.amax(dim=1)
         step_B = _round_up((high_B - low_B) / self._max_code, self._range_dtype)
         ranges[0], ranges[1] = low_B, step_B
-        safe_B = torch.where(step_B > 0, step_B, torch.ones_like(step_B))  # 0 if all are equal
+        safe_B = torch.where(
+            step_B > 0, step_B, torch.ones_like(step_B)
+        )  # step 0: all numbers of the row are equal
         exact_BD = (x_BD - low_B[:, None]).div_(safe_B[:, None])
         noisy_BD = exact_BD.add_(noise_BD, alpha=2**-16).add_(0.5).clamp_(0, self._max_code + 0.5)
         # Via int32, to which CPUs convert floats quickly.

@@ -24,7 +24,7 @@ ZSTD = "+zstd"
 def find_codec(name: str, what: str) -> Codec:
     """A codec by name; a name that ends in "+zstd" adds lossless compression.
 
-    Raises ConfigError, which starts with `what`, for an unknown name.
+    Raises ConfigError, whose message starts with `what`, for an unknown name.
     """
     plain = name.removesuffix(ZSTD)
     if plain not in CODECS:

@@ -1,1 +1,1 @@
-"""The two settings files of a run, validated before anything starts."""
+"""Settings files (job, party, schema), validated before anything starts."""

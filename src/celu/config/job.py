@@ -27,14 +27,14 @@ def _role_pair(value: Any) -> Any:
 
 
 class IntByRole(Settings):
-    """A count for each role; one number in the file means the same for both."""
+    """A count for each role; one number in the file applies to both."""
 
     guest: PositiveInt
     host: PositiveInt
 
 
 class DegreesByRole(Settings):
-    """An angle in degrees for each role; one number in the file means the same for both."""
+    """An angle in degrees for each role; one number in the file applies to both."""
 
     guest: Annotated[float, Field(gt=0, le=180)]
     host: Annotated[float, Field(gt=0, le=180)]
@@ -54,9 +54,9 @@ def _one_codec(value: Any) -> Any:
 
 
 class Codecs(Settings):
-    """How Z and dZ become bytes in each direction: fp32, bf16, fp16, int8, 4bit, 2bit.
+    """How Z and dZ are encoded in each direction: fp32, bf16, fp16, int8, 4bit, 2bit.
 
-    "+zstd" after a name also compresses. One name in the file means the same for all three.
+    "+zstd" after a name adds lossless compression. One name in the file applies to all three.
     """
 
     activation: str = "fp32"  # Z, host to guest
@@ -101,11 +101,11 @@ class Method(Settings):
 
     R counts all updates made from a batch, the exchanged one included. W is the capacity of the
     workset table. xi is the angle, in degrees, beyond which a stale instance gets weight 0.
-    Each is one value for all, as in the paper, or one for each role. `depth` is the number of
+    Each is one value for both roles, as in the paper, or one per role. `depth` is the number of
     rounds in flight. `sampling` and `weighting` name policies, built in or "module:Class".
 
-    With `auto`, the guest chooses W, R, depth and codec while it trains, from what it measures.
-    A value that is given stays as given; `method = "auto"` alone leaves all of them to the guest.
+    With `auto`, the guest measures, and chooses W, R, depth and codec while it trains. It does
+    not change a value that is given; `method = "auto"` alone lets it choose all of them.
     """
 
     auto: bool = False
@@ -171,7 +171,7 @@ class Order(Settings):
     """How each epoch is shuffled: all rows, or in blocks for rows that do not fit in memory.
 
     With blocks, `window_blocks` blocks of `block_rows` consecutive rows are in memory at a time and
-    shuffled together. All parties use the same order, so one party that needs blocks decides it.
+    shuffled together. All parties use the same order: if one party needs blocks, all use them.
     """
 
     shuffle: Literal["rows", "blocks"] = "rows"
@@ -180,7 +180,7 @@ class Order(Settings):
 
 
 class HostTerms(Settings):
-    """What the contract says of one host: the width of its Z (by default the paper's)."""
+    """The contract's settings for one host: the width of its Z (by default the paper's)."""
 
     z_width: PositiveInt = 256
 
@@ -195,10 +195,10 @@ AnyHostTerms = Annotated[HostTerms, BeforeValidator(_width_alone)]
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # AdaGrad with the accumulator at zero, and the guest alone re-using what is cached: the
-    # strongest settings known that hold across the data sets measured.
+    # AdaGrad with a zero accumulator, and local steps at the guest only: the best settings that we
+    # know across the datasets that we measured.
     "strong": {},
-    # The protocol of the paper's section 5.1, with the constants its text leaves out.
+    # The protocol of the paper's section 5.1, with values for the constants that it does not give.
     "paper": {
         "batch_size": 4096,
         "method": {"W": 5, "R": 5, "xi": 60.0},
@@ -237,7 +237,7 @@ class Job(Settings):
             preset = {key: value for key, value in preset.items() if key != "optimizer"}
         method = data.get("method")
         if method == "auto" or (isinstance(method, Mapping) and method.get("auto") is True):
-            # The preset's W and R must not pass for values that the user fixed.
+            # The preset's W and R must not count as values that the user fixed.
             preset = {key: value for key, value in preset.items() if key != "method"}
         return _merge(preset, data)
 
@@ -260,7 +260,7 @@ class Job(Settings):
 
     @property
     def auto(self) -> bool:
-        """Whether the guest chooses while it trains."""
+        """Whether the guest chooses the tuning while it trains."""
         return self.method.auto
 
     def tuning(self) -> Tuning:
@@ -269,7 +269,7 @@ class Job(Settings):
         return Tuning(W=method.W, R=method.R, depth=method.depth, codec=self.codec)
 
     def given(self) -> set[str]:
-        """The fields of a tuning that the user gave: `auto` must not change them."""
+        """The fields of a tuning that the user set: `auto` must not change them."""
         fields = self.method.model_fields_set | (self.model_fields_set & {"codec"})
         return fields & set(Tuning.model_fields)
 
@@ -284,14 +284,14 @@ class Job(Settings):
 
     @property
     def max_depth(self) -> int:
-        """The maximum number of rounds in flight, where the job fixes it."""
+        """The maximum number of rounds in flight, if the job fixes it."""
         return max([self.method.depth, *(choice.depth for choice in self.choices)])
 
     def contract(self) -> dict[str, Any]:
         """Every field by its dotted name, as compared in the handshake."""
         flat = _flatten(self.model_dump(exclude={"choices"}))
         chosen = [_flatten(choice.model_dump(exclude={"reason"})) for choice in self.choices]
-        # There may be hundreds, so they are compared by their hash.
+        # There may be hundreds of choices, so they are compared by their hash.
         flat["choices"] = hashlib.sha256(json.dumps(chosen).encode()).hexdigest() if chosen else ""
         flat["checkpoint.every"] = self.checkpoint_every
         flat["method.given"] = " ".join(sorted(self.given())) if self.auto else ""

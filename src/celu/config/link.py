@@ -25,7 +25,7 @@ class LinkSettings(Settings):
     outage_s: NotNegative = 0.0
 
     @model_validator(mode="after")
-    def _is_up_at_times(self) -> LinkSettings:
+    def _outages_are_valid(self) -> LinkSettings:
         if (self.outage_s > 0) != (self.outage_every_s > 0):
             raise ValueError("outage_s or outage_every_s is missing: give both or neither")
         if self.outage_s > 0 and self.outage_s >= self.outage_every_s:
@@ -44,13 +44,13 @@ PROFILES = {
 
 
 def find_link(name: str) -> LinkSettings:
-    """The profile of a name; raises ConfigError."""
+    """The profile with this name; raises ConfigError."""
     if name not in PROFILES:
         raise ConfigError(f"link: expected one of {', '.join(PROFILES)}, got {name!r}")
     return PROFILES[name]
 
 
-def _named(value: Any) -> Any:
+def _find_profile(value: Any) -> Any:
     if isinstance(value, str):
         if value not in PROFILES:
             raise ValueError(f"expected one of {', '.join(PROFILES)}, got {value!r}")
@@ -59,6 +59,6 @@ def _named(value: Any) -> Any:
 
 
 if TYPE_CHECKING:
-    Link = LinkSettings
+    AnyLink = LinkSettings
 else:
-    Link = Annotated[LinkSettings, BeforeValidator(_named)]
+    AnyLink = Annotated[LinkSettings, BeforeValidator(_find_profile)]

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from celu.config.job import Job, Role
-from celu.config.link import Link
+from celu.config.link import AnyLink
 from celu.config.reading import FilePath, PartyName, Settings, read_settings
 from celu.config.schema import RESERVED
 from celu.errors import ConfigError
@@ -86,7 +86,7 @@ class DataSettings(Settings):
     ) = None
 
     @model_validator(mode="after")
-    def _one_way_to_be_aligned(self) -> DataSettings:
+    def _alignment_or_aligned(self) -> DataSettings:
         if (self.alignment is None) != self.aligned:
             raise ValueError(
                 'expected either alignment, the folder that "celu align" writes, or aligned = true '
@@ -105,7 +105,7 @@ class Keys(Settings):
 class GatewaySettings(Settings):
     """A peer's gateway: the CA of its certificate (PEM), and the name in it.
 
-    Without `name` it is the host of the peer's address.
+    `name` defaults to the host in the peer's address.
     """
 
     ca: FilePath
@@ -129,7 +129,7 @@ class Peer(Settings):
     connections: Annotated[int, Field(ge=1, le=16)] = 1
 
     @model_validator(mode="after")
-    def _is_within_bounds(self) -> Peer:
+    def _stripes_are_within_bounds(self) -> Peer:
         if self.streams * self.connections > MAX_STRIPES:
             raise ValueError(
                 f"expected streams times connections of at most {MAX_STRIPES}, "
@@ -139,7 +139,7 @@ class Peer(Settings):
 
 
 class PartySettings(Settings):
-    """One party's private side of a run (`party.toml`). Paths are relative to the file."""
+    """One party's private settings (`party.toml`). Paths are relative to the file."""
 
     role: Role
     name: PartyName
@@ -149,9 +149,8 @@ class PartySettings(Settings):
     keys: Keys | None = None
     listen: Address | None = None
     carrier: Literal["grpc", "websocket"] = "grpc"
-    gateway: bool = (
-        False  # our port serves our own gateway, in plain HTTP; the peers' TLS runs inside
-    )
+    # Our own gateway forwards connections to us, in plain HTTP; the peers use inner TLS.
+    gateway: bool = False
     insecure: bool = False
     device: str = "cpu"
     threads: PositiveInt | None = None
@@ -160,11 +159,13 @@ class PartySettings(Settings):
     deadline_s: Seconds = 120.0  # the longest wait for a connected peer's next message
     outage_s: Seconds = 600.0  # the longest wait for a link to come up again
     heartbeat_s: Seconds = 10.0  # a peer silent for two of these counts as gone
-    link: Link | None = None  # emulates a link for what this party sends
-    tracking: list[Literal["tensorboard"]] = []  # where metrics go besides the run folder
+    link: AnyLink | None = None  # emulates a slow link for the messages that this party sends
+    tracking: list[
+        Literal["tensorboard"]
+    ] = []  # trackers that receive metrics in addition to the run folder
 
     def require_data(self) -> DataSettings:
-        """The `[data]` section; raises ConfigError where there is none."""
+        """The `[data]` section; raises ConfigError if there is none."""
         if self.data is None:
             raise ConfigError(
                 "party.toml: [data] is missing: name the store that celu prepare wrote"
@@ -172,7 +173,7 @@ class PartySettings(Settings):
         return self.data
 
     def require_model(self) -> ModelSettings:
-        """The `[model]` section; raises ConfigError where there is none."""
+        """The `[model]` section; raises ConfigError if there is none."""
         if self.model is None:
             raise ConfigError(
                 "party.toml: [model] is missing: name the modules to build, or pass modules to "
@@ -181,7 +182,7 @@ class PartySettings(Settings):
         return self.model
 
     @model_validator(mode="after")
-    def _role_has_its_parts(self) -> PartySettings:
+    def _role_has_its_modules(self) -> PartySettings:
         model = self.model
         if model is None:  # passed to celu.run in Python
             return self
@@ -210,26 +211,24 @@ class PartySettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _gateways_and_stripes_make_sense(self) -> PartySettings:
+    def _gateways_and_stripes_are_valid(self) -> PartySettings:
         accepts = any(peer.connect is None for peer in self.peers.values())
         if self.gateway and (self.listen is None or not accepts):
             raise ValueError("gateway = true: expected listen, and a peer that connects to us")
         if self.gateway and self.insecure:
-            raise ValueError(
-                "gateway = true: expected keys for the TLS inside, got insecure = true"
-            )
+            raise ValueError("gateway = true: expected keys for the inner TLS, got insecure = true")
         for name, peer in self.peers.items():
-            shared = peer.streams > 1 or peer.connections > 1
-            if peer.connect is None and (shared or peer.gateway is not None):
+            striped = peer.streams > 1 or peer.connections > 1
+            if peer.connect is None and (striped or peer.gateway is not None):
                 raise ValueError(
                     f"peers.{name}.connect is missing: gateway, streams and connections apply to a "
                     "peer that we connect to"
                 )
             if peer.gateway is not None and self.insecure:
                 raise ValueError(
-                    f"peers.{name}.gateway: expected keys for the TLS inside, got insecure = true"
+                    f"peers.{name}.gateway: expected keys for the inner TLS, got insecure = true"
                 )
-            if self.carrier == "websocket" and shared:
+            if self.carrier == "websocket" and striped:
                 raise ValueError(
                     f'peers.{name}.streams, connections: expected 1 with carrier = "websocket", '
                     "which needs no striping"

@@ -1,6 +1,6 @@
 """Read a settings file: TOML in, a frozen typed value out, or an error that names the key.
 
-Nothing else is read: no environment variables, no defaults elsewhere.
+Nothing else is read: no environment variables, no other files.
 """
 
 from __future__ import annotations

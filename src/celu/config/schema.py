@@ -1,6 +1,6 @@
 """The schemas of a party's columns: of raw files (`schema.toml`) and of a store (`schema.json`).
 
-A person writes `RawSchema`. `celu prepare` writes `StoreSchema`: the same columns with the values
+A user writes `RawSchema`. `celu prepare` writes `StoreSchema`: the same columns with the values
 that were fitted on the training rows, so that new rows can be encoded in the same way.
 """
 
@@ -40,7 +40,7 @@ class Source(Settings):
 
     format: Literal["csv", "tsv", "parquet"] | None = None
     names: list[ColumnName] | None = None  # for files without a header
-    missing: list[str] = [""]  # means a missing value, like an empty field
+    missing: list[str] = [""]  # texts that mean a missing value
 
 
 class Split(Settings):
@@ -51,8 +51,9 @@ class Split(Settings):
 
 
 class Number(Settings):
-    """A numeric column: fill missing values, then log(x + 1), then (x - mean) / deviation.
+    """A numeric column; `missing`, `log` and `standardise` are applied in this order.
 
+    They fill missing values, compute log(x + 1), and compute (x - mean) / standard deviation.
     Without `missing`, a missing value is an error. For x <= -1 the logarithm is replaced by -1.
     """
 
@@ -74,7 +75,7 @@ class Category(Settings):
     min_count: PositiveInt = 1
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> Category:
+    def _buckets_or_vocabulary(self) -> Category:
         if (self.buckets is None) == (self.vocabulary is None):
             raise ValueError("exactly one of buckets and vocabulary must be given")
         if self.buckets is not None and self.min_count != 1:
@@ -117,7 +118,7 @@ class RawSchema(_Columns):
 
 
 class FittedNumber(Number):
-    """A number with the mean and deviation of the training rows, after filling and log."""
+    """A number with the mean and standard deviation of the training rows, after filling and log."""
 
     mean: float = 0.0
     deviation: Annotated[float, Field(gt=0)] = 1.0

@@ -5,18 +5,19 @@ a round trip, of a round's computation and of a local step. From these follow th
 that does not slow down a round, the depth at which the link never idles, and how many local steps
 fit into the remaining time.
 
-Then it chooses the number of local steps by trial. One step does not show whether it helps: a step
-that increases the loss on the next batch may improve the model fifty rounds later. So several
+Then it chooses the number of local steps by trial. A single step does not show whether it helps: a
+step that increases the loss on the next batch may improve the model fifty rounds later. So several
 variants, pairs (R of the guest, R of the hosts), train from one savepoint for some rounds on the
 same batches. The variant that scores best on unseen rows continues; the others are rolled back. In
-the first epoch unseen rows are the fresh batches of the second half of the trial, scored before the
-model trains on them, at no extra cost; later, when every row has been seen, the held-out rows.
+the first epoch the unseen rows are the fresh batches of the trial's second half, which are scored
+before the model trains on them, at no extra cost. Later, when the model has seen every training
+row, they are the held-out rows.
 
-The current R gives way to fewer local steps only if these are better by more than the standard
-error of the difference, since local steps pay off late. The first current R has local steps at the
-guest only, which help on most datasets. If more local steps win, twice as many are tried right
-away. Trials happen early, and again when the run is several times as long or an epoch ends: what
-helped at first may overfit later.
+Fewer local steps replace the current R only if they score better by more than the standard error of
+the difference, since local steps pay off late. The first R has local steps at the guest only, which
+help on most datasets. If more local steps win, twice as many are tried right away. The first trial
+is early. The next ones follow when the run has become several times as long or an epoch ends, since
+local steps that help at first may overfit later.
 
 A choice depends on outcomes only, so a run can be replayed from its recorded choices.
 """
@@ -40,7 +41,7 @@ from celu.engine.schedule import Schedule, Segment
 from celu.errors import CheckpointError
 from celu.events import UNCHANGED
 
-_FILL_ROUNDS = 10
+_FILL_ROUNDS = 10  # of a segment that measures a saturated link
 _FIRST_PAIR = (5, 1)
 _OTHER_PAIRS = ((1, 3), (3, 3), (1, 1))
 _RETRY_FACTORS = (4, 16)  # the next trial starts when the run is 4 to 16 times as long
@@ -115,8 +116,8 @@ class AutoPlan:
     def _cut(self, segment: Segment) -> Segment:
         """The part of a segment before the contract's next evaluation.
 
-        A trial is cut there as well, because the replay of the run is. But it skips the
-        evaluation, which takes as long as many rounds and would mostly be rolled back.
+        A trial is cut there as well, because a replay of the run is. But it skips the evaluation,
+        which takes as long as many rounds and is usually rolled back.
         """
         evaluation = self._schedule.evaluation_after(segment.start)
         is_trial = segment.scores_fresh_batches or segment.evaluates
@@ -129,16 +130,16 @@ class AutoPlan:
             first_stage(self._job, self._schedule), reason="measuring with one round in flight"
         )
         costs = self._tuner.first_costs(outcome)
-        here = outcome.segment.stop
+        round_ = outcome.segment.stop
         end = self._schedule.num_rounds
-        for _ in CODEC_LADDER:  # repeat until the cost of the chosen codec has been measured
-            if here >= end:
+        for _ in CODEC_LADDER:  # repeat until the chosen codec has been measured
+            if round_ >= end:
                 return
             tuning = self._tuner.tuning(costs, (1, 1))
             outcome = yield self._stage(
-                here, here + _FILL_ROUNDS, tuning, self._tuner.explain(costs, tuning)
+                round_, round_ + _FILL_ROUNDS, tuning, self._tuner.explain(costs, tuning)
             )
-            here, costs = outcome.segment.stop, self._tuner.update_costs(outcome, costs)
+            round_, costs = outcome.segment.stop, self._tuner.update_costs(outcome, costs)
             if self._tuner.tuning(costs, (1, 1)).codecs == tuning.codecs:
                 break
         R = self._tuner.clamp(costs, *_FIRST_PAIR)
@@ -146,19 +147,21 @@ class AutoPlan:
         savepoint: str | None = None
         rounds = max(_TRIAL_ROUNDS[0], min(_TRIAL_ROUNDS[1], end // 25))
         reason = "the link is saturated"
-        while here < end:
-            trial = max(rounds, here // 8)
+        while round_ < end:
+            trial = max(rounds, round_ // 8)
             pairs = [*dict.fromkeys(pair for pair in others if pair != R), R]
-            while len(pairs) > 1 and here + trial < end and "R" not in self._tuner.fixed:
+            while len(pairs) > 1 and round_ + trial < end and "R" not in self._tuner.fixed:
                 R, savepoint, reason = yield from self._trial(
-                    here, trial, pairs, costs, savepoint, reason
+                    round_, trial, pairs, costs, savepoint, reason
                 )
-                here += trial
+                round_ += trial
                 more = self._tuner.double(costs, R)  # more steps won, so even more may
                 pairs = [more, R] if not _at_most(R, pairs[-1]) and more != R else []
-            stage = self._stage(here, self._next_trial(here), self._tuner.tuning(costs, R), reason)
+            stage = self._stage(
+                round_, self._next_trial(round_), self._tuner.tuning(costs, R), reason
+            )
             outcome = yield replace(stage, restore=savepoint, drop_savepoints=True)
-            here, costs, savepoint = (
+            round_, costs, savepoint = (
                 outcome.segment.stop,
                 self._tuner.update_costs(outcome, costs),
                 None,
@@ -204,23 +207,23 @@ class AutoPlan:
 
     def _challengers(self, costs: Costs, now: Pair) -> list[Pair]:
         """The pairs to try against the current one."""
-        (guest, host), (some, _), (_, some_at_hosts) = now, _FIRST_PAIR, _OTHER_PAIRS[0]
+        (guest, host), (first_guest, _), (_, first_host) = now, _FIRST_PAIR, _OTHER_PAIRS[0]
         pairs = (
             (guest // 2, host // 2),
-            (guest, 1 if host > 1 else some_at_hosts),
-            (1 if guest > 1 else some, host),
+            (guest, 1 if host > 1 else first_host),
+            (1 if guest > 1 else first_guest, host),
         )
         return [
             self._tuner.double(costs, now),
             *(self._tuner.clamp(costs, *pair) for pair in pairs),
         ]
 
-    def _next_trial(self, here: int) -> int:
+    def _next_trial(self, round_: int) -> int:
         """The round of the next trial: 4 to 16 times as far, at the end of an epoch if possible."""
         epoch = self._schedule.rounds_per_epoch
-        while epoch <= here:
+        while epoch <= round_:
             epoch *= 2
-        earliest, latest = (factor * here for factor in _RETRY_FACTORS)
+        earliest, latest = (factor * round_ for factor in _RETRY_FACTORS)
         return max(earliest, min(latest, epoch))
 
     def _stage(self, start: int, stop: int, tuning: Tuning, reason: str) -> Stage:
@@ -235,6 +238,6 @@ def _at_most(pair: Pair, other: Pair) -> bool:
 
 def _beats(challenger: list[float], current: list[float], *, clearly: bool) -> bool:
     """Whether the challenger's mean score is higher; clearly: by more than the standard error."""
-    gains = [c - h for c, h in zip(challenger, current, strict=True)]
+    gains = [new - old for new, old in zip(challenger, current, strict=True)]
     error = stdev(gains) / math.sqrt(len(gains)) if clearly and len(gains) > 1 else 0.0
     return mean(gains) > error

@@ -1,9 +1,10 @@
 """When a party takes checkpoints, and how it resumes from one.
 
-A checkpoint is identified by its number of finished rounds, so it falls between two rounds; at the
-end of a segment it follows the decision about the next one. All parties apply the same rule, so
-they take checkpoints after the same rounds: once `every` rounds have passed since the last one, but
-never while there are savepoints, since rounds may then be rolled back; and one at the end.
+A checkpoint is taken between two rounds and identified by the number of finished rounds. At the end
+of a segment it is taken after the next stage is known. All parties apply the same rule, so they
+take checkpoints after the same rounds: when `every` rounds have passed since the last checkpoint,
+and at the end of the run. While there are savepoints they take none, since rounds may be rolled
+back.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from celu.engine.state import TrainerState
 from celu.engine.state_dict import TrainerMetadata
 from celu.errors import CheckpointError
 
-# Generations to retain besides one for each checkpoint that falls into the rounds in flight: the
-# one just written, the one that a slower party is still writing, and spares for damaged ones.
+# Checkpoints to retain in addition to those of the rounds in flight: the newest, the one that a
+# slower party is still writing, and spares in case of damage.
 _SPARE_GENERATIONS = 4
 
 
@@ -101,7 +102,7 @@ class Checkpointer:
             ) from error
         stage = self._plan.load_state_dict(state.plan, round_)
         if stage is not None and round_ > stage.segment.start:
-            self._trainer.apply_tuning(stage.segment.tuning)  # else done by `enter_stage`
+            self._trainer.apply_tuning(stage.segment.tuning)  # otherwise `enter_stage` applies it
         self._trainer.load_state_dict(state.trainer, snapshot.tensors)
         self._observer.load_progress(state.record)
         return ResumePoint(round_, None if state.done else stage)
@@ -115,8 +116,8 @@ class Checkpointer:
     def announce(self) -> None:
         """Emit the event of a checkpoint that `maybe_save` took.
 
-        Called once all other parties can take theirs. A process that wants to stop at a
-        checkpoint does so on this event.
+        It is called when the other parties can take theirs too, so a process may be stopped on
+        this event.
         """
         if self._unannounced:
             self._unannounced = False

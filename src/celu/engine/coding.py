@@ -23,12 +23,12 @@ from celu.transport.wire import check_finite
 
 
 def check_same_rows(message: Message, batch: Batch) -> None:
-    """Raise AlignmentError if a peer computed its tensor from other rows than ours."""
+    """Raise AlignmentError if the peer computed its tensor from rows other than ours."""
     if message.row_digest != batch.row_digest:
         raise AlignmentError(
-            f"{message.kind.name} of round {message.round}: the peer used other rows than this "
-            "party; no step was applied. A store may have changed since the parties were aligned: "
-            'run "celu align" again at all parties'
+            f"{message.kind.name} of round {message.round}: the peer used rows other than ours; "
+            "no step was applied. A store may have changed since the parties were aligned: run "
+            '"celu align" again at all parties'
         )
 
 

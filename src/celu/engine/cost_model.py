@@ -18,7 +18,7 @@ _MIN_ROUNDS = 3  # fewer measured rounds are too noisy
 
 @dataclass(frozen=True)
 class Costs:
-    """The latest measurements, in seconds; those of the slowest host."""
+    """The latest measurements, in seconds; with several hosts, those of the slowest."""
 
     up_byte_s: float  # on the link, to the guest
     down_byte_s: float
@@ -68,7 +68,7 @@ class Costs:
         return max(self.transfer_s(up, down), self.guest_s, self.host_s)
 
     def depth(self, up: int, down: int) -> int:
-        """How many rounds must be in flight for that."""
+        """How many rounds must be in flight for a round to take `round_s`."""
         round_s = self.round_s(up, down)
         latency_s = self.round_trip_s + up * self.up_byte_s + down * self.down_byte_s + self.host_s
         return min(MAX_DEPTH, max(1, math.ceil((latency_s + round_s) / max(round_s, 1e-9))))

@@ -1,6 +1,6 @@
 """How well the model predicts: scores, metrics, the contract's target and the objective of `auto`.
 
-It does not run the models: a trainer computes the `Scores` (`GuestTrainer.score`).
+It does not run the models: `GuestTrainer.score` computes the scores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Scores(NamedTuple):
 
 
 class Evaluator:
-    """Turns scores into metrics and compares them under the contract."""
+    """Computes metrics from scores, and compares them with the contract's target."""
 
     def __init__(self, loss: Loss, settings: Evaluation) -> None:
         self._loss = loss
@@ -49,7 +49,7 @@ class Evaluator:
         return value >= self._target if HIGHER_IS_BETTER[self._metric] else value <= self._target
 
     def objective(self, metrics: Mapping[str, float]) -> float:
-        """The contract's metric, or else the loss, with the sign that makes higher better.
+        """The contract's metric (the loss if it is missing), negated where lower is better.
 
         A batch of a single class has no AUC: it counts as 0 for every tuning that is tried on it.
         """
@@ -73,7 +73,7 @@ async def evaluate(
     round_: int,
     observer: Observer,
 ) -> dict[str, float]:
-    """Score the held-out rows with the hosts, part by part; the metrics over all of them."""
+    """Score the held-out rows, part by part, and return the metrics over all of them."""
     scores = []
     for part, start, stop in schedule.test_parts():
         with observer.waiting():

@@ -1,4 +1,8 @@
-"""The guest's training loop: rounds, evaluations, checkpoints and the verdicts for its hosts."""
+"""The guest's training loop: rounds, evaluations, checkpoints and verdicts.
+
+A verdict is the guest's message to its hosts at the end of a segment: stop, or continue. With
+`method = "auto"` it contains the next stage.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +31,15 @@ async def train_guest(
 ) -> int:
     """Train from a resume point to the end; returns the number of rounds done."""
     savepoints: dict[str, TrainerState] = {}
-    here, stage = resume_point.round, resume_point.stage
-    if stage is not None and plan.is_adaptive and 0 < here == stage.segment.start:
-        observer.tuning_chosen(stage)  # the interruption may have come before it was reported
+    rounds_done, stage = resume_point.round, resume_point.stage
+    if stage is not None and plan.is_adaptive and 0 < rounds_done == stage.segment.start:
+        observer.tuning_chosen(stage)  # the interrupted attempt may not have reported it
     while stage is not None:
         segment, last = stage.segment, stage.segment.stop - 1
-        if here == segment.start:
+        if rounds_done == segment.start:
             enter_stage(stage, trainer, savepoints)
         fresh_scores: list[float] = []
-        for round_ in range(here, segment.stop):
+        for round_ in range(rounds_done, segment.stop):
             await _exchange_round(trainer, links, segment, round_, observer)
             if segment.scores_fresh_batches:
                 fresh_scores.append(trainer.score_fresh_batch())
@@ -45,31 +49,31 @@ async def train_guest(
         timings = observer.timings(len(segment.measured), trainer.workset)
         metrics: dict[str, float] = {}
         if segment.evaluates:
-            # Evaluations that only the plan asks for count as training time.
+            # An evaluation that only the plan asks for counts as training time.
             with observer.evaluating(counted=schedule.is_evaluation(segment.stop)):
                 metrics = await evaluate(trainer, links, schedule, last, observer)
-        done = trainer.evaluator.reached_target(metrics)
+        target_reached = trainer.evaluator.reached_target(metrics)
         if metrics:
-            observer.evaluated(last, metrics, done)
-        hosts = await _receive_timings(links, segment) if plan.is_adaptive else ()
+            observer.evaluated(last, metrics, target_reached)
+        host_timings = await _receive_timings(links, segment) if plan.is_adaptive else ()
         held_out = trainer.evaluator.objective(metrics) if metrics else None
-        outcome = Outcome(segment, held_out, fresh_scores, timings, hosts)
-        next_ = None if done else plan.next(outcome)
-        here = segment.stop
+        outcome = Outcome(segment, held_out, fresh_scores, timings, host_timings)
+        next_ = None if target_reached else plan.next(outcome)
+        rounds_done = segment.stop
         if next_ is None:
-            checkpointer.save_final(here)
+            checkpointer.save_final(rounds_done)
             await _send_verdict(links, last, {"stop": True})
-            return here
-        checkpointer.maybe_save(here, savepoints)
+            return rounds_done
+        checkpointer.maybe_save(rounds_done, savepoints)
         for host, link in links.items():  # before a host can act on the verdict
             link.allow(trainer.specs(host, next_.segment.tuning))
-        order = {"next": next_.to_body()} if plan.is_adaptive else {}
-        await _send_verdict(links, last, {"stop": False, **order})
+        body = {"next": next_.to_body()} if plan.is_adaptive else {}
+        await _send_verdict(links, last, {"stop": False, **body})
         if plan.is_adaptive:
             observer.tuning_chosen(next_)
         checkpointer.announce()
-        here, stage = next_.segment.start, next_
-    return here
+        rounds_done, stage = next_.segment.start, next_
+    return rounds_done
 
 
 async def _exchange_round(

@@ -1,8 +1,8 @@
 """The guest's models and cache: one exchange round and one local step.
 
-Paper: the lines of Party B in algorithms 1 and 2. The exchanged update is never stale at the guest:
-it uses Z as it arrives and the current weights. Local steps use the true labels and the true loss;
-only Z is stale. `guest_program` decides the order of the calls and does the network I/O.
+Paper: Party B in algorithms 1 and 2. The exchanged update, that of a fresh batch, is never stale at
+the guest: it uses Z as it arrives and the current weights. Local steps use the true labels and the
+true loss; only Z is stale. `guest_program` decides the order of the calls and does the network I/O.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class GuestTrainer:
         self.evaluator = Evaluator(guest.loss, job.evaluation)
         self._optimizer = Optimizer(self._modules.values(), job.optimizer)
         self.workset = Workset.from_job(job, "guest")
-        self.latest: tuple[Tensor, Batch] | None = None  # the latest fresh batch and its output
+        self.latest: tuple[Tensor, Batch] | None = None  # output and batch of the latest exchange
 
     def compute_derivatives(
         self, round_: int, activations: list[Message]
     ) -> tuple[Tensor, list[Message]]:
-        """Forward and backward of a fresh batch: its mean loss, and dZ for each host.
+        """Run forward and backward on a fresh batch; return its mean loss, and dZ for each host.
 
-        `apply_update` then takes the optimizer's step.
+        `apply_update` then does the optimizer's step.
         """
         batch = self.loader.batch(round_)
         z = self._decode(activations, batch, self._batch_size)
@@ -87,11 +87,11 @@ class GuestTrainer:
         return loss.detach(), derivatives
 
     def apply_update(self) -> None:
-        """The exchanged update, which is the batch's first use."""
+        """Apply the exchanged update, which is the batch's first use."""
         self._optimizer.step()
 
     def local_step(self) -> None:
-        """An update from a cached batch, if one is eligible; nothing is sent."""
+        """Update from a cached batch, if one is eligible; nothing is sent."""
         entry = self.workset.sample()
         if entry is None:
             return
@@ -122,7 +122,7 @@ class GuestTrainer:
         return Scores(output.cpu(), losses_B.cpu(), batch.labels.cpu())
 
     def score_fresh_batch(self) -> float:
-        """The objective on the latest fresh batch, as predicted before any update from it."""
+        """The objective on the latest fresh batch, predicted before any update from that batch."""
         assert self.latest is not None
         output, batch = self.latest
         with torch.no_grad():
@@ -132,22 +132,22 @@ class GuestTrainer:
         return self.evaluator.objective(self.evaluator.metrics([scores]))
 
     def apply_tuning(self, tuning: Tuning) -> None:
-        """Switch to another tuning; nothing may be in flight."""
+        """Switch to another tuning; no round may be in flight."""
         for coding in self._codings.values():
             coding.set_codecs(tuning.codecs)
         self.workset.table.resize(*tuning.for_role("guest"))
 
     def specs(self, host: str, tuning: Tuning) -> dict[Kind, TensorSpec]:
-        """The tensors that may arrive from a host under a tuning."""
+        """The largest tensors that a host may send under a tuning."""
         coding = Coding(self._job, host, tuning.codecs)
         return coding.specs(Kind.ACTIVATION, Kind.TEST_ACTIVATION)
 
     def state(self) -> TrainerState:
-        """A copy of everything that training changes; nothing may be in flight."""
+        """A copy of everything that training changes."""
         return TrainerState.capture(self._modules, self._optimizer, self.workset)
 
     def roll_back(self, state: TrainerState) -> None:
-        """Return to an earlier state."""
+        """Return to an earlier state; no round may be in flight."""
         state.restore(self._modules, self._optimizer, self.workset)
 
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
@@ -155,7 +155,7 @@ class GuestTrainer:
         return to_state_dict(self.state(), self.workset)
 
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from a checkpoint; raises CheckpointError if it does not fit."""
+        """Load a checkpoint; raises CheckpointError if it does not fit."""
         checkpoint = CheckpointTensors(tensors, self._device)
         shapes = [(self._batch_size, terms.z_width) for terms in self._job.hosts.values()]
         state = from_state_dict(
@@ -166,7 +166,7 @@ class GuestTrainer:
         self.roll_back(state)
 
     def unanswered_bytes(self) -> int:
-        """Always 0: the guest's derivatives need no answer."""
+        """0: a host does not answer a derivative."""
         return 0
 
     def _decode(self, activations: list[Message], batch: Batch, rows: int) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""A host's training loop: rounds, held-out activations, checkpoints and the guest's verdicts."""
+"""A host's training loop: rounds, test activations, checkpoints and the guest's verdicts."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ async def train_host(
 ) -> int:
     """Train from a resume point to the end; returns the number of rounds done."""
     savepoints: dict[str, TrainerState] = {}
-    here, stage = resume_point.round, resume_point.stage
+    rounds_done, stage = resume_point.round, resume_point.stage
     while stage is not None:
         segment, last = stage.segment, stage.segment.stop - 1
-        if here == segment.start:
+        if rounds_done == segment.start:
             enter_stage(stage, trainer, savepoints)
         link.allow(trainer.specs())
         for message in trainer.in_flight():  # after a resume: resend what was in flight
             await link.send(message)
-        for round_ in range(here, segment.stop):
+        for round_ in range(rounds_done, segment.stop):
             await _exchange_round(trainer, link, segment, round_, observer)
             if round_ < last:
                 checkpointer.maybe_save(round_ + 1, savepoints)
@@ -45,15 +45,15 @@ async def train_host(
             await link.send(Message(Kind.REPORT, last, body=timings.to_body()))
         with observer.waiting():
             verdict = expect(await link.receive(), Kind.VERDICT, last).body or {}
-        here = segment.stop
+        rounds_done = segment.stop
         if verdict.get("stop") is True:
-            checkpointer.save_final(here)
-            return here
+            checkpointer.save_final(rounds_done)
+            return rounds_done
         stage = plan.next(verdict)
-        checkpointer.maybe_save(here, savepoints)
+        checkpointer.maybe_save(rounds_done, savepoints)
         checkpointer.announce()
-        here = stage.segment.start
-    return here
+        rounds_done = stage.segment.start
+    return rounds_done
 
 
 async def _exchange_round(

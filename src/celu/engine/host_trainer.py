@@ -1,8 +1,8 @@
 """A host's model, cache and rounds in flight: one exchange round and one local step.
 
-Paper: the lines of Party A in algorithms 1 and 2. If the weights changed between the forward pass
-and the arrival of dZ (local steps, other rounds in flight), Z is recomputed and the update weighted
-like any other use of a stale dZ; if not, it is the vanilla update, bit for bit. `host_program`
+Paper: Party A in algorithms 1 and 2. If the weights changed between the forward pass and the
+arrival of dZ (local steps, other rounds in flight), Z is recomputed and the update is weighted like
+any use of a stale dZ. Otherwise it is the vanilla update, bit for bit. `host_program`
 decides the order of the calls and does the network I/O.
 """
 
@@ -81,7 +81,7 @@ class HostTrainer:
         return message
 
     def update(self, round_: int, derivative: Message) -> None:
-        """The exchanged update, which is the batch's first use; then cache the batch."""
+        """Apply the exchanged update, the batch's first use, and cache the batch."""
         sent = self._in_flight.pop(round_)
         check_same_rows(derivative, sent.batch)
         dz_BD = self._coding.unpack(derivative, self._batch_size).to(self._device)
@@ -93,7 +93,7 @@ class HostTrainer:
         self.workset.insert(round_, sent.batch, (stale_BD,), (dz_BD,))
 
     def local_step(self) -> None:
-        """An update from a cached batch, if one is eligible; nothing is sent."""
+        """Update from a cached batch, if one is eligible; nothing is sent."""
         entry = self.workset.sample()
         if entry is not None:
             batch, (z_BD,), (dz_BD,) = entry.batch, entry.z, entry.dz
@@ -110,12 +110,12 @@ class HostTrainer:
         return self._coding.pack(message)[0]
 
     def apply_tuning(self, tuning: Tuning) -> None:
-        """Switch to another tuning; nothing may be in flight."""
+        """Switch to another tuning; no round may be in flight."""
         self._coding.set_codecs(tuning.codecs)
         self.workset.table.resize(*tuning.for_role("host"))
 
     def specs(self) -> dict[Kind, TensorSpec]:
-        """The tensors that may arrive from the guest."""
+        """The largest tensors that the guest may send."""
         return self._coding.specs(Kind.DERIVATIVE)
 
     def in_flight(self) -> list[Message]:
@@ -127,11 +127,11 @@ class HostTrainer:
         return sum(num_bytes(message) for message in self.in_flight())
 
     def state(self) -> TrainerState:
-        """A copy of everything that training changes; nothing may be in flight."""
+        """A copy of everything that training changes, without the rounds in flight."""
         return TrainerState.capture(self._modules, self._optimizer, self.workset)
 
     def roll_back(self, state: TrainerState) -> None:
-        """Return to an earlier state."""
+        """Return to an earlier state; no round may be in flight."""
         state.restore(self._modules, self._optimizer, self.workset)
 
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
@@ -143,10 +143,10 @@ class HostTrainer:
         return metadata.model_copy(update={"in_flight": list(self._in_flight)}), tensors
 
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from a checkpoint, under its tuning; raises CheckpointError if it does not fit.
+        """Load a checkpoint, whose tuning is applied; raises CheckpointError if it does not fit.
 
-        Activations in flight come back without their autograd graph. They need none: an update
-        followed each of them, so their derivatives are applied to a recomputed Z.
+        Activations in flight are loaded without their autograd graph. They need none: the weights
+        have changed since, so the derivatives are applied to a recomputed Z.
         """
         checkpoint = CheckpointTensors(tensors, self._device)
         shape = (self._batch_size, self._width)

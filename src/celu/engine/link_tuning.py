@@ -1,7 +1,7 @@
 """The tuning that saturates the link: codec, depth and the local steps that fit in.
 
 It turns measured costs (`cost_model`) into a tuning. It does not know whether local steps help the
-model: `auto` tries that out.
+model: `auto` finds out by trial.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Pair = tuple[int, int]  # R of the guest, R of the hosts
 
 
 class LinkTuner:
-    """Derives tunings from costs; what the contract fixes always wins."""
+    """Derives tunings from costs, without changing what the contract fixes."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         tuning = dict(job.tuning())
         self.fixed: dict[str, Any] = {name: tuning[name] for name in job.given()}
-        self._costs: dict[str, Costs] = {}  # by the codec with which they were measured
+        self._costs: dict[str, Costs] = {}  # by the codec in use when they were measured
 
     def first_costs(self, outcome: Outcome) -> Costs:
         """The costs measured by the first segment, which has one round in flight."""

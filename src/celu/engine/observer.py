@@ -1,7 +1,6 @@
-"""Measures a training loop and emits its events: rounds, evaluations, choices, checkpoints.
+"""Measures a training loop and emits its events: rounds, evaluations, tunings, checkpoints.
 
-It does not decide what happens to the events (file, progress bar, tracker): its caller passes
-`emit`.
+It does not decide what happens to an event (file, progress bar, tracker): the caller passes `emit`.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Observer:
     """Turns the engine's calls into events, for `emit(event)`.
 
     It reports every `report_every`-th round, so that reading values back from a GPU does not
-    stall every step. Its clock is that of `spans`.
+    stall every step. It uses the clock of `spans`.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Observer:
         )
 
     def load_progress(self, progress: ProgressState) -> None:
-        """Continue the totals from a checkpoint."""
+        """Restore the totals from a checkpoint."""
         self._started = self._clock() - progress.seconds
         self._waited_s = progress.waited_s
         self._local_s = progress.local_s
@@ -120,7 +119,7 @@ class Observer:
 
     @contextmanager
     def evaluating(self, *, counted: bool) -> Iterator[None]:
-        """Time this block as an evaluation; `counted` if the contract asks for it."""
+        """Time this block as an evaluation; if `counted`, it is not reported as training time."""
         with self._spans.record("evaluate") as elapsed:
             yield
         if counted:
@@ -166,7 +165,7 @@ class Observer:
         return self._transfer_s + sum(t.received.training_transfer_s for t in self._traffic)
 
     def tuning_chosen(self, stage: Stage) -> None:
-        """Emit the guest's choice for the next stage."""
+        """Emit the tuning that the guest chose for a stage."""
         segment = stage.segment
         tuning = segment.tuning.model_dump(include=set(Tuning.model_fields))
         fields: dict[str, Any] = {"round": segment.start, "until": segment.stop, **tuning}

@@ -1,7 +1,8 @@
 """A party's optimizer, built from the contract's settings.
 
 AdaGrad and SGD handle dense and sparse gradients. Adam does not, so embeddings with sparse
-gradients use SparseAdam: the cost of a step follows the batch size, not the embedding table's.
+gradients use SparseAdam. The cost of their step depends on the batch size, not on the size of the
+embedding table.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Optimizer:
             found = _NAME.fullmatch(name)
             if found is None or not self._fits(int(found[1]), int(found[2]), found[3], value):
                 raise CheckpointError(
-                    f"optimizer.{name}: this is not {self._names()} state of this model's "
-                    "parameters. Restore the model and settings that the run started with"
+                    f"optimizer.{name}: the checkpoint does not fit this model's {self._names()} "
+                    "optimizer. Restore the model and settings that the run started with"
                 )
             states[int(found[1])].setdefault(int(found[2]), {})[found[3]] = value
         for rule, state in zip(self._rules, states, strict=True):

@@ -1,4 +1,4 @@
-"""The outcome of a segment: scores and timings, from which a plan chooses the next one."""
+"""The outcome of a segment: scores and timings, from which a plan chooses the next segment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Timings:
 
     @property
     def step_s(self) -> float:
-        """Seconds per local step; without any, those of a round's exchange."""
+        """Seconds per local step; if none was made, `exchange_s`."""
         return self.local_s / self.local_steps if self.local_steps else self.exchange_s
 
     @property

@@ -1,4 +1,4 @@
-"""Which segment comes next, and from which state: the guest decides and the hosts follow.
+"""Which segment comes next, and from which state: the guest decides, and the hosts follow.
 
 A fixed plan is part of the contract, so every party knows it. With `method = "auto"` the guest
 decides at the end of each segment (`AutoPlan`) and sends the next stage in its verdict. A host
@@ -53,8 +53,10 @@ class Stage:
         }
 
     @staticmethod
-    def from_body(body: Any, here: int, savepoints: Mapping[str, int], schedule: Schedule) -> Stage:
-        """The stage that a guest sent to a host at round `here` with savepoints at these rounds.
+    def from_body(
+        body: Any, round_: int, savepoints: Mapping[str, int], schedule: Schedule
+    ) -> Stage:
+        """The stage that a guest sent to a host after `round_` rounds, with these savepoints.
 
         Raises ProtocolError for anything that the host cannot do.
         """
@@ -65,12 +67,12 @@ class Stage:
             start, stop, save, restore = (body[k] for k in ("start", "stop", "save", "restore"))
         except (ValidationError, ConfigError, KeyError, TypeError) as error:
             raise ProtocolError("VERDICT: the guest did not send a valid next stage") from error
-        at = {**savepoints, **({save: here} if save in SAVEPOINTS else {})}
+        at = {**savepoints, **({save: round_} if save in SAVEPOINTS else {})}
         allowed = (
             (save is None or save in SAVEPOINTS)
             and (restore is None or (isinstance(restore, str) and restore in at))
             and type(start) is int
-            and start == (here if restore is None else at[restore])
+            and start == (round_ if restore is None else at[restore])
             and type(stop) is int
             and start < stop <= schedule.num_rounds
             and max(tuning.for_role("host")[0], tuning.for_role("guest")[0]) <= MAX_W
@@ -79,9 +81,9 @@ class Stage:
         )
         if not allowed:
             raise ProtocolError(
-                f"VERDICT: expected a stage from round {here} or a savepoint of "
+                f"VERDICT: expected a stage from round {round_} or a savepoint of "
                 f"{dict(savepoints)}, with W, R and depth of at most {MAX_W}, {MAX_R} and "
-                f"{MAX_DEPTH}; got another one"
+                f"{MAX_DEPTH}; got another stage"
             )
         segment = Segment(start, stop, tuning, evaluates=body.get("scored") is True)
         return Stage(segment, save, restore, drop_savepoints=body.get("forget") is True)
@@ -142,7 +144,7 @@ class FixedPlan:
 def first_stage(job: Job, schedule: Schedule) -> Stage:
     """The first stage, which every party derives from the contract.
 
-    With `auto` it measures: depth 1, no local steps, float32, unless the contract says otherwise.
+    With `auto` it measures costs: depth 1, no local steps, float32, unless the contract fixes them.
     """
     if not job.auto:
         return FixedPlan(job, schedule).first()
@@ -177,10 +179,10 @@ class HostPlan:
             if stage is None:
                 raise ProtocolError("VERDICT: the guest continues although all rounds are done")
             return stage
-        here = self._stage.segment.stop
-        stage = Stage.from_body(verdict.get("next"), here, self._savepoints, self._schedule)
+        round_ = self._stage.segment.stop
+        stage = Stage.from_body(verdict.get("next"), round_, self._savepoints, self._schedule)
         if stage.save is not None:
-            self._savepoints[stage.save] = here
+            self._savepoints[stage.save] = round_
         if stage.drop_savepoints:
             self._savepoints.clear()
         self._stage = stage

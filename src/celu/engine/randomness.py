@@ -8,9 +8,9 @@ import torch
 
 
 def seed_step(seed: int, party: str, round_: int, use: int) -> None:
-    """Seed torch for one forward pass: the `use`-th of a round's batch at a party.
+    """Seed torch for one forward pass: use number `use` of a round's batch at a party.
 
-    So the bits of a run do not depend on which parties share a process, and any step can be
+    The bits of a run then do not depend on which parties share a process, and any step can be
     replayed.
     """
     key = hashlib.blake2b(f"{seed}/{party}/{round_}/{use}".encode(), digest_size=8).digest()

@@ -20,7 +20,7 @@ from celu.config.job import Choice, Job, Tuning
 
 @dataclass(frozen=True)
 class Segment:
-    """Rounds from `start` to before `stop`; rounds count from 0. The aliases are a file format.
+    """Rounds from `start` to before `stop`; rounds count from 0. The aliases are the keys in files.
 
     `evaluates`: held-out rows are scored at its end. `scores_fresh_batches`: the guest scores each
     fresh batch before it trains on it.
@@ -41,8 +41,8 @@ class Segment:
     def measured(self) -> range:
         """The rounds whose timings count; those before them fill the pipeline.
 
-        One more round is left out: the guest waits for the next Z until the host has applied its
-        first update, and that one is slow, so it would look like network latency.
+        One more round is left out: a host's first update is slow, and the guest, which waits for
+        the next Z, would count that as network latency.
         """
         return self.rounds[min(self.tuning.depth + 1, len(self.rounds) // 2) :]
 
@@ -83,8 +83,10 @@ def planned_segments(job: Job, schedule: Schedule) -> Iterator[Segment]:
     """The segments of a run whose tunings are fixed by the contract."""
     choices = job.choices or [Choice(round=0, **dict(job.tuning()))]
     starts = [choice.round for choice in choices if choice.round < schedule.num_rounds]
-    for choice, (here, end) in zip(choices, pairwise([*starts, schedule.num_rounds]), strict=False):
-        cuts = [here]
+    for choice, (first, end) in zip(
+        choices, pairwise([*starts, schedule.num_rounds]), strict=False
+    ):
+        cuts = [first]
         while cuts[-1] < end:
             cuts.append(min(schedule.evaluation_after(cuts[-1]), end))
         for start, stop in pairwise(cuts):

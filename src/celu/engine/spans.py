@@ -1,6 +1,6 @@
 """Spans: what a party's compute thread did recently and when, one activity at a time.
 
-Times are those of the party's clock. Spans of its links are recorded in their `Traffic`.
+Times are by the party's clock. The `Traffic` of each link records the spans of its messages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 Activity = Literal["compute", "local", "encode", "wait", "evaluate"]
-MAX_SPANS = 200  # buffered, and reported at once
+MAX_SPANS = 200  # in the buffer, and in one report
 MAX_SPAN_ROUNDS = 8  # a report covers only this many of its latest rounds
 
 
@@ -23,7 +23,7 @@ class Elapsed:
 
 
 class Spans:
-    """Records activities with their start and end. The clock must be that of the party's links."""
+    """Records activities with their start and end. Pass the clock of the party's links."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock

@@ -121,7 +121,7 @@ def from_state_dict(
 ) -> TrainerState:
     """The inverse of `to_state_dict`; `shapes` are those of a table entry's Z, one per host.
 
-    Raises CheckpointError, by name, if the checkpoint does not fit the modules or the optimizer.
+    Raises CheckpointError, which names the tensor, if the modules or the optimizer do not fit.
     """
     weights = {
         which: {
@@ -150,6 +150,6 @@ def from_state_dict(
 def restore_counters(
     metadata: TrainerMetadata, tensors: CheckpointTensors, workset: Workset
 ) -> None:
-    """Continue the workset's counters from a checkpoint."""
+    """Restore the workset's counters from a checkpoint."""
     workset.local_steps, workset.bubbles = metadata.local_steps, metadata.bubbles
     workset.similarity_B = tensors.pop_optional("similarity")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-# Set explicitly, since torch warns once if it is left open.
+# Set explicitly, since torch warns if it is not set.
 torch.sparse.check_sparse_tensor_invariants.disable()
 
 RuleState = dict[int, dict[str, Any]]  # by parameter index, then by state key
@@ -25,7 +25,7 @@ class Rule(Protocol):
     name: str
     parameters: Sequence[nn.Parameter]
     state_keys: set[str]  # of each parameter; values are numbers or tensors of its shape
-    has_initial_state: bool  # for every parameter; otherwise only once it was updated
+    has_initial_state: bool  # False if a parameter has no state before its first update
 
     def step(self) -> None:
         """Apply the gradients."""

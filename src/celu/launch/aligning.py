@@ -27,8 +27,8 @@ def align_party(
 ) -> tuple[Alignment, dict[str, TrafficBothWays]]:
     """Find the rows that all parties have and write the alignment; also return each link's traffic.
 
-    Interrupted and started again, it resumes, and so does the other side by itself. Raises
-    ConfigError, DataError, and what `celu.psi` raises.
+    If it is interrupted, it resumes when it is started again; the peers resume by themselves.
+    Raises ConfigError, DataError, and what `celu.psi` raises.
     """
     data = settings.require_data()
     if data.alignment is None:

@@ -1,4 +1,4 @@
-"""`celu doctor`: measure the link to each peer and gather the facts that advice rests on."""
+"""`celu doctor`: measure the link to each peer and gather the facts that its advice is based on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def diagnose_party(
     if not settings.peers:
         raise ConfigError("peers: expected at least one peer to measure the link to, got none")
     for host in job.hosts:
-        Coding(job, host)  # refuses an unknown codec before anybody connects
+        Coding(job, host)  # raises ConfigError for an unknown codec before it connects
     endpoint = endpoint_of(settings)
     certificates = []
     if endpoint.keys is not None:
@@ -43,5 +43,5 @@ def diagnose_party(
             program = diagnose_hosts(settings.name, job, links, plan, Clocks(), say)
         else:
             program = diagnose_guest(settings.name, job, links[job.guest], Clocks(), say)
-        examined = run_blocking(program)
-    return [gather_facts(settings, job, found, certificates) for found in examined.values()]
+        measurements = run_blocking(program)
+    return [gather_facts(settings, job, found, certificates) for found in measurements.values()]

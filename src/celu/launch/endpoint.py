@@ -1,4 +1,4 @@
-"""The network side of `party.toml`, in the transport's terms."""
+"""Converts the network settings of `party.toml` into the transport's `Endpoint`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celu.transport.preflight import Gateway
 
 
 def endpoint_of(settings: PartySettings, on_event: Callback = ignore) -> Endpoint:
-    """How a party listens, connects and authenticates; `on_event` gets the events of links."""
+    """How a party listens, connects and authenticates; `on_event` receives link events."""
     keys = None
     if settings.peers and not settings.insecure:
         assert settings.keys is not None  # PartySettings checks this

@@ -1,4 +1,4 @@
-"""The run folder that `party.toml` names. Imports no torch, so that its errors come at once."""
+"""The run folder that `party.toml` names. Does not import torch, so that errors appear at once."""
 
 from __future__ import annotations
 

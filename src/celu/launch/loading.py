@@ -23,9 +23,9 @@ def load_party(
 ) -> Host | Guest:
     """Build a party's modules and open its rows, unless `datasets` are given.
 
-    Python searches `folder` first for modules of the user's own. The weights depend on (seed,
-    party) alone, so that a run repeats to the bit. Raises ConfigError, DataError, AlignmentError or
-    ModelError.
+    Python searches `folder` first when it imports the user's modules. The initial weights depend
+    on (seed, party) only, so that runs are reproducible bit for bit. Raises ConfigError, DataError,
+    AlignmentError or ModelError.
     """
     device = find_device(settings.device)
     datasets = datasets or read_datasets(settings)
@@ -50,7 +50,7 @@ def load_party(
             folder=folder,
         ).to(device)
     if settings.role == "host":
-        assert bottom is not None  # PartySettings checks that a host has one
+        assert bottom is not None  # PartySettings checks this
         return Host(bottom=bottom, train=train, test=test)
     assert model.top is not None and model.loss is not None  # likewise for a guest
     widths = ([guest_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
@@ -66,7 +66,7 @@ def load_party(
 
 
 def read_datasets(settings: PartySettings) -> StoreDatasets:
-    """A party's training and held-out rows, in main memory; raises DataError, AlignmentError."""
+    """A party's training and test rows, in main memory; raises DataError, AlignmentError."""
     data = settings.require_data()
     store = open_store(data.store)
     alignment = None if data.alignment is None else read_alignment(data.alignment, store)
@@ -79,7 +79,7 @@ def read_datasets(settings: PartySettings) -> StoreDatasets:
 
 
 def find_device(name: str) -> torch.device:
-    """The torch device of a name; raises ConfigError where this machine does not have it."""
+    """The torch device with this name; raises ConfigError if it is not available."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

@@ -1,4 +1,4 @@
-"""The end of a run on disk: weights, `replay.toml`, summary; for `run` and `simulate` alike."""
+"""Records the end of a run in its folder: weights, `replay.toml`, summary, or the failure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def record_result(
 
 @contextmanager
 def recording_failure(folders: Iterable[RunFolder]) -> Iterator[None]:
-    """Where the block raises, record the error as the end of these runs."""
+    """If the block raises, record the error as the end of these runs."""
     try:
         yield
     except BaseException as error:

@@ -37,7 +37,7 @@ def run(
 
     `settings` are the party's private settings or the file with them: its name, peers and keys,
     where it listens, its run folder. Sections `[data]` and `[model]` are not used, because `party`
-    brings both. `callbacks` are called with each event. Called again, the run resumes from the
+    has both. `callbacks` are called with each event. A second call resumes the run from the
     checkpoints in the run folder. Raises CeluError.
     """
     source = settings if isinstance(settings, Path | str) else "party.toml"
@@ -73,8 +73,8 @@ def run_party(
 ) -> Result:
     """Train a party whose rows and modules `party.toml` names; raises CeluError.
 
-    Python searches `source` first for modules of the user's own. `listening` is called with the
-    port once peers can connect.
+    Python searches `source` first when it imports the user's modules. `listening` is called with
+    the port once peers can connect.
     """
     retain_freed_memory()
     with recording_failure([folder]):
@@ -100,7 +100,7 @@ def _run_recorded(
     folder: RunFolder,
     listening: Callable[[int], None],
 ) -> Result:
-    """Train until done; where a peer's process restarts, start over from the last checkpoint."""
+    """Train until done; if a peer's process restarts, start over from the last checkpoint."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     while True:

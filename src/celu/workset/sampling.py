@@ -1,6 +1,6 @@
 """Which cached batch the next local step uses (paper, section 3.2).
 
-A policy has no hidden state and sees only the entries' clocks, so equal settings give equal
+A policy has no state of its own and uses only the entries' clocks, so equal settings give equal
 choices regardless of network timing.
 """
 

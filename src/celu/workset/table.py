@@ -1,7 +1,7 @@
 """The workset table: the W newest exchanged batches, each with two clocks (paper, section 3.1).
 
-It decides which batches stay cached and counts their uses. It does not choose the next one
-(`sampling`) or weight its instances (`weighting`).
+It decides which batches stay cached and counts their uses. It does not choose the batch of the next
+local step (`sampling`) or weight its instances (`weighting`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Entry:
     z: tuple[Tensor, ...]
     dz: tuple[Tensor, ...]
     uses: int = 1  # second clock: updates made from it; the exchanged update is the first
-    used_at: int = -1  # the local step that last used it; insertion counts as the step before
+    used_at: int = -1  # the local step that last used it; at insertion, the latest step
     # For reports: the similarities of its last local step, and their median, which is computed
     # only when it is reported.
     similarity_B: Tensor | None = None
@@ -43,7 +43,7 @@ class WorksetTable:
     def __init__(self, W: int, R: int) -> None:
         self.W = W
         self.R = R
-        self.step = 0  # local steps offered so far, bubbles included
+        self.step = 0  # local steps so far, bubbles included
         self._entries: list[Entry] = []  # oldest first
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class WorksetTable:
         return iter(self._entries)
 
     def resize(self, W: int, R: int) -> None:
-        """Change W and R; entries that are too old or too used under them are evicted."""
+        """Change W and R; entries beyond the new limits are evicted."""
         self.W, self.R = W, R
         newest = self._entries[-1].round if self._entries else 0
         self._entries = [e for e in self._entries if e.round >= newest - W + 1 and e.uses < R]

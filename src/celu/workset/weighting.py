@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-# Rows of dZ carry the 1/B of the mean loss, so their norms can be far below the 1e-8 at which
-# torch's cosine_similarity starts to shrink its result. With a bound below 1e-18, squares would
-# underflow and cosines of nearly zero rows could exceed 1.
+# The mean loss scales rows of dZ by 1/B, so their norms can be far below the 1e-8 at which torch's
+# cosine_similarity starts to shrink its result. With a bound below 1e-18, squares would underflow
+# and cosines of nearly zero rows could exceed 1.
 _MIN_NORM = 1e-18
 
 

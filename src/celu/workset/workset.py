@@ -28,9 +28,8 @@ class Workset:
     local_steps: int = 0
     bubbles: int = 0
     similarity_B: Tensor | None = None  # of the latest weighted update
-    ages: list[int] = field(
-        default_factory=list
-    )  # in rounds, of batches used since the last report
+    # In rounds, of the batches used since the last report.
+    ages: list[int] = field(default_factory=list)
 
     @staticmethod
     def from_job(job: Job, role: Role) -> Workset:
@@ -50,7 +49,7 @@ class Workset:
         self.table.insert(Entry(round_, batch, z, dz))
 
     def sample(self) -> Entry | None:
-        """The entry for the next local step; None, counted as a bubble, if none is eligible."""
+        """The entry for the next local step; None (a bubble) if none is eligible."""
         newest = max((cached.round for cached in self.table), default=0)
         entry = self.table.sample(self.sampling)
         if entry is not None:

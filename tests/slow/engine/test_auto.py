@@ -1,4 +1,4 @@
-"""`method = "auto"`: what it chooses and why, and that its choices replay the run."""
+"""`method = "auto"`: which tunings it chooses, and that its choices replay the run."""
 
 import copy
 import math
@@ -49,10 +49,10 @@ def auto_federation(rounds: int = 200, **job: Any) -> Federation:
 def run(fed: Federation) -> tuple[celu.Result, list[dict[str, Any]]]:
     events: list[dict[str, Any]] = []
 
-    def note(event: celu.Event) -> None:
+    def record(event: celu.Event) -> None:
         events.append({"event": event.event, **event.fields})
 
-    result = celu.simulate(fed.job, fed.guest, fed.hosts, link=SLOW, speed=1000, callbacks=[note])
+    result = celu.simulate(fed.job, fed.guest, fed.hosts, link=SLOW, speed=1000, callbacks=[record])
     return result, [event for event in events if event["event"] == "choice"]
 
 
@@ -103,10 +103,10 @@ def test_its_choices_replay_a_run_bit_for_bit(tmp_path: Path, hosts: dict[str, i
 
 def test_its_choices_replay_a_run_over_grpc(tmp_path: Path) -> None:
     fed = auto_federation(rounds=80)
-    noted: list[Choice] = []
+    choices: list[Choice] = []
     again = copy.deepcopy(fed)
-    weights = train_over_grpc(fed, tmp_path, result=lambda r: noted.extend(r.choices))
-    again.job = with_choices(fed.job, noted, tmp_path)
+    weights = train_over_grpc(fed, tmp_path, result=lambda r: choices.extend(r.choices))
+    again.job = with_choices(fed.job, choices, tmp_path)
     assert_same_bits(train_in_memory(again), weights)
 
 
@@ -140,7 +140,7 @@ def test_a_run_ends_when_it_reaches_its_target() -> None:
     assert result.rounds < 200
 
 
-# Manual computations. Messages have 1,000 bytes and a byte takes 0.1 ms: 100 ms per round.
+# For manual computations: messages have 1,000 bytes and a byte takes 0.1 ms, 100 ms per round.
 COSTS = Costs(
     up_byte_s=1e-4,
     down_byte_s=1e-4,
@@ -270,8 +270,8 @@ def test_local_steps_that_no_longer_help_are_reduced() -> None:
 def test_if_fewer_local_steps_win_more_are_not_tried_right_away() -> None:
     made = plan()
     stages = run_plan(made, {(5, 1): 0.8, (2, 1): 0.9})
-    fell = next(stage for stage in stages if stage.reason.startswith("R = 2 and 1 scored best"))
-    assert "trial" not in fell.reason
+    reduced = next(stage for stage in stages if stage.reason.startswith("R = 2 and 1 scored best"))
+    assert "trial" not in reduced.reason
 
 
 def test_fewer_local_steps_must_win_by_more_than_the_standard_error() -> None:

@@ -215,7 +215,7 @@ def test_repeated_interruptions_and_damaged_checkpoints_do_not_change_the_result
     chance = random.Random(seed)
     fed = CASES[chance.choice(["depth 8", "two hosts", "celu", "changing", "4bit"])]()
     attempt(fed, tmp_path / "whole")
-    folder = tmp_path / "torn"
+    folder = tmp_path / "interrupted"
     for _ in range(6):
         attempt(fed, folder, turns=chance.randrange(5, 60), chance=chance)
         for name in (fed.job.guest, *fed.hosts):
@@ -269,8 +269,8 @@ def test_old_generations_are_deleted_except_those_that_may_be_needed(tmp_path: P
     fed = federation(method=celu.Method(R=1, depth=4), rounds=40, checkpoint={"every": 2})
     attempt(fed, tmp_path)
     for name in ("guest", "host"):
-        held = Checkpoints(tmp_path / name).available_rounds()
-        assert held == [0, 30, 32, 34, 36, 38, 40]
+        rounds = Checkpoints(tmp_path / name).available_rounds()
+        assert rounds == [0, 30, 32, 34, 36, 38, 40]
 
 
 class Stopped(BaseException):
@@ -291,12 +291,12 @@ def run_auto(fed: Federation, folder: Path, stop: int | None = None) -> tuple[An
         if len(events) == stop:
             raise Stopped
 
-    def note(name: str) -> Callable[..., None]:
+    def recording(name: str) -> Callable[..., None]:
         save = stores[name].save
-        return lambda snapshot, many: (taken[name].append(snapshot.round), save(snapshot, many))[1]
+        return lambda snapshot, keep: (taken[name].append(snapshot.round), save(snapshot, keep))[1]
 
     for name in stores:
-        stores[name].save = note(name)  # type: ignore[method-assign]
+        stores[name].save = recording(name)  # type: ignore[method-assign]
     try:
         slow = LinkSettings(mbps=1, delay_ms=20)
         result = celu.simulate(
