@@ -160,9 +160,7 @@ class PartySettings(Settings):
     outage_s: Seconds = 600.0  # the longest wait for a link to come up again
     heartbeat_s: Seconds = 10.0  # a peer silent for two of these counts as gone
     link: AnyLink | None = None  # emulates a slow link for the messages that this party sends
-    tracking: list[
-        Literal["tensorboard"]
-    ] = []  # trackers that receive metrics in addition to the run folder
+    tracking: list[Literal["tensorboard"]] = []  # where metrics also go, besides the run folder
 
     def require_data(self) -> DataSettings:
         """The `[data]` section; raises ConfigError if there is none."""

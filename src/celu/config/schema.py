@@ -40,7 +40,7 @@ class Source(Settings):
 
     format: Literal["csv", "tsv", "parquet"] | None = None
     names: list[ColumnName] | None = None  # for files without a header
-    missing: list[str] = [""]  # texts that mean a missing value
+    missing: list[str] = [""]  # texts that mean a missing value; "" always does
 
 
 class Split(Settings):
