@@ -188,7 +188,9 @@ def events() -> Iterator[str]:
     """Every type of event with its fields, except name and time."""
     yield "| type | `event` | when | fields |\n|---|---|---|---|"
     for name, kind in EVENT_TYPES.items():
-        fields = ", ".join(f"`{field}`" for field in kind.model_fields if field not in ("event", "t"))
+        fields = ", ".join(
+            f"`{field}`" for field in kind.model_fields if field not in ("event", "t")
+        )
         yield f"| `{kind.__name__}` | `{name}` | {_paragraph(inspect.getdoc(kind))} | {fields} |"
 
 
