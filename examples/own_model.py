@@ -2,7 +2,8 @@
 
     python examples/own_model.py
 
-Across two machines, party.toml names the same classes: bottom = "own_model:Clinic".
+Across two machines, each party calls `celu.run`, or names its class in party.toml:
+bottom = "own_model:Clinic".
 """
 
 import torch

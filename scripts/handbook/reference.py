@@ -1,4 +1,4 @@
-"""The reference, generated from the code: Python names, commands, and keys of the settings files.
+"""The reference, generated from the code: Python names, commands, settings and events.
 
 A page includes a part of it with a comment, `<!-- generated: commands -->`.
 """
@@ -22,6 +22,7 @@ from celu.cli.app import app
 from celu.config.job import Job
 from celu.config.party import PartySettings
 from celu.config.schema import RawSchema
+from celu.events import EVENT_TYPES
 
 _INCLUDE = re.compile(r"<!-- generated: (\w+) -->")
 
@@ -183,8 +184,19 @@ def _paragraph(text: str | None) -> str:
     return " ".join((text or "").split("\n\n")[0].split())
 
 
+def events() -> Iterator[str]:
+    """Every type of event with its fields, except name and time."""
+    yield "| type | `event` | when | fields |\n|---|---|---|---|"
+    for name, kind in EVENT_TYPES.items():
+        fields = ", ".join(
+            f"`{field}`" for field in kind.model_fields if field not in ("event", "t")
+        )
+        yield f"| `{kind.__name__}` | `{name}` | {_paragraph(inspect.getdoc(kind))} | {fields} |"
+
+
 PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "python": python_names,
     "commands": commands,
     "settings": settings,
+    "events": events,
 }

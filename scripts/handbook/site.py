@@ -28,6 +28,7 @@ NAVIGATION = (
     ("docs/two-companies-guest.md", "— guest"),
     ("docs/two-companies-host.md", "— host"),
     ("docs/data.md", "Data"),
+    ("docs/python.md", "Python API"),
     ("docs/own-model.md", "Your own model"),
     ("docs/choosing.md", "Choosing settings"),
     ("docs/operations.md", "Operations"),
