@@ -162,3 +162,27 @@ def test_run_refuses_a_party_of_the_other_role(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"role: expected the role of the Host .*got 'guest'"):
         celu.run(small_job(), host, files["airline"])
     assert not (tmp_path / "airline" / "run").exists()
+
+
+def test_a_wrong_job_is_a_config_error_that_names_the_fields(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"batch_size: expected .*got 0"):
+        celu.Job(rounds=5, batch_size=0, hosts={"b": 3})
+    path = tmp_path / "job.toml"
+    path.write_text("rounds = 5\nbatch_size = 0\n[hosts]\nb = 3\n")
+    with pytest.raises(ConfigError, match=r"job\.toml: batch_size: expected .*got 0"):
+        celu.read_job(str(path))
+
+
+def test_a_dataset_is_short_in_a_notebook() -> None:
+    data = celu.Dataset({"x": torch.zeros(200, 3)}, torch.zeros(200))
+    assert repr(data) == "Dataset(x [200, 3]; labels [200])"
+    assert len(data) == 200
+
+
+def test_checkpoints_take_a_path_as_text(tmp_path: Path) -> None:
+    guest, host = parties()
+    folders = {name: str(tmp_path / name) for name in ("airline", "weather")}
+    checkpoints = {name: celu.Checkpoints(folder) for name, folder in folders.items()}
+    job = small_job(checkpoint={"every": 10})
+    celu.simulate(job, guest, {"weather": host}, checkpoints=checkpoints)
+    assert celu.Checkpoints(folders["airline"]).available_rounds()[-1] == 40

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Method,
         Optimizer,
         Order,
+        read_job,
     )
     from celu.config.link import LinkSettings, find_link
     from celu.data.clicks import write_clicks
@@ -73,6 +74,7 @@ __all__ = [
     "find_link",
     "open_datasets",
     "open_store",
+    "read_job",
     "run",
     "simulate",
     "write_clicks",
@@ -84,7 +86,7 @@ _HOMES = {
     "checkpoint.generations": ("Checkpoints",),
     "config.job": (
         *("Checkpoint", "Codecs", "Evaluation", "HostTerms"),
-        *("Job", "Method", "Optimizer", "Order"),
+        *("Job", "Method", "Optimizer", "Order", "read_job"),
     ),
     "config.link": ("LinkSettings", "find_link"),
     "data.clicks": ("write_clicks",),

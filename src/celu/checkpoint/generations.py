@@ -51,10 +51,10 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: Path, disk: Disk | None = None, writer: Writer | None = None
+        self, folder: Path | str, disk: Disk | None = None, writer: Writer | None = None
     ) -> None:
-        self._run_folder = folder
-        self._folder = folder / FOLDER
+        self._run_folder = Path(folder)
+        self._folder = self._run_folder / FOLDER
         self._disk = disk or RealDisk()
         self._writer = writer or BackgroundWriter()
         self._identity: RunIdentity | None = None

@@ -14,10 +14,12 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
+    ValidationError,
     model_validator,
 )
 
-from celu.config.reading import PartyName, Settings, read_settings
+from celu.config.reading import PartyName, Settings, describe, read_settings
+from celu.errors import ConfigError
 
 Role = Literal["guest", "host"]
 
@@ -225,6 +227,15 @@ class Job(Settings):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
 
+    if not TYPE_CHECKING:  # type checkers see the fields as keyword arguments
+
+        def __init__(self, **fields: Any) -> None:
+            """Raises ConfigError, which names each wrong field."""
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                raise ConfigError("\n".join(describe(error))) from error
+
     @model_validator(mode="before")
     @classmethod
     def _fill_in_preset(cls, data: Any) -> Any:
@@ -298,9 +309,9 @@ class Job(Settings):
         return flat
 
 
-def read_job(path: Path) -> Job:
+def read_job(path: Path | str) -> Job:
     """Read and validate a contract; raises ConfigError."""
-    return read_settings(Job, path)
+    return read_settings(Job, Path(path))
 
 
 def _merge(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

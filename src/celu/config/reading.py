@@ -60,6 +60,9 @@ def validate(model: type[_T], values: dict[str, Any], path: Path) -> _T:
         return model.model_validate(values, context={"folder": path.parent})
     except ValidationError as error:
         raise ConfigError("\n".join(f"{path}: {line}" for line in describe(error))) from error
+    except ConfigError as error:  # from a model that reports its fields itself
+        lines = str(error).splitlines()
+        raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from error
 
 
 def describe(error: ValidationError) -> list[str]:

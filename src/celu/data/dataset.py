@@ -122,6 +122,14 @@ class Dataset:
         content = read_table(table, label=label, row_id=id, inputs=inputs, seed=seed)
         return cls(*content)
 
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{name} {list(t.shape)}" for name, t in self.inputs.items())
+        labels = "no labels" if self.labels is None else f"labels {list(self.labels.shape)}"
+        return f"Dataset({inputs or 'no inputs'}; {labels})"
+
     def _check(self) -> None:
         counts = {f"input {name!r}": len(tensor) for name, tensor in self.inputs.items()}
         if self.labels is not None:

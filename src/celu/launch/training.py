@@ -36,9 +36,9 @@ def run(
     """Train one party of a job over the network, in place; the other parties run the same job.
 
     `settings` are the party's private settings or the file with them: its name, peers and keys,
-    where it listens, its run folder. Sections `[data]` and `[model]` are not used, because `party`
-    has both. `callbacks` are called with each event. A second call resumes the run from the
-    checkpoints in the run folder. Raises CeluError.
+    where it listens, its run folder. `[data]`, `[model]`, `device` and `tracking` are not used:
+    `party` has the rows, and modules on their device. `callbacks` are called with each event. A
+    second call resumes the run from the checkpoints in the run folder. Raises CeluError.
     """
     source = settings if isinstance(settings, Path | str) else "party.toml"
     if isinstance(settings, Path | str):

@@ -267,7 +267,7 @@ def test_an_interrupt_stops_both_parties_with_a_message(training: Parties) -> No
         ),
         ("airline/party.toml", 'loss = "binary"', 'loss = "sum"', 3, "model.loss: expected one of"),
         ("airline/party.toml", 'store = "store', 'store = "absent', 4, "absent/schema.json"),
-        ("airline/party.toml", "threads = 1", 'threads = 1\ndevice = "tpu"', 3, "device 'tpu' is not available"),
+        ("airline/party.toml", "threads = 1", 'threads = 1\ndevice = "tpu"', 3, "device 'tpu'"),
         ("airline/party.toml", "airline.pem", "nobody.pem", 6, "nobody.pem"),
     ],
 )
