@@ -11,8 +11,8 @@ from federation import (
     Federation,
     assert_same_bits,
     federation,
-    train_by_hand,
     train_in_memory,
+    train_in_plain_loop,
     train_over_grpc,
 )
 
@@ -48,11 +48,11 @@ def case(request: pytest.FixtureRequest) -> Federation:
 
 
 def test_vanilla_in_memory_equals_one_process(case: Federation) -> None:
-    assert_same_bits(train_in_memory(case), train_by_hand(case))
+    assert_same_bits(train_in_memory(case), train_in_plain_loop(case))
 
 
 def test_vanilla_over_grpc_equals_one_process(case: Federation, keys: Path) -> None:
-    assert_same_bits(train_over_grpc(case, keys), train_by_hand(case))
+    assert_same_bits(train_over_grpc(case, keys), train_in_plain_loop(case))
 
 
 METHODS = {
