@@ -10,7 +10,7 @@ from celu.prepare.pipeline import Target, prepare
 from celu.prepare.presets import PRESETS
 
 FILES = {"criteo": "criteo_random.tsv.gz", "avazu": "avazu_all.csv.gz"}
-# A value that occurs in one training row only would be memorized: it gets the code of unseen values.
+# A value that occurs in one training row only would be memorized: it gets the unseen values' code.
 VOCABULARY = Category(vocabulary=1_000_000, min_count=2)
 
 

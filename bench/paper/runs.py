@@ -99,7 +99,7 @@ class RunCache:
         self._stores = stores
         self._workers = workers
         self._log = log
-        self._records = _read(self._file)  # by key; a line of the file each
+        self._records = _read(self._file)  # by key, one record per line
         self._used: set[str] = set()
         self._cached_only = False
         # Reused by later calls: the worker processes hold the data in memory.
@@ -167,9 +167,8 @@ class RunCache:
             for request, call in zip(requests, calls, strict=True):
                 yield request, *_execute(*call)
             return
-        for (
-            folder
-        ) in folders.values():  # so that the column files are written once, not by each worker
+        # So that the column files are written once, not by each worker.
+        for folder in folders.values():
             open_pair(folder, "cpu")
         if self._pool is None:
             spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork

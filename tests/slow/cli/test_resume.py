@@ -143,4 +143,4 @@ def test_a_run_folder_in_use_is_refused(pair: Pair) -> None:
         for process in processes:
             process.kill()
             process.communicate(timeout=DEADLINE_S)
-    assert second.code == 3 and "nobody uses" in " ".join(second.err.split())
+    assert second.code == 3 and "another process uses" in " ".join(second.err.split())
