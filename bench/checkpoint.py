@@ -2,8 +2,8 @@
 
 The same job with and without checkpoints, alternating: two processes over mutual TLS and an
 emulated WAN, with large embedding tables at the host and rounds in flight, so that the link is the
-bottleneck. In a run without checkpoints the first one is due after the end; the checkpoint at the
-end of every run is not timed.
+bottleneck. In a run without checkpoints the first one is due after the last round. The checkpoint
+at the end of every run is not timed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MODEL = replace(CRITEO, bottom='{ use = "wdl", embedding_dim = 16 }')
 
 
 def bench_checkpoint(log: Log, turns: int = 3, rounds: int = 220, every: int = 100) -> BenchResult:
-    """The ratio of the times with and without, and the link utilization in both."""
+    """The ratio of the times with and without checkpoints, and the link utilization in both."""
     result = BenchResult("checkpoint", seeds=[1])
     link = find_link(PROFILE)
     seconds: dict[bool, list[float]] = {True: [], False: []}

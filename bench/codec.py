@@ -31,12 +31,13 @@ from celu.models.tower import Tower
 
 SHAPE = (4096, 256)  # the paper's
 WIDTH, LR, EVERY = 64, 0.02, 5
-# At which shares of float32's rounds AUCs are compared; the number of evaluations in the moving
-# average; and how many times float32's rounds another codec may take to the last AUC.
+# SHARES: at which shares of float32's rounds AUCs are compared. AVERAGED: the number of evaluations
+# in the moving average. LONGER: other codecs may take up to this multiple of float32's rounds.
 SHARES, AVERAGED, LONGER = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 9, 1.3
 INIT = 0.1
 SMALL = "4bit"
-ROUNDS_OF: dict[int, tuple[str, ...]] = {
+# By the guest's R: the codecs whose rounds are compared.
+CODECS_BY_R: dict[int, tuple[str, ...]] = {
     1: ("fp32", "bf16", "fp16", "int8", "4bit", "2bit"),
     3: ("fp32", "int8", "4bit"),
     5: ("fp32", "int8", "4bit"),
@@ -55,7 +56,7 @@ def bench_codec(log: Log, data: Path | None, seeds: list[int]) -> BenchResult:
             pairs["Criteo sample"] = (_sample(Path(scratch), data), 512, 240)
         ratios: dict[tuple[int, str], list[float]] = {}
         for where, (pair, batch, rounds) in pairs.items():
-            for R, codecs in ROUNDS_OF.items():
+            for R, codecs in CODECS_BY_R.items():
                 exact: list[Curve] = []
                 for codec in codecs:
                     curves = [
@@ -98,7 +99,7 @@ def bench_codec(log: Log, data: Path | None, seeds: list[int]) -> BenchResult:
         "messages, local steps at the guest only. Ratios are means over seeds and over the AUCs "
         f"that fp32 had after {SHARES[0]:.0%} to {SHARES[-1]:.0%} of its rounds; an AUC that is "
         f"not reached in {LONGER} times the rounds counts as reached at the end. int8_rounds and "
-        f"small_rounds ({SMALL}) are means over the data sets and R = 1, 3; the *_worst figures "
+        f"small_rounds ({SMALL}) are means over the datasets and R = 1, 3; the *_worst figures "
         "are the worst of these. The ratio of a single seed varies by some percent with any codec, "
         "bf16 included."
     )

@@ -2,8 +2,8 @@
 
 In virtual time, which `scripts/bench link` compares with real runs. Two baselines, each with the
 learning rate that is best for vanilla: the paper's optimizer (AdaGrad with an initial accumulator
-of 0.1), and the strongest that we know (0). Vanilla is serial and in float32, as in the paper. See
-`bench.pair` for how a CPU stands in for the paper's GPUs.
+of 0.1), and the strongest one that we know (an initial accumulator of 0). Vanilla is serial and in
+float32, as in the paper. See `bench.pair` for how a CPU stands in for the paper's GPUs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _bench(log: Log, shape: Shape, seeds: list[int], pair: Pair) -> BenchResult:
             ]
             for name in names
         }
-        target = min(one.best_by(0.7 * shape.rounds) for one in runs["vanilla"])
+        target = min(vanilla.best_by(0.7 * shape.rounds) for vanilla in runs["vanilla"])
         _report(result, regime, lr, target, runs)
     round_s = 2 * PAPER_BYTES * 8 / (PROFILES[LINK_PROFILE].mbps * 1e6)
     round_s += 2 * PROFILES[LINK_PROFILE].delay_ms / 1000
@@ -101,12 +101,12 @@ def _report(
 ) -> None:
     seconds: dict[str, float | None] = {}
     final: dict[str, float] = {}
-    for name, of_seeds in runs.items():
-        reached = [run.reached(target) for run in of_seeds]
+    for name, seed_runs in runs.items():
+        reached = [run.reached(target) for run in seed_runs]
         known = [r for r in reached if r is not None]
         complete = len(known) == len(reached)
         seconds[name] = mean(s for _, s in known) if complete else None
-        final[name] = mean(run.curve[-1][2] for run in of_seeds)
+        final[name] = mean(run.curve[-1][2] for run in seed_runs)
         result.rows.append(
             {
                 "optimizer": f"{regime.name}, lr {lr}",
@@ -116,7 +116,7 @@ def _report(
                 "by seed": [r and round(r[1], 2) for r in reached],
                 "target": target,
                 "final AUC": final[name],
-                "chose": of_seeds[0].choices[-1] if of_seeds[0].choices else "",
+                "chose": seed_runs[0].choices[-1] if seed_runs[0].choices else "",
             }
         )
     strongest = "" if regime.name == "paper" else "_strongest"

@@ -1,8 +1,8 @@
 """Link utilization while training through nginx, compared with a direct connection.
 
 Two real processes, with a link emulated by `link_proxy` between the host and the gateway, so that
-the effect of a long link on HTTP/2 and the gateway shows. nginx runs beside the guest, with the
-configuration of its package.
+the link's delay affects HTTP/2 and the gateway as a real one would. nginx runs on the guest's
+machine, with the default configuration of its package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEPTH = 4
 
 @dataclass(frozen=True)
 class Case:
-    """A route from the host to the guest. A slow one gets few rounds."""
+    """A route from the host to the guest. A slow route runs few rounds."""
 
     name: str
     rounds: int

@@ -2,7 +2,7 @@
 
 Unlike pacing in the sender, it lets the protocols on top see the delay: HTTP/2 windows open one
 round trip later. All connections share the link. It loses no packets, and TCP's own windows end at
-the proxy: it measures what celu, HTTP/2 and a gateway make of a link.
+the proxy: it measures how well celu, HTTP/2 and a gateway use a link.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class LinkProxy:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for one in (self._server, *self._open):
-            _shutdown(one)
-            one.close()
+        for sock in (self._server, *self._open):
+            _shutdown(sock)
+            sock.close()
 
     def _accept(self) -> None:
         while True:
@@ -58,9 +58,9 @@ class LinkProxy:
                 client.close()
                 continue
             server.settimeout(None)
-            for one in (client, server):
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._open.append(one)
+            for sock in (client, server):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._open.append(sock)
             self._outbound.forward(client, server)
             self._inbound.forward(server, client)
 
@@ -106,8 +106,8 @@ class _Direction:
         _shutdown(target, socket.SHUT_WR)
 
 
-def _shutdown(one: socket.socket, how: int = socket.SHUT_RDWR) -> None:
+def _shutdown(sock: socket.socket, how: int = socket.SHUT_RDWR) -> None:
     try:
-        one.shutdown(how)
+        sock.shutdown(how)
     except OSError:  # no longer connected
         return

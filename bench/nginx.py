@@ -17,7 +17,7 @@ from celu.errors import CeluError
 from celu.testing import free_port
 
 _START_S = 10.0
-# Debian's nginx.conf with its files in the folder, plus the two locations of the README.
+# Debian's nginx.conf with its files in the folder, plus the two locations of docs/gateway.md.
 _CONFIG = """\
 worker_processes auto;
 daemon off;

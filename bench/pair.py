@@ -1,7 +1,7 @@
 """A guest and its hosts in memory, with the paper's models and optimizers: for simulations.
 
 Two regimes: the paper's optimizer (AdaGrad with an initial accumulator of 0.1), and the strongest
-that we know (initial accumulator 0). Vanilla's learning rate is tuned in each.
+one that we know (an initial accumulator of 0). Vanilla's learning rate is tuned in each.
 
 The paper's shape is a batch of 4096 and a Z of 256: 4 MiB a message, 112 ms at 300 Mbps, while a
 GPU computes for a few milliseconds. On a CPU a smaller shape stands in for it, scaled in
@@ -126,9 +126,9 @@ def pair_job(
     target: float | None = None,
     codec: str | None = None,
 ) -> celu.Job:
-    """The job of a pair. With codec None the method chooses it, or it is float32."""
+    """The job of a pair. Without a codec, `auto` chooses one and other methods use float32."""
     hosts = [name for name in pair if name != "guest"]
-    written: dict[str, Any] = {} if codec is None else {"codec": codec}
+    more: dict[str, Any] = {} if codec is None else {"codec": codec}
     return celu.Job(
         seed=seed,
         rounds=rounds or shape.rounds,
@@ -137,7 +137,7 @@ def pair_job(
         method=method,
         optimizer=optimizer,
         evaluation=celu.Evaluation(every=shape.every, rows=shape.test_rows, target=target),
-        **written,
+        **more,
     )
 
 
@@ -193,7 +193,7 @@ def timer_for(shape: Shape) -> Timer:
 
 
 def measure_compute_s(pair: Pair, shape: Shape) -> float:
-    """Computing time of both parties in a round of vanilla: over a link that takes no time."""
+    """Computing time of both parties in a round of vanilla, measured over an instant link."""
     optimizer = celu.Optimizer(lr=0.01)
     job = pair_job(pair, shape, 1, optimizer, rounds=_CALIBRATION_ROUNDS)
     instant = LinkSettings(mbps=1e9)

@@ -1,10 +1,10 @@
 """`scripts/bench psi`: the cost of `celu align`, compared with the multiplications that it needs.
 
 The parties are two processes with one worker each, over mutual TLS. Every id is multiplied twice,
-once by each party, so n ids here and m there take 2 (n + m) multiplications in total. The bound is
-the time of that many bare multiplications of the same library, measured while both cores are busy,
-as in the runs. Cost is the CPU time of all processes of both parties, minus that of an alignment of
-very few ids (starting Python, reading stores, TLS).
+once by each party, so n ids at the guest and m at the host take 2 (n + m) multiplications in
+total. The bound is the time of that many bare multiplications of the same library, measured while
+both cores are busy, as in the runs. Cost is the CPU time of all processes of both parties, minus
+that of an alignment of very few ids (starting Python, reading stores, TLS).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from celu.testing import align_parties, free_port, make_keys
 PAIRS = ((10_000, 10_000), (100_000, 100_000), (300_000, 300_000), (30_000, 300_000))
 _FEW = 200
 _TEMPLATE = SettingsTemplate(guest="guest", host="host", bottom='"wdl"', top='"wdl"')
-# Prints the CPU seconds of one multiplication: of a decompressed point, and of one off the wire.
+# Prints the CPU seconds of one multiplication: of a decompressed point, and of a compressed one, as
+# it comes off the wire.
 _MULTIPLY = """
 import json, os, time
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -49,26 +50,29 @@ print(json.dumps([(middle - started) / count, (time.process_time() - middle) / c
 def bench_psi(log: Log, pairs: tuple[tuple[int, int], ...] = PAIRS) -> BenchResult:
     """Align pairs of growing and of unequal sizes, with either side the larger one."""
     result = BenchResult("psi", [])
-    sizes = [*pairs, *((there, here) for here, there in pairs if here != there)]
+    sizes = [
+        *pairs,
+        *((num_host, num_guest) for num_guest, num_host in pairs if num_guest != num_host),
+    ]
     with tempfile.TemporaryDirectory() as scratch:
         bare: list[float] = []
         wire: list[float] = []
         start_up = _align(Path(scratch) / "few", _FEW, _FEW)[0]
-        for here, there in sizes:
-            for listed, seconds in zip((bare, wire), _multiplications(), strict=True):
-                listed.append(seconds)
-            cpu, wall = _align(Path(scratch) / f"{here}-{there}", here, there)
-            count = here + there
+        for num_guest, num_host in sizes:
+            for times, seconds in zip((bare, wire), _multiplications(), strict=True):
+                times.append(seconds)
+            cpu, wall = _align(Path(scratch) / f"{num_guest}-{num_host}", num_guest, num_host)
+            count = num_guest + num_host
             row = {
-                "ids of the guest": here,
-                "ids of the host": there,
+                "ids of the guest": num_guest,
+                "ids of the host": num_host,
                 "us of processor time an id": 1e6 * (cpu - start_up) / count,
                 "multiplications of a point off the wire": 2 * count * wire[-1] / (cpu - start_up),
                 "of a point in hand": 2 * count * bare[-1] / (cpu - start_up),
                 "wall seconds": round(wall, 1),
             }
             result.rows.append(row)
-            log(f"{here:,} x {there:,}: {cpu:.1f} s of CPU time, {wall:.1f} s")
+            log(f"{num_guest:,} x {num_host:,}: {cpu:.1f} s of CPU time, {wall:.1f} s")
     per_id = [row["us of processor time an id"] for row in result.rows]
     largest = max(range(len(pairs)), key=lambda i: sum(pairs[i]))
     small = min(range(len(pairs)), key=lambda i: sum(pairs[i]))
@@ -98,10 +102,10 @@ def _multiplications() -> list[float]:
     return [mean(pair) for pair in zip(*measured, strict=True)]
 
 
-def _align(folder: Path, here: int, there: int) -> tuple[float, float]:
+def _align(folder: Path, num_guest: int, num_host: int) -> tuple[float, float]:
     """CPU and wall seconds of an alignment in which half of the smaller set is common."""
-    common = min(here, there) // 2
-    for name, count in (("guest", here), ("host", there)):
+    common = min(num_guest, num_host) // 2
+    for name, count in (("guest", num_guest), ("host", num_host)):
         own = [f"{name}-{i}" for i in range(count - common)]
         _write_ids(folder / name / "store", [f"both-{i}" for i in range(common)] + own)
     write_settings(folder, _TEMPLATE, port=free_port(), local=True, aligned=False)

@@ -1,6 +1,6 @@
 """`scripts/bench quality`: held-out AUC of the whole pipeline, from raw click data to a model.
 
-For each data set and each of several random splits: prepare both parties' stores, align them by
+For each dataset and each of several random splits: prepare both parties' stores, align them by
 private set intersection between two processes, train, and evaluate the held-out rows once, at the
 end. The data is the user's own copy of the public Criteo and Avazu sets, or samples of them.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bench.report import BenchResult, Log
-from bench.samples import FILES, KNOWN, prepare_sample, sample_file
+from bench.samples import FILES, VOCABULARY, prepare_sample, sample_file
 from celu.config.job import Job, read_job
 from celu.config.party import read_party
 from celu.config.schema import Split
@@ -55,14 +55,13 @@ class Model:
     lr: float = 0.03
 
 
-# The paper's model for the data set comes first: its AUC is the figure.
+# The paper's model for the dataset comes first: its AUC is the figure.
 MODELS = {
     "criteo": (Model("WDL", _WDL, 512, 3), Model("DSSM", _DSSM, 512, 1)),
     "avazu": (Model("DSSM", _DSSM, 256, 1), Model("WDL", _WDL, 256, 1)),
 }
 
-
-_BOTH = MODELS["criteo"]
+_BOTH_MODELS = MODELS["criteo"]
 
 
 def bench_quality(log: Log, data: Path, splits: list[int]) -> BenchResult:
@@ -90,9 +89,11 @@ def bench_quality(log: Log, data: Path, splits: list[int]) -> BenchResult:
         f"Means over {len(splits)} random splits, 90% for training, one epoch, AUC of all held-out "
         "rows at its end; prepared, aligned (PSI between two processes) and trained for each. "
         "Categories: a fitted vocabulary of the values in at least "
-        f"{KNOWN.min_count} training rows. Criteo's numbers: log(x + 1)."
+        f"{VOCABULARY.min_count} training rows. Criteo's numbers: log(x + 1)."
     )
-    result.notes += [f"{m.name}: bottom {m.template.bottom}, top {m.template.top}" for m in _BOTH]
+    result.notes += [
+        f"{m.name}: bottom {m.template.bottom}, top {m.template.top}" for m in _BOTH_MODELS
+    ]
     return result
 
 

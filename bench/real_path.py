@@ -1,10 +1,10 @@
 """A real link between two network namespaces, compared with the emulated one. Needs root.
 
 The user sets up the link: two namespaces joined with the rate and delay of a profile. One-way
-traffic is what `celu doctor` measures with nothing sent back; ping-pong is vanilla training, one
-round at a time; duplex is the same with rounds in flight. The emulated link is measured in the same
-way. Competing TCP streams vary from run to run, so each case runs three times, alternating with the
-emulated link, and the median counts.
+traffic is what `celu doctor` measures in one direction at a time; ping-pong is vanilla training,
+one round at a time; duplex is the same with rounds in flight. The emulated link is measured in the
+same way. Competing TCP streams vary from run to run, so each case runs three times, alternating
+with the emulated link, and the median counts.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from celu.prepare.pipeline import Target, prepare
 from celu.prepare.presets import PRESETS
 
 FILES = {"criteo": "criteo_random.tsv.gz", "avazu": "avazu_all.csv.gz"}
-# Values of a single training row would be memorized: they share the code for unseen values.
-KNOWN = Category(vocabulary=1_000_000, min_count=2)
+# A value that occurs in one training row only would be memorized: it gets the unseen values' code.
+VOCABULARY = Category(vocabulary=1_000_000, min_count=2)
 
 
 def sample_file(data: Path, name: str) -> Path:
-    """The file of a data set; raises DataError if it is missing."""
+    """The file of a dataset; raises DataError if it is missing."""
     file = data / FILES[name]
     if not file.is_file():
         raise DataError(f"{file} does not exist: celu does not ship this click data")
@@ -24,6 +24,6 @@ def sample_file(data: Path, name: str) -> Path:
 
 def prepare_sample(folder: Path, name: str, data: Path, split: Split) -> None:
     """Write the stores `folder`/guest/store and `folder`/host/store; raises DataError."""
-    declared = PRESETS[name](split, KNOWN)
+    declared = PRESETS[name](split, VOCABULARY)
     targets = [Target(d, folder / party / "store") for party, d in declared.items()]
     prepare([sample_file(data, name)], targets)

@@ -1,4 +1,4 @@
-"""Small federations for tests; training them without parties, in memory and over gRPC."""
+"""Small federations for tests, and three ways to train one: a plain loop, in memory, over gRPC."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def federation(
     }[loss]
     columns, sizes = {"numbers": 4, "ids": 3}, {"ids": (20, 20, 20)}
 
-    def table(name: str, labels: Tensor | None = None) -> celu.Dataset:
+    def dataset(name: str, labels: Tensor | None = None) -> celu.Dataset:
         return celu.Dataset({"numbers": numbers[name], "ids": ids[name]}, labels, sizes)
 
     def tower(width: int) -> Tower:
@@ -81,14 +81,14 @@ def federation(
     torch.manual_seed(3)
     own = [5] if guest_has_features else []
     top = WideDeepTop([*own, *widths.values()], OUTPUTS[loss], hidden=(7,), init_std=init_std)
-    guest_table = table("guest", labels)
+    guest_dataset = dataset("guest", labels)
     if not guest_has_features:
-        guest_table = celu.Dataset({}, labels)
+        guest_dataset = celu.Dataset({}, labels)
     guest = celu.Guest(
         top=top,
         loss=celu.LOSSES[loss],
-        train=guest_table,
-        test=guest_table,
+        train=guest_dataset,
+        test=guest_dataset,
         bottom=tower(5) if guest_has_features else None,
     )
     defaults: dict[str, Any] = {"rounds": 14, "batch_size": BATCH}
@@ -98,14 +98,14 @@ def federation(
         celu.Job(**{**defaults, "hosts": terms, "evaluation": evaluation, **job}),
         guest,
         {
-            name: celu.Host(bottom=tower(width), train=table(name), test=table(name))
+            name: celu.Host(bottom=tower(width), train=dataset(name), test=dataset(name))
             for name, width in widths.items()
         },
     )
 
 
-def train_without_parties(fed: Federation) -> dict[str, Tensor]:
-    """Train the same model as one model in a plain loop: the reference."""
+def train_in_plain_loop(fed: Federation) -> dict[str, Tensor]:
+    """The reference: the same model in one process, as a plain training loop."""
     fed = copy.deepcopy(fed)
     order = BatchOrder(fed.job.seed, ROWS, fed.job.batch_size)
     optimizer = Optimizer(fed.modules().values(), fed.job.optimizer)
@@ -136,9 +136,9 @@ def train_over_grpc(
     route: Callable[[str], Route] = Route,
     **more: Any,
 ) -> dict[str, Tensor]:
-    """Each party on a thread of its own, over mutual TLS on loopback.
+    """Each party in its own thread, over mutual TLS on loopback.
 
-    `route` gives the way to the address that a party listens at; `more` are fields of each
+    `route` returns the route to the address that a party listens on; `more` are fields of each
     Endpoint, such as another carrier.
     """
     fed = copy.deepcopy(fed)
@@ -156,12 +156,12 @@ def train_over_grpc(
     bound = threading.Condition()
 
     def listening(name: str) -> Callable[[int], None]:
-        def tell(port: int) -> None:
+        def notify(port: int) -> None:
             with bound:
                 ports[name] = port
                 bound.notify_all()
 
-        return tell
+        return notify
 
     def address(name: str) -> str:
         with bound:

@@ -18,13 +18,13 @@ class Count:
     """Appends its seed to a file each time that it is executed."""
 
     kind: ClassVar[str] = "Count"
-    marks: str
+    executed: str
     task: str = "criteo"
     cost: float = 1.0
 
     def execute(self, task: Task, pair: Pair, seed: int) -> Values:
         assert task.name == "criteo" and "guest" in pair
-        with Path(self.marks).open("a", encoding="utf-8") as file:
+        with Path(self.executed).open("a", encoding="utf-8") as file:
             file.write(f"{seed}\n")
         return {"seed": seed}
 
@@ -37,7 +37,7 @@ class Fail(Count):
     kind: ClassVar[str] = "Fail"
 
     def execute(self, task: Task, pair: Pair, seed: int) -> Values:
-        failed = Path(self.marks).with_suffix(".failed")
+        failed = Path(self.executed).with_suffix(".failed")
         if seed == 1:
             failed.touch()
             raise DataError("as it should")

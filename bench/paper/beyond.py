@@ -63,7 +63,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
     },
     "hosts": {f"{num} hosts, vanilla": (VANILLA, {"hosts": num}) for num in HOSTS},
 }
-# With several hosts: local steps by the parties whose local steps pay in this regime with one host.
+# With several hosts: local steps at the parties where they help in this regime with one host.
 _STEPS_WITH_HOSTS = {"paper": ("both", CELU), "strong": ("the guest", GUEST_ONLY)}
 
 Found = dict[tuple[str, str], list[Run]]  # by axis and name
@@ -198,7 +198,7 @@ def _draw(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
 
 
 def _curves(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
-    """Draw every seed: a mean would hide that one leaves a plateau long before another."""
+    """Draw every seed: a mean would hide that seeds leave a plateau at very different rounds."""
     figure, grid = new_figure(len(baselines), len(VARIANTS), 14.0, 8.2, sharey="row")
     for row, (regime, baseline) in zip(grid, baselines.items(), strict=True):
         every = [one for runs in found[regime].values() for one in _seeds(runs, BLACK)]

@@ -87,7 +87,7 @@ class DotRow:
 
 
 class Artefact(Protocol):
-    """A file, or several, that a part writes in addition to its result."""
+    """One or more files that a part writes in addition to its result."""
 
     def save(self, folder: Path, part: str) -> list[Path]:
         """Write it under names that begin with the part's; an empty list if it cannot be drawn."""

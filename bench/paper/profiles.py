@@ -8,13 +8,13 @@ from typing import Literal
 from bench.pair import Shape
 
 # These values, like the fields of Task and Shape, are part of the keys in runs.jsonl: renaming one
-# would execute every run again. "made-up" is what celu calls synthetic everywhere else.
+# would execute every run again. "made-up" is the old word for "synthetic".
 Source = Literal["made-up", "sample", "flights"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """A data set, and the model, sizes and rounds to train on it."""
+    """A dataset, and the model, sizes and rounds to train on it."""
 
     name: str
     source: Source
@@ -45,7 +45,7 @@ class Profile:
     seeds: tuple[int, ...]
     rates: dict[str, tuple[float, ...]]  # by regime: the learning rates vanilla is tuned over
     checkpoints: tuple[int, ...]  # rounds after which gradients are compared
-    replicas: int  # worksets drawn at each of them
+    replicas: int  # worksets drawn after each of these rounds
 
     @property
     def needs_samples(self) -> bool:

@@ -99,7 +99,7 @@ class RunCache:
         self._stores = stores
         self._workers = workers
         self._log = log
-        self._records = _read(self._file)  # by key: one a line of the file
+        self._records = _read(self._file)  # by key, one record per line
         self._used: set[str] = set()
         self._cached_only = False
         # Reused by later calls: the worker processes hold the data in memory.
@@ -130,24 +130,26 @@ class RunCache:
     def run(self, requests: Iterable[Request]) -> dict[Request, Values]:
         """The result of each request, in order. Raises the error of a run that fails."""
         wanted = list(dict.fromkeys(requests))
-        keys = {one: self._key(*one) for one in wanted}
-        missing = [one for one in wanted if keys[one] not in self._records]
+        keys = {request: self._key(*request) for request in wanted}
+        missing = [request for request in wanted if keys[request] not in self._records]
         if missing and self._cached_only:
             raise MissingRuns(missing)
         if 0 < len(missing) < len(wanted):
             found = len(wanted) - len(missing)
             self._log(f"{found} of {len(wanted)} runs are in {self._file}; the others start now")
-        missing.sort(key=lambda one: -one[0].cost)
-        for done, (one, values, took_s) in enumerate(self._execute_all(missing), start=1):
-            self._append(one, keys[one], values, took_s)
-            self._log(f"{done} of {len(missing)}: {one[0]}, seed {one[1]} (took {took_s:.1f} s)")
+        missing.sort(key=lambda request: -request[0].cost)
+        for done, (request, values, took_s) in enumerate(self._execute_all(missing), start=1):
+            self._append(request, keys[request], values, took_s)
+            self._log(
+                f"{done} of {len(missing)}: {request[0]}, seed {request[1]} (took {took_s:.1f} s)"
+            )
         self._used |= set(keys.values())
-        return {one: self._records[keys[one]]["values"] for one in wanted}
+        return {request: self._records[keys[request]]["values"] for request in wanted}
 
     def environment(self) -> Values:
-        """The versions and hardware with which the runs used in the last `cached_only` were made.
+        """The versions and hardware of the runs that were used in the last `cached_only`.
 
-        Those of other machines than this one, if `runs.jsonl` was copied from there.
+        They are those of another machine if `runs.jsonl` was copied from there.
         """
         made: dict[str, list[Values]] = {what: [] for what in ("versions", "hardware")}
         for key in sorted(self._used):
@@ -162,17 +164,19 @@ class RunCache:
         folders = {name: self._stores.folder_for(tasks[name]) for name in names}
         calls = [(spec, tasks[spec.task], folders[spec.task], seed) for spec, seed in requests]
         if self._workers == 1:
-            for one, call in zip(requests, calls, strict=True):
-                yield one, *_execute(*call)
+            for request, call in zip(requests, calls, strict=True):
+                yield request, *_execute(*call)
             return
-        for folder in folders.values():  # so that the columns are laid out once, not by each worker
+        # So that the column files are written once, not by each worker.
+        for folder in folders.values():
             open_pair(folder, "cpu")
         if self._pool is None:
             spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
             self._pool = ProcessPoolExecutor(self._workers, spawn)
         pool = self._pool
         futures = {
-            pool.submit(_execute, *call): one for one, call in zip(requests, calls, strict=True)
+            pool.submit(_execute, *call): request
+            for request, call in zip(requests, calls, strict=True)
         }
         failed: BaseException | None = None
         try:
@@ -201,12 +205,12 @@ class RunCache:
         facts = [celu.__version__, self._profile.tasks[spec.task], spec.kind, spec, seed]
         return json.dumps(facts, default=_to_json, sort_keys=True)
 
-    def _append(self, one: Request, key: str, values: Values, took_s: float) -> None:
+    def _append(self, request: Request, key: str, values: Values, took_s: float) -> None:
         record = {
             "key": key,
             "profile": self._profile.name,
-            "run": str(one[0]),
-            "seed": one[1],
+            "run": str(request[0]),
+            "seed": request[1],
             "took_s": round(took_s, 2),
             "versions": versions(),
             "hardware": hardware(),

@@ -3,8 +3,8 @@
 Quantiles over the instances of a batch, in the course of training, at both parties: of Z at the
 host and of dZ at the guest. With the paper's linear top every instance's dZ is a multiple of one
 vector, so all instances of a batch have the same cosine at the guest; the regime of the strongest
-vanilla has a top with a hidden layer. W=1 is measured besides the paper's W=5: weighting drops
-instances whose cosine is below cos(xi), and the difference shows for which W that matters.
+vanilla has a top with a hidden layer. W=1 is measured in addition to the paper's W=5: weighting
+drops instances whose cosine is below cos(xi), and the difference shows for which W that matters.
 """
 
 from __future__ import annotations

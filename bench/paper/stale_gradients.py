@@ -6,7 +6,7 @@ apply them (see `bench.paper.gradients`).
 
 The gradients of all batches share one component: the bias of the predictions, too high or too low.
 If its sign turned since a batch was exchanged, the stale gradient points the opposite way in this
-component, however similar it is in the others. So those local steps are counted separately.
+component, even if it is similar in all others. So those local steps are counted separately.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Lockstep:
         self._R = 0
         self._biases: dict[int, Tensor] = {}  # by round: the prediction bias at its exchange
 
-    def adopt(self, W: int, R: int) -> None:
-        """Continue with another W and R at both parties."""
+    def apply_tuning(self, W: int, R: int) -> None:
+        """Set W and R at both parties."""
         tuning = Tuning(W=W, R=R, depth=1, codec="fp32")
         self.guest.apply_tuning(tuning)
         self.host.apply_tuning(tuning)
@@ -125,7 +125,7 @@ class Lockstep:
         for replica in range(replicas):
             self.guest.roll_back(states[0])
             self.host.roll_back(states[1])
-            self.adopt(W, R)
+            self.apply_tuning(W, R)
             first = checkpoint + fill * (1 + replica)
             for round_ in range(first, first + fill):
                 self.round(round_)
@@ -143,7 +143,7 @@ class Lockstep:
                 noise[party].add(drawn[party])
         self.guest.roll_back(states[0])
         self.host.roll_back(states[1])
-        self.adopt(*method)
+        self.apply_tuning(*method)
         return {
             party: {
                 **noise[party].values(),
@@ -178,7 +178,7 @@ def lockstep(guest: celu.Guest, host: celu.Host, job: celu.Job) -> Iterator[Lock
     """Both parties' trainers for a job."""
     trainers = GuestTrainer("guest", guest, job), HostTrainer("host", host, job)
     both = Lockstep(guest, host, trainers)
-    both.adopt(*job.tuning().for_role("host"))
+    both.apply_tuning(*job.tuning().for_role("host"))
     try:
         yield both
     finally:

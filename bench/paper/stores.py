@@ -1,6 +1,6 @@
-"""The data sets of a study on disk, written once and opened by every worker process.
+"""The datasets of a study on disk, written once and opened by every worker process.
 
-FOLDER/NAME/guest/store and FOLDER/NAME/host/store. A data set is renamed into place when it is
+FOLDER/NAME/guest/store and FOLDER/NAME/host/store. A dataset is renamed into place when it is
 complete.
 """
 
@@ -22,7 +22,7 @@ from celu.errors import ConfigError
 
 @dataclass(frozen=True)
 class Stores:
-    """The folder of the data sets, and the folder of the user's samples, if there is one."""
+    """The folder of the datasets, and the folder of the user's samples, if there is one."""
 
     folder: Path
     data: Path | None

@@ -144,7 +144,7 @@ def _fill_in(
     strong: Baseline,
     strong_runs: RunsByMethod,
 ) -> None:
-    spreads = {method: rounds_to(of_seeds, paper.target) for method, of_seeds in runs.items()}
+    spreads = {method: rounds_to(seed_runs, paper.target) for method, seed_runs in runs.items()}
     for cell in CELLS:
         result.rows.append(
             {
@@ -161,7 +161,9 @@ def _fill_in(
             **_measured(spreads[GUEST_ONLY], spreads[VANILLA]),
         }
     )
-    strong_spreads = {m: rounds_to(of_seeds, strong.target) for m, of_seeds in strong_runs.items()}
+    strong_spreads = {
+        m: rounds_to(seed_runs, strong.target) for m, seed_runs in strong_runs.items()
+    }
     for name, method in _STRONG.items():
         result.rows.append(
             {
@@ -237,7 +239,7 @@ def _curves(baseline: Baseline, runs: RunsByMethod) -> Figure:
         text = rounds_to(runs[method], baseline.target).describe("rounds")
         return curve_series(runs[method], f"{_greek(name)}: {text}", colour, style=style)
 
-    every = [curve_series(of_seeds, "", "") for of_seeds in runs.values()]
+    every = [curve_series(seed_runs, "", "") for seed_runs in runs.values()]
     for row, panels in zip(grid, _panels(), strict=True):
         row[0].set_ylabel("held-out AUC")
         for axes, cells in zip(row, panels, strict=True):

@@ -55,7 +55,7 @@ _METHODS = {
 }
 _TUNED = {"FedBCD R=5": "fedbcd", "CELU R=5": "celu"}  # with their names in `figures`
 _NUM_LOWER_RATES = 2  # below vanilla's, tried with each method of _TUNED
-# The paper's speed-ups over vanilla: one for each data set, the better of R = 5 and R = 8.
+# The paper's speed-ups over vanilla: one for each dataset, the better of R = 5 and R = 8.
 _PAPER = {"criteo": 2.47, "avazu": 1.31}
 ByName = dict[str, list[Run]]
 Tuned = dict[str, tuple[Train, list[Run]]]
@@ -67,7 +67,7 @@ _TITLES = {
 
 
 def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
-    """Tune vanilla on each data set, then run every method for the same number of rounds."""
+    """Tune vanilla on each dataset, then run every method for the same number of rounds."""
     result = BenchResult("paper time", list(study.seeds), profile=study.profile.name)
     found: dict[str, tuple[Baseline, ByName]] = {}
     done = gather(partial(_train, study, task) for task in _TITLES)
@@ -137,7 +137,7 @@ def _row(task: str, method: str, vanilla: Spread, spread: Spread) -> dict[str, A
 
 
 def _report(result: BenchResult, task: str, baseline: Baseline, runs: ByName) -> None:
-    seconds = {name: seconds_to(of_seeds, baseline.target) for name, of_seeds in runs.items()}
+    seconds = {name: seconds_to(seed_runs, baseline.target) for name, seed_runs in runs.items()}
     for name, spread in seconds.items():
         at_end = mean(run.curve[-1][2] if run.curve else 0.5 for run in runs[name])
         row = _row(task, name, seconds["vanilla"], spread)

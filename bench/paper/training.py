@@ -26,7 +26,7 @@ from celu.errors import NonFiniteError
 from celu.events import Callback, Evaluated, Event, RoundDone, TuningChosen
 
 CELU = celu.Method(W=5, R=5, xi=60)
-CONSECUTIVE = celu.Method(W=1, R=5, xi=60)
+CONSECUTIVE = celu.Method(W=1, R=5, xi=60)  # the paper's consecutive sampling: the newest batch
 FEDBCD = celu.Method(W=1, R=5, weighting="none")
 GUEST_ONLY = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60)
 TOGETHER = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60, depth=4)
@@ -76,7 +76,7 @@ class Train:
     def prepare(self, task: Task, pair: Pair, seed: int) -> PreparedRun:
         """Measure this machine and build the job; train nothing."""
         shape, regime = task.shape, REGIMES[self.regime]
-        # Measured for every run: the load on a shared accelerator changes.
+        # Measured for every run: the load on a shared GPU changes.
         speed = measure_compute_s(pair, shape) / GPU_ROUND_S
         pair = split_hosts(pair, self.hosts)
         job = pair_job(
@@ -118,7 +118,7 @@ class PreparedRun:
 
 
 class _Recorder:
-    """The events of a run that the study needs."""
+    """Records the events that the study needs."""
 
     def __init__(self, similarities: bool) -> None:
         self._similarities = similarities

@@ -59,7 +59,7 @@ def run_parties(
     """Run `celu run` with each FOLDER/NAME/party.toml; run folders are FOLDER/NAME/OUT.
 
     `on_event` is called with a party's name and each of its events, as they are written.
-    `command_prefix` is what to run a party's command with, such as `ip netns exec NAME`. Raises
+    `command_prefix` is put before a party's command, such as `ip netns exec NAME`. Raises
     CeluError, with the output of the parties that failed, if one fails or the time is up.
     """
     num_seen = dict.fromkeys(names, 0)
@@ -81,7 +81,7 @@ def run_parties(
         for name in names
     }
     logs = {name: folder / name / f"{out}.log" for name in names}
-    # Without a callback we do not read the events: a benchmark needs the CPU.
+    # Without a callback the events are not read while the parties run: a benchmark needs the CPU.
     outputs = _run_together(commands, logs, timeout_s, poll if on_event is not None else None)
     return {name: PartyRun(read_events(folder / name / out), outputs[name]) for name in names}
 

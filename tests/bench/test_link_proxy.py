@@ -1,4 +1,4 @@
-"""The emulated link delivers every byte, not too early, and pushes back when it is full."""
+"""The emulated link delivers every byte, not too early, and has backpressure when it is full."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def flat(parameters: list[nn.Parameter]) -> Tensor:
     return torch.cat([p.detach().flatten() for p in parameters])
 
 
-def test_rounds_in_lockstep_equal_the_engine_s() -> None:
+def test_rounds_in_lockstep_equal_those_of_the_engine() -> None:
     fed = small(rounds=9)
     expected = train_in_memory(fed)
     with lockstep(fed.guest, fed.hosts["host"], fed.job) as both:

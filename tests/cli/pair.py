@@ -13,9 +13,8 @@ from celu.config.templates import SettingsTemplate, write_settings
 from celu.testing import free_port
 from stores import write_store
 
-# For anything that a process is waited for. No passing test waits that long, on however busy a
-# machine.
-PATIENCE_S = 900.0
+# For every wait. No passing test waits this long, even on a busy machine.
+DEADLINE_S = 900.0
 TINY = SettingsTemplate(
     guest="airline",
     host="weather",
@@ -30,7 +29,7 @@ TINY = SettingsTemplate(
 
 def celu(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "celu.cli.app", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
 @dataclass
@@ -64,7 +63,7 @@ class Ended:
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:
-    out, err = process.communicate(timeout=PATIENCE_S)
+    out, err = process.communicate(timeout=DEADLINE_S)
     return Ended(process.returncode, out, err)
 
 

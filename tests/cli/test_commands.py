@@ -1,4 +1,4 @@
-"""The commands as a newcomer meets them."""
+"""The commands: help, output, exit codes, and the settings in the docs."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def test_inspect_shows_what_a_run_would_refuse(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", ["criteo", "avazu"])
-def test_made_up_clicks_come_with_settings_that_run(shape: str, tmp_path: Path) -> None:
+def test_synthetic_clicks_come_with_settings_that_run(shape: str, tmp_path: Path) -> None:
     folder = tmp_path / shape
     printed = invoke("data", shape, folder, "--rows", "12000")
     job = folder / "job.toml"
@@ -111,7 +111,7 @@ def test_made_up_clicks_come_with_settings_that_run(shape: str, tmp_path: Path) 
     assert len(scores) == 2 and scores[-1] > 0.55
 
 
-def test_rows_made_up_again_with_the_same_seed_are_the_same(tmp_path: Path) -> None:
+def test_synthetic_rows_with_the_same_seed_are_equal(tmp_path: Path) -> None:
     for name in ("a", "b"):
         invoke("data", "avazu", tmp_path / name, "--rows", "1000", "--seed", "5")
     a, b = (
@@ -139,10 +139,10 @@ def test_every_extra_that_a_user_may_install_is_in_version() -> None:
 
 
 def test_a_shell_completes_commands() -> None:
-    asked = {"_CELU_COMPLETE": "complete_bash", "COMP_WORDS": "celu al", "COMP_CWORD": "1"}
+    variables = {"_CELU_COMPLETE": "complete_bash", "COMP_WORDS": "celu al", "COMP_CWORD": "1"}
     ran = subprocess.run(
         [Path(sys.executable).with_name("celu")],
-        env=os.environ | asked,
+        env=os.environ | variables,
         capture_output=True,
         text=True,
         timeout=600,
@@ -170,8 +170,8 @@ def test_an_error_is_coloured_on_a_terminal_and_plain_elsewhere(
     )
     os.close(theirs)
     _, piped = process.communicate(timeout=600)
-    said = os.read(ours, 4096) if on_a_terminal else piped
+    printed = os.read(ours, 4096) if on_a_terminal else piped
     os.close(ours)
     assert process.returncode == 3
-    assert b"ConfigError" in said and b"job.toml" in said
-    assert (b"\x1b[" in said) is on_a_terminal
+    assert b"ConfigError" in printed and b"job.toml" in printed
+    assert (b"\x1b[" in printed) is on_a_terminal

@@ -54,7 +54,7 @@ def test_before_the_first_round_few_metrics_exist(tmp_path: Path) -> None:
     assert [line[: line.index("{")] for line in samples] == ["celu_running", "celu_link_up"]
 
 
-def test_a_label_is_escaped_whatever_it_contains(tmp_path: Path) -> None:
+def test_special_characters_in_labels_are_escaped(tmp_path: Path) -> None:
     record = open_runs([write_run(tmp_path / "run")])[0].record
     text = metrics_text([LiveRun(record, 'a"} 1\\\nceles 2')])
     assert 'run="a\\"} 1\\\\\\nceles 2",party="airline"' in text

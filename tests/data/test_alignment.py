@@ -66,7 +66,7 @@ def test_an_alignment_is_refused_after_the_store_changed(store: Store, tmp_path:
 
 BROKEN_ALIGNMENTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "absent": (lambda p: (p / "alignment.json").unlink(), 'run "celu align" at all parties'),
-    "cut": (lambda p: (p / "alignment.json").write_text("{"), "expected an alignment"),
+    "truncated": (lambda p: (p / "alignment.json").write_text("{"), "expected an alignment"),
     "of another kind": (lambda p: (p / "alignment.json").write_text("{}"), "expected an alignment"),
     "without a part": (
         lambda p: (p / "alignment.json").write_text(
@@ -78,13 +78,13 @@ BROKEN_ALIGNMENTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: (p / "train.npy").write_bytes(b"PK\x03\x04" + bytes(100)),
         "train.npy: expected row numbers",
     ),
-    "a header cut": (
+    "a damaged header": (
         lambda p: (p / "train.npy").write_bytes(
             (p / "train.npy").read_bytes().replace(b"(50,), ", b"((((((,")
         ),
         "train.npy: expected row numbers",
     ),
-    "a claim": (
+    "a huge row count in the header": (
         lambda p: (p / "test.npy").write_bytes(
             (p / "test.npy").read_bytes().replace(b"(9,), }         ", b"(9999999999999),}")
         ),
@@ -93,21 +93,24 @@ BROKEN_ALIGNMENTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no rows": (lambda p: (p / "train.npy").unlink(), "train.npy: expected row numbers"),
     "no array": (lambda p: (p / "train.npy").write_bytes(b"x"), "train.npy: expected row numbers"),
     "empty file": (lambda p: (p / "test.npy").write_bytes(b""), "test.npy: expected row numbers"),
-    "fewer": (lambda p: np.save(p / "train.npy", np.arange(49)), "expected 50 row numbers"),
+    "too few rows": (lambda p: np.save(p / "train.npy", np.arange(49)), "expected 50 row numbers"),
     "floats": (
         lambda p: np.save(p / "train.npy", np.zeros(50)),
         "50 row numbers, got flo",
     ),
-    "beyond": (
+    "row numbers beyond the store": (
         lambda p: np.save(p / "train.npy", np.arange(190, 240)),
         "row numbers within the store",
     ),
-    "negative": (
+    "negative row numbers": (
         lambda p: np.save(p / "train.npy", np.arange(-1, 49)),
         "row numbers within the store",
     ),
-    "swapped": (lambda p: np.save(p / "train.npy", np.arange(50)[::-1].copy()), "changed since"),
-    "objects": (
+    "row numbers in another order": (
+        lambda p: np.save(p / "train.npy", np.arange(50)[::-1].copy()),
+        "changed since",
+    ),
+    "pickled objects": (
         lambda p: (p / "train.npy").write_bytes(
             b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (50,), }"
             + b" " * 60

@@ -19,15 +19,15 @@ BLOCKS = Order(shuffle="blocks", block_rows=8, window_blocks=3)
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=[0, 2**40], ids=["thread", "in place"])
+@pytest.fixture(params=[0, 2**40], ids=["prefetched", "calling thread"])
 def with_and_without_thread(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prefetched by a thread, or gathered in place."""
+    """Batches are prefetched by a thread, or gathered in the calling thread."""
     monkeypatch.setattr(loader_module, "_SMALL_BYTES", request.param)
 
 
-def table(num_rows: int) -> Dataset:
+def small_dataset(num_rows: int) -> Dataset:
     rows = torch.arange(num_rows)
     tags = make_tags(map(str, range(num_rows)), 1)
     ids = torch.stack([rows, rows * 2], dim=1).int()
@@ -38,11 +38,11 @@ def table(num_rows: int) -> Dataset:
 @pytest.mark.parametrize("order", [Order(), BLOCKS], ids=["rows", "blocks"])
 @pytest.mark.parametrize("rounds", [range(40), [0, 3, 4, 9, 20, 21], [7, 7, 8]])
 def test_a_batch_is_a_function_of_its_round(order: Order, rounds: list[int]) -> None:
-    rows = table(100)
+    dataset = small_dataset(100)
     batches = BatchOrder(5, 100, 16, order)
-    loader = BatchLoader(rows, BatchOrder(5, 100, 16, order), CPU)
+    loader = BatchLoader(dataset, BatchOrder(5, 100, 16, order), CPU)
     for round_ in rounds:
-        batch, expected = loader.batch(round_), rows.take(batches.rows(round_))
+        batch, expected = loader.batch(round_), dataset.take(batches.rows(round_))
         assert batch.inputs["ids"].equal(expected.inputs["ids"])
         assert batch.labels is not None and expected.labels is not None
         assert batch.labels.equal(expected.labels)
@@ -53,8 +53,8 @@ def test_a_batch_is_a_function_of_its_round(order: Order, rounds: list[int]) -> 
 @pytest.mark.usefixtures("with_and_without_thread")
 def test_an_error_in_the_thread_is_raised_to_the_caller() -> None:
     loader = BatchLoader(
-        table(64), BatchOrder(1, 128, 16), CPU
-    )  # the order has more rows than the table
+        small_dataset(64), BatchOrder(1, 128, 16), CPU
+    )  # the order has more rows than the dataset
     with pytest.raises(IndexError):
         for round_ in range(8):
             loader.batch(round_)
@@ -63,7 +63,7 @@ def test_an_error_in_the_thread_is_raised_to_the_caller() -> None:
 
 @pytest.mark.usefixtures("with_and_without_thread")
 def test_a_block_shuffle_holds_at_most_three_windows_in_memory() -> None:
-    loader = BatchLoader(table(10_000), BatchOrder(1, 10_000, 16, BLOCKS), CPU)
+    loader = BatchLoader(small_dataset(10_000), BatchOrder(1, 10_000, 16, BLOCKS), CPU)
     for round_ in range(600):
         loader.batch(round_)
         held = sum(window.num_rows for window in loader._windows.values())
@@ -74,7 +74,7 @@ def test_a_block_shuffle_holds_at_most_three_windows_in_memory() -> None:
 @pytest.mark.usefixtures("with_and_without_thread")
 def test_a_batch_does_not_hold_its_window_in_memory() -> None:
     order = Order(shuffle="blocks", block_rows=64, window_blocks=8)
-    loader = BatchLoader(table(1024), BatchOrder(1, 1024, 16, order), CPU)
+    loader = BatchLoader(small_dataset(1024), BatchOrder(1, 1024, 16, order), CPU)
     batch = loader.batch(0)
     loader.close()
     assert batch.labels is not None

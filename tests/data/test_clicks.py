@@ -32,7 +32,7 @@ def same(left: Clicks, right: Clicks) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
-def test_each_party_has_the_fields_of_the_public_data_sets() -> None:
+def test_each_party_has_the_fields_of_the_public_datasets() -> None:
     criteo = click_chunk("criteo", seed=1, chunk=0, rows=10)
     assert list(criteo.guest) == [f"I{i}" for i in range(1, 14)]
     assert list(criteo.host) == [f"C{i}" for i in range(1, 27)]
@@ -98,7 +98,7 @@ def test_ids_are_skewed_with_a_long_tail(shape: Shape) -> None:
 
 @both_shapes
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_click_rate_is_that_of_the_public_data_set(shape: Shape, seed: int) -> None:
+def test_the_click_rate_is_that_of_the_public_dataset(shape: Shape, seed: int) -> None:
     rate = click_chunk(shape, seed=seed, chunk=0, rows=100_000).label.mean()
     assert rate == pytest.approx({"criteo": 0.25, "avazu": 0.17}[shape], abs=0.01)
 
@@ -159,7 +159,7 @@ def test_an_auc_above_0_78_needs_the_interaction() -> None:
     auc = {}
     for name, model in (
         ("all", hidden),
-        ("without", click_model.Hidden(guest, host, hidden.intercept)),
+        ("without", click_model.HiddenModel(guest, host, hidden.intercept)),
     ):
         streams = np.random.SeedSequence((1, 0)).spawn(len(guest) + len(host) + 1)
         _, _, logit = click_model.draw_and_score(model, iter(streams), 100_000)

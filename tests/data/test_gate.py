@@ -30,7 +30,7 @@ from stores import write_store
 
 
 def misname(store: Store) -> None:
-    """Make a column's name invalid UTF-8, as flipped bits may."""
+    """Make a column's name invalid UTF-8, as flipped bits can do."""
     path = store.path / "train.parquet"
     path.write_bytes(path.read_bytes().replace(b"label", b"\xf4abel"))
 
@@ -78,7 +78,7 @@ BROKEN: dict[str, tuple[Callable[[Store], None], str]] = {
         lambda s: flip_bits(s, 0.5),
         "train.parquet: expected a readable Parquet",
     ),
-    "a name that is no text": (misname, "train.parquet: expected a readable Parquet"),
+    "a name that is not UTF-8": (misname, "train.parquet: expected a readable Parquet"),
     "a column gone": (
         lambda s: rewrite(s, lambda t: t.drop_columns(["x"])),
         "train.parquet: expected a column 'x'",

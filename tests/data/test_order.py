@@ -69,7 +69,7 @@ def test_at_most_two_epochs_are_cached() -> None:
     assert len(order._order_cache) <= 2
 
 
-def test_a_batch_as_large_as_the_table_is_a_whole_epoch() -> None:
+def test_a_batch_as_large_as_the_dataset_is_a_whole_epoch() -> None:
     order = BatchOrder(seed=4, num_rows=10, batch_size=10)
     assert order.rounds_per_epoch == 1
     assert sorted(order.rows(3).tolist()) == list(range(10))

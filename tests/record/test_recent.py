@@ -1,4 +1,4 @@
-"""Statistics of recent rounds, checked against numbers computed by hand."""
+"""Statistics of recent rounds, compared with manually computed numbers."""
 
 from __future__ import annotations
 

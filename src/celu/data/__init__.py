@@ -1,1 +1,1 @@
-"""A party's rows: reading them, agreeing on their order, and the embedded sets."""
+"""A party's rows: stores, alignments, datasets, batches and their order; two example datasets."""

@@ -1,6 +1,6 @@
-"""Torch tensors and NumPy arrays as the tensors that a dataset holds.
+"""Converts torch tensors and NumPy arrays to the tensors of a dataset.
 
-It converts types only: it neither scales nor codes values.
+It converts types only: it neither scales nor encodes values.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _EXPECTED = "a torch tensor or a NumPy array of floats (32 or 64 bits), integers
 def to_tensor(name: str, values: Array, *, are_codes: bool = False) -> Tensor:
     """Return float32 or int64, without a copy if the type is right already.
 
-    Codes keep their integer type: mapped int32 codes would double in memory, so a batch widens
-    them instead. Raises DataError naming the input for any other type.
+    With `are_codes` the integer type stays: widening memory-mapped int32 codes would load all of
+    them, so a batch widens its own copy instead. Raises DataError naming the input for any other
+    type.
     """
     if isinstance(values, np.ndarray):
         tensor = _from_numpy(name, values)
@@ -44,8 +45,8 @@ def to_tensor(name: str, values: Array, *, are_codes: bool = False) -> Tensor:
     target = _TARGETS.get(tensor.dtype)
     if target is None:
         raise DataError(f"{name}: expected {_EXPECTED}, got {tensor.dtype}")
-    if not values.ndim:  # not of `tensor`: NumPy makes one row of a single value
-        raise DataError(f"{name}: expected one value or more for each row, got a single value")
+    if not values.ndim:  # not `tensor.ndim`: np.ascontiguousarray adds a dimension
+        raise DataError(f"{name}: expected one or more values per row, got a single value")
     if are_codes:
         if target is not torch.int64:
             raise DataError(f"{name}: has sizes, so expected integer codes, got {tensor.dtype}")

@@ -1,8 +1,8 @@
 """Training batches by round; a thread prefetches the next one while the current one computes.
 
 Rows on a GPU are gathered there. Rows in main memory, which may be mapped from files, are gathered
-on the CPU and copied to the GPU through page-locked memory. For a small dataset it is faster to
-gather a batch in place than to wake a thread. A batch is a function of its round alone.
+on the CPU and copied to the GPU through page-locked memory. The batches of a small dataset are
+gathered in the calling thread. A batch is a function of its round alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from celu.data.dataset import Batch, Dataset
 from celu.data.order import BatchOrder
 
-# Batches of a dataset up to this size are gathered faster than a thread wakes up.
+# For a dataset up to this size, gathering a batch is faster than waking a thread.
 _SMALL_BYTES = 64 * 1024
 
 
@@ -52,7 +52,7 @@ class BatchLoader:
     def _gather(self, round_: int) -> Batch:
         if self._order.by_blocks:
             slices = self._order.window_slices(round_)
-            # Joined even if it is one slice: a view would hold its whole window in memory.
+            # `join` copies even a single slice: a view would hold its whole window in memory.
             batch = Batch.join([self._window(key).take(rows) for key, rows in slices])
             # Rounds are ascending, so earlier windows are not needed any more.
             self._windows = {k: w for k, w in self._windows.items() if k >= slices[0][0]}

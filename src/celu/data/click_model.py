@@ -1,8 +1,8 @@
 """The hidden model of the synthetic clicks: how ids are drawn, and their effect on the label.
 
-Every value is 32 raw random bits looked up in a table that depends on the seed alone. So no row
-depends on a transcendental function, whose last bit varies with the CPU, and NumPy's raw streams
-are stable across versions. It does not make data sets (`clicks`).
+Every value is looked up, by 32 raw random bits, in a table that depends on the seed alone. So rows
+are equal on every machine: NumPy's raw streams are stable across versions, and no row needs a
+transcendental function, whose last bit varies with the CPU. `clicks` makes the datasets.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MAX_CODES = 100_000
 # The spawn key of the hidden model's random stream, distinct from those of the chunks.
 _MODEL_STREAM = 0xC11C
 _CELLS = 1 << 16
-_LATENT = 2
+_LATENT = 2  # dimensions of a latent vector
 
-# Number of distinct ids in the public data sets. The largest are limited to `max_codes`, as a
+# Number of distinct ids in the public datasets. The largest are limited to `max_codes`, as a
 # frequency threshold would; code 0, the most frequent, is for missing and rare ids.
 _CRITEO_COUNTS = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194,
@@ -54,8 +54,8 @@ class _Recipe:
     guest: float
     host: float
     cross: float
-    # The fields with latent vectors. Few, with few ids: otherwise their interaction is too hard to
-    # learn.
+    # The fields with latent vectors. They are few and have few ids: otherwise their interaction is
+    # too hard to learn.
     interacting: frozenset[str]
 
 
@@ -99,7 +99,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Hidden:
+class HiddenModel:
     """The model that generates the labels."""
 
     guest: dict[str, Field]
@@ -121,7 +121,7 @@ def field_sizes(shape: Shape, *, max_codes: int = MAX_CODES) -> dict[str, dict[s
 
 
 def draw_and_score(
-    hidden: Hidden, streams: Iterator[np.random.SeedSequence], rows: int
+    hidden: HiddenModel, streams: Iterator[np.random.SeedSequence], rows: int
 ) -> tuple[dict[str, Column], dict[str, Column], Floats]:
     """Draw rows: return the guest's columns, the host's columns and the logits."""
     logit = np.full(rows, hidden.intercept, np.float32)
@@ -148,7 +148,7 @@ def draw_and_score(
 
 
 @lru_cache(maxsize=4)
-def hidden_model(shape: Shape, seed: int, max_codes: int) -> Hidden:
+def hidden_model(shape: Shape, seed: int, max_codes: int) -> HiddenModel:
     """Return the model of a seed, with the intercept that gives the click rate of the recipe."""
     sizes = field_sizes(shape, max_codes=max_codes)
     recipe = _RECIPES[shape]
@@ -157,21 +157,21 @@ def hidden_model(shape: Shape, seed: int, max_codes: int) -> Hidden:
     guest = _fields(sizes["guest"] | numbers, recipe.guest, recipe, stream)
     host = _fields(sizes["host"], recipe.host, recipe, stream)
     streams = iter(stream.spawn(len(guest) + len(host)))
-    _, _, logit = draw_and_score(Hidden(guest, host, np.float32(0)), streams, _CELLS)
+    _, _, logit = draw_and_score(HiddenModel(guest, host, np.float32(0)), streams, _CELLS)
     low, high = -10.0, 10.0
     for _ in range(30):
         middle = (low + high) / 2
         rate = float(np.mean(1 / (1 + np.exp(-(logit.astype(np.float64) + middle)))))
         low, high = (middle, high) if rate < recipe.rate else (low, middle)
     # Rounded, so that the last bit of a CPU's exponential does not change it.
-    return Hidden(guest, host, np.float32(round(low, 3)))
+    return HiddenModel(guest, host, np.float32(round(low, 3)))
 
 
 def _fields(
     sizes: dict[str, int], main: float, recipe: _Recipe, stream: np.random.SeedSequence
 ) -> dict[str, Field]:
     """Draw a party's tables; `main` is the deviation of the sum of effects, size 0 is numeric."""
-    # The inner product of K dimensions has deviation sqrt(K) * scale**2 * fields of a party.
+    # The inner product of K dimensions has deviation sqrt(K) * scale**2 * num_interacting.
     num_interacting = len(recipe.interacting & sizes.keys())
     scale = np.sqrt(recipe.cross / np.sqrt(_LATENT) / num_interacting)
     share = 0.5 + _uniform(stream, len(sizes))
@@ -190,9 +190,9 @@ def _fields(
         # The probability of each code: summed over its cells, from differences at their ends.
         ends = np.bincount(first, 1 / width, num + 1)
         ends -= np.bincount(first + width, 1 / width, num + 1)
-        chance_N = np.cumsum(ends)[:num] / _CELLS
-        effects_KN -= (effects_KN @ chance_N)[:, None]
-        effects_KN /= np.sqrt(effects_KN**2 @ chance_N)[:, None]
+        probability_N = np.cumsum(ends)[:num] / _CELLS
+        effects_KN -= (effects_KN @ probability_N)[:, None]
+        effects_KN /= np.sqrt(effects_KN**2 @ probability_N)[:, None]
         latent = tuple((scale * effects_KN[1:]).astype(np.float32))
         fields[name] = Field(
             first=first,

@@ -3,7 +3,7 @@
 Fields are independent, ids follow Zipf's law. A hidden logistic model generates the label: an
 effect of every field, and the inner product of two latent vectors, one of the guest's fields and
 one of the host's, which no sum of two separate models can express. The data resembles the real sets
-only in fields, sizes, skew and click rate: say "synthetic" beside a result on it.
+only in fields, sizes, skew and click rate: call every result on it synthetic.
 
 Rows are the same on any machine (see `click_model`). Only `write_clicks` needs pyarrow.
 """
@@ -58,7 +58,7 @@ def click_chunk(
     Raises DataError for an unknown shape or a `max_codes` out of range.
     """
     hidden = hidden_model(shape, seed, max_codes)
-    # One stream for each column: a column is then a prefix of that of a longer chunk.
+    # One stream for each column: a column of a short chunk is then a prefix of a longer chunk's.
     num_columns = len(hidden.guest) + len(hidden.host)
     *streams, last = np.random.SeedSequence((seed, chunk)).spawn(num_columns + 1)
     guest, host, logit = draw_and_score(hidden, iter(streams), rows)

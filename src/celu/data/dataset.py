@@ -56,7 +56,7 @@ class Batch:
 
     @cached_property
     def row_digest(self) -> bytes:
-        """Sent with the Z and dZ of these rows, so that peers can compare which rows they mean."""
+        """The digest sent with Z and dZ. Parties compare it to detect that their rows differ."""
         return digest_rows(self.tags)
 
 
@@ -65,7 +65,7 @@ class Dataset:
     """Rows as tensors: float32 or int64, converted from torch tensors or NumPy arrays.
 
     `sizes` gives, for an input of ids, the number of codes of each column. Without `tags` a row is
-    known by its number: the parties check the order of the rows, not which rows they are.
+    known by its number: the parties compare the order of the rows, not their identity.
     """
 
     inputs: dict[str, Tensor]
@@ -117,7 +117,7 @@ class Dataset:
         `id` names the column of row ids: the parties then check that row i is the same row
         everywhere. `seed` must be equal at all parties, and to `split.seed` of a party's store.
 
-        Raises DataError that names the column: missing, with nulls, repeated ids, another type.
+        Raises DataError naming a column that is missing or has nulls, repeated ids or another type.
         """
         content = read_table(table, label=label, row_id=id, inputs=inputs, seed=seed)
         return cls(*content)
@@ -214,5 +214,5 @@ class Dataset:
 def _select(tensor: Tensor, rows: Tensor | slice) -> Tensor:
     if isinstance(rows, slice) or tensor.device.type != "cpu":
         return tensor[rows]
-    # NumPy uses one thread and no lock, torch would wake its thread pool.
+    # NumPy gathers in this thread; torch would wake its thread pool.
     return torch.from_numpy(tensor.numpy().take(rows.numpy(), axis=0))

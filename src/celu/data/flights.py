@@ -34,7 +34,7 @@ CLIP = 6.0
 Floats = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int32]
 # One party's columns before the split, and the sizes of its id columns.
-Party = tuple[dict[str, npt.NDArray[np.generic]], dict[str, int]]
+PartyColumns = tuple[dict[str, npt.NDArray[np.generic]], dict[str, int]]
 
 
 class PartyTables(NamedTuple):
@@ -45,7 +45,7 @@ class PartyTables(NamedTuple):
 
 
 def flights_tables(*, seed: int = 1, test_fraction: float = 0.1) -> dict[str, PartyTables]:
-    """Return the tables of "airline" and "weather", row i of both one flight.
+    """Return the tables of "airline" and "weather"; row i of both is the same flight.
 
     Cancelled and diverted flights, whose arrival delay is unknown, are left out. The split depends
     on `seed` alone. Codes and standardisation are fitted on the training rows only.
@@ -104,7 +104,7 @@ def _package_data() -> Path:
 
 
 def _read_flights(folder: Path) -> pa.Table:
-    # Columns known only after departure are not read, except the one that the label is made from.
+    # Columns known only after departure are not read, except the delay that becomes the label.
     when = ["year", "month", "day", "hour", "minute", "time_hour"]
     what = ["carrier", "flight", "origin", "dest", "distance"]
     options = pa_csv.ConvertOptions(
@@ -132,7 +132,7 @@ def _split(
     return order[num_test:], order[:num_test]
 
 
-def _airline(flights: pa.Table, train: npt.NDArray[np.intp]) -> Party:
+def _airline(flights: pa.Table, train: npt.NDArray[np.intp]) -> PartyColumns:
     days = _dates(flights)
     # Without the tail number: a network memorises it, which lowers its test metrics.
     ids = {name: flights[name] for name in ("carrier", "origin", "dest", "flight")}
@@ -145,19 +145,19 @@ def _airline(flights: pa.Table, train: npt.NDArray[np.intp]) -> Party:
     sizes: dict[str, int] = {}
     for name, values in ids.items():
         columns[name], sizes[name] = _encode(values, train)
-    minute = _doubles(flights["hour"]) * 60 + _doubles(flights["minute"])
-    columns["distance"] = _standardise(_doubles(flights["distance"]), train)
+    minute = _to_float64(flights["hour"]) * 60 + _to_float64(flights["minute"])
+    columns["distance"] = _standardise(_to_float64(flights["distance"]), train)
     columns["minute_of_day"] = _standardise(minute, train)
     columns["day_of_year"] = _standardise((days - days.min()).astype(np.float64), train)
-    columns["label"] = (_doubles(flights["arr_delay"]) > LATE_MINUTES).astype(np.float32)
+    columns["label"] = (_to_float64(flights["arr_delay"]) > LATE_MINUTES).astype(np.float32)
     return columns, sizes
 
 
-def _weather(flights: pa.Table, weather: pa.Table, train: npt.NDArray[np.intp]) -> Party:
+def _weather(flights: pa.Table, weather: pa.Table, train: npt.NDArray[np.intp]) -> PartyColumns:
     row = _observation(flights, weather)
 
     def observed(name: str) -> npt.NDArray[np.float64]:
-        return np.where(row >= 0, _doubles(weather[name])[row], np.nan)
+        return np.where(row >= 0, _to_float64(weather[name])[row], np.nan)
 
     direction = np.deg2rad(observed("wind_dir"))
     precip, visib = observed("precip"), observed("visib")
@@ -232,9 +232,9 @@ def _encode(values: pa.ChunkedArray, train: npt.NDArray[np.intp]) -> tuple[Codes
     return codes.astype(np.int32), len(known) + 1
 
 
-def _doubles(values: pa.ChunkedArray) -> npt.NDArray[np.float64]:
-    doubles: npt.NDArray[np.float64] = values.cast(pa.float64()).to_numpy()
-    return doubles
+def _to_float64(values: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    array: npt.NDArray[np.float64] = values.cast(pa.float64()).to_numpy()
+    return array
 
 
 def _standardise(values: npt.NDArray[np.float64], train: npt.NDArray[np.intp]) -> Floats:

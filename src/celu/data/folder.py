@@ -1,7 +1,7 @@
 """Atomic creation of a folder: it appears under its name complete, or not at all.
 
-It is written under a hidden name beside its own, which is locked, and then renamed. The next
-process removes what an interrupted one left there.
+The folder is written under a hidden, locked name next to its own, and then renamed. The next
+process removes the leftovers of an interrupted one.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class StoreDatasets:
     train: Dataset
     test: Dataset
     warnings: list[str]
-    schema: str  # the digest of the store's schema: new rows for the model must have the same
+    schema: str  # the digest of the store's schema; rows to predict must have the same
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,9 @@ def open_datasets(
     """The training and test rows of a store, mapped from files that are written on first use.
 
     By default `inputs` are all features, as `Store.inputs` names them, and the label is read where
-    the store has one. Without an alignment, all rows in the store's order. Raises DataError for
-    rows that the gate refuses, AlignmentError if the store changed since it was aligned.
+    the store has one. Without an alignment, the datasets have all rows in the store's order. Raises
+    DataError for rows that the gate refuses, AlignmentError if the store changed since it was
+    aligned.
     """
     inputs = store.inputs() if inputs is None else inputs
     label = store.schema.has_labels if label is None else label
@@ -97,15 +98,15 @@ def open_datasets(
         for name, columns in inputs.items()
         if columns[0] in store.schema.categories
     }
-    tables = []
+    datasets = []
     for part in PARTS:
         count = store.schema.rows[part] if alignment is None else len(alignment.rows[part])
         mapped = {m.name: _map(folder, part, m, count) for m in matrices}
         tags = mapped.pop(TAG)
         labels = torch.from_numpy(mapped.pop(LABEL)).reshape(-1) if label else None
         tensors = {name: torch.from_numpy(array) for name, array in mapped.items()}
-        tables.append(Dataset(tensors, labels, sizes, tags))
-    return StoreDatasets(tables[0], tables[1], warnings, store.schema.digest())
+        datasets.append(Dataset(tensors, labels, sizes, tags))
+    return StoreDatasets(datasets[0], datasets[1], warnings, store.schema.digest())
 
 
 def _matrices(store: Store, inputs: Mapping[str, Sequence[str]], label: bool) -> list[_Matrix]:

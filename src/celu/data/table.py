@@ -1,7 +1,7 @@
-"""The columns of a pandas DataFrame or an Arrow table as the inputs of a dataset.
+"""Converts a pandas DataFrame or an Arrow table to the inputs of a dataset.
 
-Inputs are named as a store's are: "ids" for codes and "numbers" for the rest. It checks and codes
-columns; it does not scale numbers, fill nulls or hold rows out, which is what `celu prepare` does.
+Inputs are named as in a store: "ids" for codes and "numbers" for the rest. Columns are checked and
+encoded. Only `celu prepare` scales numbers, fills nulls and holds rows out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Codes = npt.NDArray[np.int64]
 
 
 class TableContent(NamedTuple):
-    """What a dataset holds, as NumPy arrays."""
+    """The content of a dataset, as NumPy arrays."""
 
     inputs: dict[str, npt.NDArray[Any]]
     labels: npt.NDArray[Any] | None
@@ -96,10 +96,10 @@ class _Columns:
 
     def by_type(self, names: Sequence[str]) -> dict[str, list[str]]:
         """Text and categories are ids, everything else numbers."""
-        sorted_out: dict[str, list[str]] = {IDS: [], NUMBERS: []}
+        inputs: dict[str, list[str]] = {IDS: [], NUMBERS: []}
         for name in names:
-            sorted_out[IDS if _is_text(self._array(name).type) else NUMBERS].append(name)
-        return sorted_out
+            inputs[IDS if _is_text(self._array(name).type) else NUMBERS].append(name)
+        return inputs
 
     def numbers(self, name: str) -> Numbers:
         """Any numeric column or booleans, as float32."""
@@ -129,7 +129,7 @@ class _Columns:
         return np.asarray(array.to_numpy(), np.int64)
 
     def codes(self, name: str) -> tuple[Codes, int]:
-        """The codes of a column and their number: integers are codes already."""
+        """A column's codes, and the largest possible code + 1; integers are codes already."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -139,7 +139,7 @@ class _Columns:
             if codes.min() < 0 or codes.max() >= _MAX_CODES:
                 raise DataError(
                     f"column {name!r}: expected codes from 0 to below 2**31, got others; "
-                    "make the column categorical, so that its values are coded"
+                    "make the column categorical to encode its values"
                 )
             return codes, int(codes.max()) + 1
         if not _is_text(array.type):
@@ -149,7 +149,7 @@ class _Columns:
             )
         if not pa.types.is_dictionary(array.type):
             array = array.dictionary_encode()
-        # Unused categories have codes too, so that all parts of one table have the same codes.
+        # Unused categories get codes too, so that all parts of one table have the same codes.
         order = pc.sort_indices(array.dictionary).to_numpy()
         code_of = np.empty(len(order), np.int64)
         code_of[order] = np.arange(len(order))
@@ -196,7 +196,7 @@ class _Columns:
             array = self._table.column(at)
         if isinstance(array, pa.ChunkedArray):
             array = array.combine_chunks()
-        if pa.types.is_string_view(array.type):  # Arrow cannot code these
+        if pa.types.is_string_view(array.type):  # Arrow cannot dictionary-encode these
             array = array.cast(pa.large_string())
         if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
             array = array.dictionary_decode().dictionary_encode()

@@ -26,13 +26,13 @@ def make_tags(ids: Iterable[str], seed: int) -> Tags:
 def tags_of_texts(texts: Iterable[bytes], seed: int) -> Tags:
     """The tags of ids in UTF-8."""
     salt = seed.to_bytes(8, "little")
-    blank = hashlib.blake2b(digest_size=TAG_BYTES, salt=salt, person=b"celu.row.tag").copy
-    found = []
+    new_hash = hashlib.blake2b(digest_size=TAG_BYTES, salt=salt, person=b"celu.row.tag").copy
+    digests = []
     for text in texts:
-        state = blank()
+        state = new_hash()
         state.update(text)
-        found.append(state.digest())
-    return np.frombuffer(b"".join(found), np.uint8).reshape(-1, TAG_BYTES)
+        digests.append(state.digest())
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, TAG_BYTES)
 
 
 def held_out(tags: Tags, fraction: float) -> npt.NDArray[np.bool_]:

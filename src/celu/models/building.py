@@ -1,6 +1,6 @@
 """Builds modules by name: a built-in one ("wdl", "dssm") or the user's own ("module:Class").
 
-A constructor is called with the options from the settings file. It also gets the width of Z and the
+A constructor is called with the options from the settings file, and with the width of Z and the
 columns and sizes of the inputs, if it has parameters for them.
 """
 
@@ -27,9 +27,10 @@ TOPS: dict[str, Constructor] = {"wdl": WideDeepTop, "dssm": InnerProductTop}
 
 
 def resolve(use: str, built_in: Mapping[str, Any], what: str, folder: Path | None = None) -> Any:
-    """The object that a setting names; `folder` comes first on the path of "module:Name".
+    """The object that a setting names: a built-in one, or "module:Name".
 
-    `what` is the setting, for messages. Raises ConfigError if there is no such object.
+    Modules are looked for in `folder` first. `what` is the setting, for messages. Raises
+    ConfigError if there is no such object.
     """
     if use in built_in:
         return built_in[use]
@@ -54,7 +55,10 @@ def build_module(
     what: str,
     folder: Path | None = None,
 ) -> nn.Module:
-    """Build a module; raises ConfigError for wrong options, ModelError if it is no nn.Module."""
+    """Build a module from `options`, and those of `facts` that its constructor has parameters for.
+
+    Raises ConfigError for wrong options, ModelError if the object is not an nn.Module.
+    """
     constructor = resolve(use, built_in, what, folder)
     parameters = inspect.signature(constructor).parameters
     arguments = {name: value for name, value in facts.items() if name in parameters} | dict(options)

@@ -1,4 +1,4 @@
-"""Losses, with one value for each row, and the metrics of each on test rows.
+"""Losses, with one value per row, and the metrics that belong to each.
 
 A user's own loss is any function of (output, labels) that returns [B] values.
 """
@@ -19,7 +19,7 @@ PerInstance = Callable[[Tensor, Tensor], Tensor]
 Metrics = Callable[[Tensor, Tensor], dict[str, float]]
 
 
-def _loss_only(output: Tensor, labels: Tensor) -> dict[str, float]:
+def _no_metrics(output: Tensor, labels: Tensor) -> dict[str, float]:
     del output, labels
     return {}
 
@@ -29,7 +29,7 @@ class Loss:
     """A loss and its metrics by name. The mean loss of the test rows is always reported."""
 
     per_instance: PerInstance
-    metrics: Metrics = _loss_only
+    metrics: Metrics = _no_metrics
     metric_names: tuple[str, ...] = ()
 
 

@@ -1,7 +1,8 @@
 """A tower: embeddings of ids, concatenated with numbers, then linear layers without biases.
 
-Both of the paper's models use it as their bottom, with the paper's constants. We read the 0.01 of
-its N(0, 0.01) for the weights as a variance: as a standard deviation, training stalls at first.
+Both of the paper's models use it as their bottom, with the paper's constants. The paper draws
+weights from N(0, 0.01). We read 0.01 as the variance: with it as the standard deviation, training
+stalls at first.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 class Tower(nn.Module):
     """A bottom model for inputs of any names: those with `sizes` are ids, the others numbers.
 
-    ReLU follows every layer, Z included, unless `relu_z` is false (an inner product of towers needs
-    both signs). The fields of an input of ids share one embedding table, each with its own offset.
-    The table's gradient is sparse: the cost of a step depends on the batch, not on the table.
+    ReLU follows every layer; the last one (Z) only if `relu_z` is true, since an inner product of
+    towers needs both signs. The fields of an input of ids share one embedding table, each with its
+    own offset. The table's gradient is sparse: the cost of a step depends on the batch, not on the
+    table.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Tower(nn.Module):
 
 
 def dense_layers(widths: Sequence[int], init_std: float | None) -> nn.Sequential:
-    """Linear layers without biases, ReLU between them; weights have deviation `init_std`.
+    """Linear layers without biases, ReLU between them; weights have standard deviation `init_std`.
 
     None means torch's default initialisation, which scales with the width of a layer.
     """

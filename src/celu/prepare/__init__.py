@@ -1,1 +1,1 @@
-"""From raw files to stores: reading, learning, sorting, writing; and cutting one table in parts."""
+"""Prepares stores from raw files, and splits one table among several parties."""

@@ -18,7 +18,7 @@ from celu.prepare.prefetch import prefetch
 # of a category depends on the number of distinct values in a block.
 BLOCK_BYTES = 1 << 20
 BLOCKS_JOINED = 16
-GZIP_RATIO = 8  # an upper bound, roughly, of how much larger the text is
+GZIP_RATIO = 8  # a rough upper bound of the compression ratio
 
 
 class DelimitedReader:
@@ -39,7 +39,7 @@ class DelimitedReader:
         self._is_gzip = is_gzip
 
     def text_bytes(self, num_columns: int) -> int:
-        """See `RawFile.text_bytes`; all columns count."""
+        """See `RawFile.text_bytes`; this bound includes all columns of the file."""
         del num_columns
         return self._path.stat().st_size * (GZIP_RATIO if self._is_gzip else 1)
 
@@ -58,7 +58,7 @@ class DelimitedReader:
         try:
             with readable(self._path, block_bytes=BLOCK_BYTES), pa.OSFile(str(self._path)) as raw:
                 stream = pa.CompressedInputStream(raw, "gzip") if self._is_gzip else raw
-                # Parsed in a thread of its own, beside the one that this runs in.
+                # Parse in another thread, while this one joins blocks.
                 for batches in prefetch(_group(self._parse(stream, types), BLOCKS_JOINED)):
                     yield _join(batches, columns), raw.tell()
         except CellTypeError:

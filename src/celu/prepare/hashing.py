@@ -24,7 +24,7 @@ def hash_texts(texts: Any) -> npt.NDArray[np.uint64]:
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int32)[texts.offset :][: len(texts) + 1]
     lengths = np.diff(ends)
-    # Longest first: the strings that have a byte at a position are then a slice.
+    # Longest first: the strings that have a byte at a position are then a prefix.
     order = np.argsort(-lengths, kind="stable")
     starts = ends[:-1][order]
     longer = len(texts) - np.cumsum(np.bincount(lengths))  # number of strings longer than 0, 1, ...
@@ -32,9 +32,9 @@ def hash_texts(texts: Any) -> npt.NDArray[np.uint64]:
     if data is not None:
         text = np.frombuffer(data, np.uint8)
         for position, count in enumerate(longer[:-1].tolist()):
-            some = hashes[:count]
-            some ^= text[starts[:count] + position]
-            some *= _PRIME
+            longest = hashes[:count]
+            longest ^= text[starts[:count] + position]
+            longest *= _PRIME
     hashes ^= hashes >> _SHIFT
     for factor in _MIX:
         hashes *= factor

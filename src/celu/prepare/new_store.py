@@ -1,4 +1,4 @@
-"""A store that is being prepared: its encoders and the schema that they result in."""
+"""A store that is being prepared: its encoders, and the schema that they produce."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
 
 
 def fitted_store(fitted: StoreSchema, out: Path, *, labelled: bool) -> NewStore:
-    """A store that applies the encoders of another, as its schema holds them."""
+    """A store that uses the fitted encoders of an existing store, from its schema."""
     label = LabelEncoder(fitted.label, fitted.label_type) if fitted.label and labelled else None
     numbers = [NumberEncoder(name, number) for name, number in fitted.numbers.items()]
     categories: list[CategoryEncoder] = [

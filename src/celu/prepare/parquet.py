@@ -29,7 +29,7 @@ class ParquetReader:
         with readable(self._path):
             metadata = pq.read_metadata(self._path)
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        # Pages are small where values repeat.
+        # Pages of repeated values are much smaller than their text.
         at_least = metadata.num_rows * 8 * (num_columns + 4)
         return int(max(at_least, sum(group.total_byte_size for group in groups)))
 

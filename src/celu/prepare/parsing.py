@@ -1,6 +1,6 @@
-"""Cells as numbers, and errors of the parser as errors that quote no cell.
+"""Parses cells as numbers, and replaces pyarrow's errors by ours, which quote no cell.
 
-It opens no files: `delimited` and `parquet` do.
+It opens no files; `delimited` and `parquet` do.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def classify_cell(value: bytes) -> Literal["bytes", "text", "number"]:
 
 
 class CellTypeError(Exception):
-    """A cell does not have its column's type; a second pass over the file finds out which."""
+    """A cell does not have its column's type; a second pass finds out which one."""
 
 
 @contextmanager

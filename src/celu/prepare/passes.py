@@ -29,12 +29,12 @@ from celu.prepare.spill import Spill, arrow
 
 ROW_GROUP = 100_000  # the maximum number of rows of a row group; half is the minimum
 
-# Called with a phase ("reading", in bytes; "writing", in buckets), how much is done, and the total.
+# Called with a phase ("reading", in bytes; "writing", in buckets), the amount done, and the total.
 Progress = Callable[[str, int, int], None]
 
 
 class ScanSettings(NamedTuple):
-    """What all stores of one scan have in common; with `all_test` every row is a test row."""
+    """Settings shared by all stores of one scan; with `all_test` every row is a test row."""
 
     source: Source
     id: str
@@ -69,7 +69,7 @@ def spill_rows(
 ) -> None:
     """Fit the encoders and spill all rows; raises DataError for bad rows, at the end of a file."""
     total = sum(file.num_bytes for file in files)
-    num_rows = before = 0
+    num_rows = bytes_before = 0
     with ThreadPoolExecutor(1) as pool:
         for file in files:
             num_without_id = 0
@@ -84,11 +84,11 @@ def spill_rows(
                     added.result()
                 added = pool.submit(spill.add, batch, _keys(tags))
                 num_rows += block.num_rows
-                progress("reading", before + block.position, total)
+                progress("reading", bytes_before + block.position, total)
             if added is not None:
                 added.result()
             _check(file, settings.id, num_without_id, stores)
-            before += file.num_bytes
+            bytes_before += file.num_bytes
 
 
 def _check(file: RawFile, row_id: str, num_without_id: int, stores: Sequence[NewStore]) -> None:
@@ -183,9 +183,9 @@ def _check_rows(
             f"{source}: column {settings.id!r}: expected each id once, got {repeats:,} rows that "
             "repeat an id"
         )
-    wanted = {"train": not settings.all_test, "test": settings.split.test > 0 or settings.all_test}
+    needed = {"train": not settings.all_test, "test": settings.split.test > 0 or settings.all_test}
     for part in PARTS:
-        if wanted[part] and not rows[part]:
+        if needed[part] and not rows[part]:
             raise DataError(
                 f"{source}: expected rows in both parts, got none of {sum(rows.values()):,} in "
                 f"{part}; add rows or change the split"
@@ -193,7 +193,7 @@ def _check_rows(
 
 
 def _sort(batch: Any, settings: ScanSettings) -> tuple[Any, int, int]:
-    """The training rows by tag, then the test rows by tag; the number of the first; of repeats."""
+    """Sort by part, then by tag. Returns the rows, the number of training rows, and of repeats."""
     tags = np.frombuffer(batch.column(0).buffers()[1], np.uint8)
     tags = tags[batch.column(0).offset * TAG_BYTES :][: batch.num_rows * TAG_BYTES]
     tags = tags.reshape(-1, TAG_BYTES)
@@ -242,8 +242,8 @@ class _PartWriter:
         for number, encoder in self._encoders:
             arrays.append(arrow(encoder.transform(batch.column(number).to_numpy())))
         rows = pa.record_batch(arrays, schema=self._schema)
-        for part, some in enumerate((rows.slice(0, num_train), rows.slice(num_train))):
-            self._buffered[part].append(some)
+        for part, its_rows in enumerate((rows.slice(0, num_train), rows.slice(num_train))):
+            self._buffered[part].append(its_rows)
             if sum(map(len, self._buffered[part])) >= ROW_GROUP // 2:
                 self._write(part)
 

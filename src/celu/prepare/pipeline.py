@@ -33,7 +33,7 @@ __all__ = ["Progress", "Report", "Target", "prepare", "prepare_like"]
 
 
 class Target(NamedTuple):
-    """A store to prepare, and the columns that it takes from the raw files."""
+    """A store to prepare: its schema, which declares its columns, and its folder."""
 
     schema: RawSchema
     out: Path
@@ -52,7 +52,7 @@ def prepare(
 ) -> list[Report]:
     """Prepare stores from raw files, in one scan; they have `source`, `id` and `split` in common.
 
-    With `replace` a store may exist under the name; it is replaced at the very end. Raises
+    With `replace`, an existing store is replaced, at the very end. Raises
     ConfigError or DataError, and then leaves nothing behind.
     """
     settings = [ScanSettings(s.source, s.id, s.split) for s, _ in targets]
@@ -71,14 +71,14 @@ def prepare_like(
     *,
     replace: bool = False,
 ) -> Report:
-    """Encode new rows as an existing store did; they are the test rows of a new store.
+    """Encode new rows with the encoders of an existing store; all become test rows of a new store.
 
-    The raw files may lack the label column: the new rows then have no labels. The digest of the
-    schema stays that of the store. Raises as `prepare` does.
+    The raw files may lack the label column: the new rows then have no labels. Its
+    schema has the digest of the existing store's. Raises as `prepare` does.
     """
     fitted = read_store_schema(store)
     names = [RawFile(path, fitted.source).names() for path in sources]
-    labelled = any(fitted.label in some for some in names)
+    labelled = any(fitted.label in columns for columns in names)
     settings = ScanSettings(fitted.source, fitted.id, fitted.split, all_test=True)
     new = fitted_store(fitted, out, labelled=labelled)
     return _prepare(sources, settings, [new], progress, replace)[0]

@@ -1,4 +1,4 @@
-"""Items of a generator, computed one ahead in a thread."""
+"""Runs a generator in a thread, one item ahead."""
 
 from __future__ import annotations
 

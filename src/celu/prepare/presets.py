@@ -1,7 +1,7 @@
-"""The schemas of the paper's click data, for its two parties: what `schema.toml` would hold.
+"""The schemas of the paper's click data, for its two parties; equal to a `schema.toml`.
 
 Criteo is tab-separated without a header, Avazu is CSV with one. Categories are hashed into the same
-number of buckets by default, so nothing depends on the values of the training rows.
+number of buckets by default, so no vocabulary is fitted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def criteo(split: Split, category: Category = HASHED) -> dict[str, RawSchema]:
 
 
 def avazu(split: Split, category: Category = HASHED) -> dict[str, RawSchema]:
-    """Guest: the label and 8 anonymous categories. Host: 14 of site, app and device."""
+    """Guest: the label and 8 anonymous categories. Host: 14 categories of site, app and device."""
     source = Source(format="csv")
     guest = RawSchema(
         id="id",

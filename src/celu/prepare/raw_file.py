@@ -1,7 +1,7 @@
 """A raw file (CSV, TSV, Parquet; .gz of the first two) as blocks of typed columns.
 
 A file is streamed, so memory does not grow with its size. Errors name the file, the column and a
-count or a row number. They never quote a cell, so messages of the parser are not passed on.
+count or a row number. They never quote a cell, so pyarrow's own messages are not shown.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RawFile:
         self._names: list[str] | None = None
 
     def text_bytes(self, columns: Mapping[str, Kind]) -> int:
-        """An upper bound, roughly, of the size of these columns as text."""
+        """A rough upper bound of the size of these columns as text."""
         return self._reader.text_bytes(len(columns))
 
     def names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Splits one raw table into several parties' raw tables, for experiments on data of one party.
+"""Splits one raw table among several parties, for experiments with the data of one company.
 
 Each party gets the id, some of the columns and a random share of the rows, in an order of its own,
 as separate companies would hold them. Rows are shuffled in buckets on disk, so memory does not grow
@@ -107,8 +107,8 @@ class _Share:
         self._columns = columns
         self._names = [ID if row_id == ROW_NUMBER else row_id, *columns]
         self._keep = keep
-        mixed = hashlib.blake2b(name.encode(), digest_size=8, person=b"celu.split").digest()
-        self._random = np.random.default_rng([seed, int.from_bytes(mixed, "little")])
+        name_hash = hashlib.blake2b(name.encode(), digest_size=8, person=b"celu.split").digest()
+        self._random = np.random.default_rng([seed, int.from_bytes(name_hash, "little")])
         self._spill = Spill(folder / f".{name}.spill", buckets)
 
     def __enter__(self) -> _Share:

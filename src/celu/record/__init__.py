@@ -1,1 +1,1 @@
-"""Reading run folders: of finished, interrupted and running runs."""
+"""Reads run folders of finished, interrupted and running runs."""

@@ -1,4 +1,4 @@
-"""Downsampling of a chart's series that preserves its shape and extremes."""
+"""Downsamples the series of a chart, preserving its shape and extremes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening several run folders at once, each with a short unique label."""
+"""Opens several run folders, each with a short unique label."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
         if resolved in seen:
             raise ConfigError(
                 f"{path}: this run folder is given twice, also as {seen[resolved]}; "
-                "give each run folder once"
+                "name each run folder once"
             )
         seen[resolved] = path
     return [RunRecord(path) for path in paths]

@@ -1,6 +1,6 @@
-"""A run folder as a value, for reports, the dashboard and the doctor.
+"""Reads a run folder, for reports, the dashboard and the doctor.
 
-It reads what `celu.run_folder` writes, and never writes to the folder itself.
+It reads what `celu.run_folder` writes, and never writes to the folder.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class RunRecord:
         self.summary: Mapping[str, Any] | None = None  # None while the run is running
         self.events: list[Event] = []
         self._position = 0
-        self._surviving_cache: dict[type[RoundEvent], list[Any]] = {}  # until new events arrive
+        self._surviving_cache: dict[type[RoundEvent], list[Any]] = {}  # until new events are read
         self.refresh()
 
     def refresh(self) -> list[Event]:
-        """Read and return the new events: all of them, if another run has taken the folder."""
+        """Read and return the new events; if another run now uses the folder, all of its events."""
         if (self.path / EVENTS).exists() and (self.path / EVENTS).stat().st_size < self._position:
             self.events, self._position = [], 0
             self._surviving_cache.clear()
@@ -56,7 +56,7 @@ class RunRecord:
             if settings is None:
                 raise ConfigError(
                     f"{self.path}: not a run folder, settings.json is missing; "
-                    "give the folder that celu run or celu simulate printed"
+                    "pass the folder that celu run or celu simulate printed"
                 )
             self.versions = settings.pop("versions", {})
             self.settings = settings
@@ -67,7 +67,7 @@ class RunRecord:
         return new
 
     def drop_spans(self, keep_last: int) -> None:
-        """Free the spans and tables of all but the last events, which take most of the memory.
+        """Free the spans and tables of all but the last events: they take most of the memory.
 
         For a reader that follows a run and shows spans of its most recent rounds only.
         """

@@ -1,4 +1,4 @@
-"""Reading events from a file that may still grow; a line is read once it is complete."""
+"""Reads events from a file that may still grow; a line is read once it is complete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_new_events(folder: Path, position: int = 0) -> tuple[list[Event], int]:
     except OSError as error:
         raise ConfigError(
             f"{folder}: not a run folder, {EVENTS} cannot be read ({error.strerror or error}); "
-            "give the folder that celu run or celu simulate printed"
+            "pass the folder that celu run or celu simulate printed"
         ) from error
     if size < position:
         raise ConfigError(

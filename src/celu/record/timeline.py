@@ -46,7 +46,7 @@ def choose_window(rounds: Sequence[RoundDone], position: float) -> TimeWindow | 
     if not found:
         return None
 
-    def badness(candidate: tuple[int, TimeWindow]) -> tuple[bool, float]:
+    def penalty(candidate: tuple[int, TimeWindow]) -> tuple[bool, float]:
         index, window = candidate
         has_evaluation = any(
             what == "evaluate" and a < window.stop_s and b > window.start_s
@@ -55,7 +55,7 @@ def choose_window(rounds: Sequence[RoundDone], position: float) -> TimeWindow | 
         )
         return has_evaluation, abs(index - target)
 
-    return min(found, key=badness)[1]
+    return min(found, key=penalty)[1]
 
 
 def _window_ending_at(rounds: Sequence[RoundDone], index: int) -> tuple[int, TimeWindow] | None:
@@ -68,7 +68,7 @@ def _window_ending_at(rounds: Sequence[RoundDone], index: int) -> tuple[int, Tim
     first = max(0, index - _ROUNDS)
     while event.round - rounds[first].round > _ROUNDS:
         first += 1
-    if any(not one.spans for one in rounds[first + 1 : index + 1]):
+    if any(not other.spans for other in rounds[first + 1 : index + 1]):
         return None
     return index, TimeWindow(
         rounds[first].round + 1, event.round, rounds[first].seconds, event.seconds

@@ -85,7 +85,7 @@ def test_the_figures_of_table_2_are_ratios_of_rounds() -> None:
     }
 
 
-def test_the_paper_s_table_matches_the_printed_savings() -> None:
+def test_the_papers_table_matches_the_printed_savings() -> None:
     assert len(table2.CELLS) == 24
     printed = {(c.setting, c.value): round(100 * (1 - c.paper_ratio), 2) for c in table2.CELLS}
     assert printed["W=5, xi=90", "R=3"] == 55.61
@@ -126,7 +126,7 @@ def test_seeds_are_whole_numbers_separated_by_commas() -> None:
 # Shapes and data.
 
 
-def test_a_message_takes_as_long_as_the_paper_s_in_every_profile() -> None:
+def test_a_message_takes_as_long_as_in_the_paper_in_every_profile() -> None:
     real = 4096 * 256 * 4 / LINKS["wan-300"].mbps
     for profile in PROFILES.values():
         for task in profile.tasks.values():
@@ -134,7 +134,7 @@ def test_a_message_takes_as_long_as_the_paper_s_in_every_profile() -> None:
             assert shape.batch * shape.width * 4 / shape.link.mbps == pytest.approx(real)
 
 
-def test_a_host_s_columns_are_split_between_hosts_and_none_is_lost(tmp_path: Path) -> None:
+def test_the_columns_of_a_host_are_split_between_hosts_and_none_is_lost(tmp_path: Path) -> None:
     pair = open_pair(Stores(tmp_path, None, print).folder_for(TINY.tasks["criteo"]), "cpu")
     assert split_hosts(pair, 1) is pair
     split = split_hosts(pair, 3)
@@ -161,7 +161,7 @@ def test_a_missing_sample_is_reported(tmp_path: Path) -> None:
 
 def test_a_finished_run_is_not_executed_again(tmp_path: Path) -> None:
     logged: list[str] = []
-    spec, marks = Count(str(tmp_path / "marks")), tmp_path / "marks"
+    spec, executed = Count(str(tmp_path / "executed")), tmp_path / "executed"
     first = runs_in(tmp_path)
     assert first.run([(spec, 1), (spec, 2), (spec, 1)]) == {
         (spec, 1): {"seed": 1},
@@ -170,25 +170,25 @@ def test_a_finished_run_is_not_executed_again(tmp_path: Path) -> None:
     assert first.environment()["versions"]["celu"] == celu.__version__
     again = runs_in(tmp_path, log=logged.append)
     assert again.run([(spec, 2), (spec, 3)])[spec, 2] == {"seed": 2}
-    assert marks.read_text().split() == ["1", "2", "3"]
+    assert executed.read_text().split() == ["1", "2", "3"]
     assert any("1 of 2 runs are in" in line for line in logged)
 
 
 def test_cached_only_raises_the_missing_runs_and_executes_none(tmp_path: Path) -> None:
-    runs, spec = runs_in(tmp_path), Count(str(tmp_path / "marks"))
+    runs, spec = runs_in(tmp_path), Count(str(tmp_path / "executed"))
     runs.run([(spec, 1)])
     with runs.cached_only():
         assert runs.run([(spec, 1)]) == {(spec, 1): {"seed": 1}}
         with pytest.raises(MissingRuns) as missing:
             runs.run([(spec, 1), (spec, 2)])
     assert missing.value.requests == [(spec, 2)]
-    assert (tmp_path / "marks").read_text().split() == ["1"]
+    assert (tmp_path / "executed").read_text().split() == ["1"]
     runs.run([(spec, 2)])
-    assert (tmp_path / "marks").read_text().split() == ["1", "2"]
+    assert (tmp_path / "executed").read_text().split() == ["1", "2"]
 
 
 def test_gather_raises_the_missing_runs_of_all_calls(tmp_path: Path) -> None:
-    runs, spec = runs_in(tmp_path), Count(str(tmp_path / "marks"))
+    runs, spec = runs_in(tmp_path), Count(str(tmp_path / "executed"))
     calls = [partial(runs.run, [(spec, seed)]) for seed in (1, 2, 3)]
     calls[1]()
     with runs.cached_only(), pytest.raises(MissingRuns) as missing:
@@ -200,12 +200,12 @@ def test_gather_raises_the_missing_runs_of_all_calls(tmp_path: Path) -> None:
 def test_parts_share_one_pool_of_runs_and_are_yielded_when_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marks = tmp_path / "marks"
+    executed = tmp_path / "executed"
 
     def part(stages: int) -> runner.Part:
         def measure(study: Study) -> tuple[BenchResult, list[Artefact]]:
             for stage in range(stages):  # each is requested only after the one before is done
-                study.runs.run([(Count(str(marks), cost=stages), 10 * stages + stage)])
+                study.runs.run([(Count(str(executed), cost=stages), 10 * stages + stage)])
             return BenchResult(f"of {stages}", list(study.seeds)), []
 
         return measure
@@ -215,22 +215,22 @@ def test_parts_share_one_pool_of_runs_and_are_yielded_when_complete(
     made = [result.bench for result, _ in runner.bench_paper(print, tmp_path, profile="tiny")]
     assert made == ["of 1", "of 2", "of 3"]
     # Stage by stage, the most expensive first; no part waits for all of another.
-    assert marks.read_text().split() == ["30", "20", "10", "31", "21", "32"]
+    assert executed.read_text().split() == ["30", "20", "10", "31", "21", "32"]
 
 
 def test_runs_in_progress_when_another_fails_are_cached(tmp_path: Path) -> None:
-    spec, marks = Fail(str(tmp_path / "marks")), tmp_path / "marks"
+    spec, executed = Fail(str(tmp_path / "executed")), tmp_path / "executed"
     with runs_in(tmp_path, workers=2) as runs, pytest.raises(DataError, match="as it should"):
         runs.run([(spec, 2), (spec, 1), *((spec, seed) for seed in range(3, 30))])
-    done = marks.read_text().split()
+    done = executed.read_text().split()
     assert "2" in done and len(done) < 28
     again = runs_in(tmp_path)
     assert again.run([(spec, int(seed)) for seed in done])[spec, 2] == {"seed": 2}
-    assert marks.read_text().split() == done  # none of them was executed again
+    assert executed.read_text().split() == done  # none of them was executed again
 
 
 def test_cached_runs_need_no_data(tmp_path: Path) -> None:
-    requests = [(Count(str(tmp_path / "marks")), 1)]
+    requests = [(Count(str(tmp_path / "executed")), 1)]
     expected = runs_in(tmp_path / "there").run(requests)
     (tmp_path / "here").mkdir()
     shutil.copy(tmp_path / "there" / "runs.jsonl", tmp_path / "here")
@@ -239,13 +239,13 @@ def test_cached_runs_need_no_data(tmp_path: Path) -> None:
 
 
 def test_a_run_with_an_incomplete_record_is_executed_again(tmp_path: Path) -> None:
-    spec, marks = Count(str(tmp_path / "marks")), tmp_path / "marks"
+    spec, executed = Count(str(tmp_path / "executed")), tmp_path / "executed"
     runs_in(tmp_path).run([(spec, 1), (spec, 2)])
     file = tmp_path / "runs.jsonl"
     file.write_bytes(file.read_bytes()[:-20])
     runs_in(tmp_path).run([(spec, 1), (spec, 2)])
     runs_in(tmp_path).run([(spec, 1), (spec, 2)])
-    assert marks.read_text().split() == ["1", "2", "2"]
+    assert executed.read_text().split() == ["1", "2", "2"]
     assert len(file.read_text().splitlines()) == 2
 
 
@@ -299,7 +299,7 @@ def test_vanilla_is_tuned_and_reaches_its_target_with_every_seed(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("at_vanillas", "keeps"), [([], False), ([(1, 0.1, 1.0)], True)])
-def test_a_method_gets_a_lower_rate_if_vanilla_s_is_too_high_for_it(
+def test_a_method_gets_a_lower_rate_if_that_of_vanilla_is_too_high_for_it(
     tmp_path: Path, at_vanillas: list[tuple[int, float, float]], keeps: bool
 ) -> None:
     study = Study(TINY, TINY.seeds, runs_in(tmp_path))

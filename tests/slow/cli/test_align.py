@@ -16,7 +16,7 @@ from celu.config.templates import SettingsTemplate, write_settings
 from celu.testing import free_port, make_keys
 from stores import write_store
 
-WAIT_S = 600.0  # for a process to end, perhaps on a busy machine
+DEADLINE_S = 600.0  # for a process to end, perhaps on a busy machine
 TINY = SettingsTemplate(
     guest="airline",
     host="weather",
@@ -76,14 +76,14 @@ def both(folder: Path, *commands: str) -> list[tuple[int, str]]:
     """Run one command at both parties, or one at each, until they end."""
     pairs = zip(PEOPLE, commands * 2 if len(commands) == 1 else commands, strict=True)
     processes = [start(folder, name, command) for name, command in pairs]
-    outputs = [process.communicate(timeout=WAIT_S)[0] for process in processes]
+    outputs = [process.communicate(timeout=DEADLINE_S)[0] for process in processes]
     return [(p.returncode, out) for p, out in zip(processes, outputs, strict=True)]
 
 
 def alone(folder: Path, name: str, command: str) -> tuple[int, str]:
     """Run a command that fails before it connects."""
     process = start(folder, name, command)
-    output, _ = process.communicate(timeout=WAIT_S)
+    output, _ = process.communicate(timeout=DEADLINE_S)
     return process.returncode, output
 
 
@@ -135,7 +135,7 @@ def test_three_parties_align_the_rows_that_all_have(pair: Path) -> None:
     names = ["airline", "weather", "bank"]
     for command in ("align", "run"):
         processes = [start(pair, name, command) for name in names]
-        ended = [(p.communicate(timeout=WAIT_S)[0], p.returncode) for p in processes]
+        ended = [(p.communicate(timeout=DEADLINE_S)[0], p.returncode) for p in processes]
         assert [code for _, code in ended] == [0, 0, 0], ended
     facts = [json.loads((pair / n / "alignment/alignment.json").read_text()) for n in names]
     assert len({f["commitments"]["train"] for f in facts}) == 1
@@ -178,13 +178,13 @@ def test_different_rows_declared_as_aligned_are_refused(pair: Path) -> None:
 def test_an_alignment_that_is_killed_resumes(pair: Path) -> None:
     guest, host = (start(pair, name, "align") for name in PEOPLE)
     work = pair / "weather" / ".alignment.work" / "airline"
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + DEADLINE_S
     while not (work / "state").exists() and host.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     host.send_signal(signal.SIGKILL)
     host.communicate()
     for process in (start(pair, "weather", "align"), guest):  # the guest reconnects by itself
-        output, _ = process.communicate(timeout=WAIT_S)
+        output, _ = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, output
     assert not list(pair.rglob("*.work"))

@@ -28,7 +28,7 @@ from celu.testing import free_port, make_keys
 
 TINY = SettingsTemplate(guest="airline", host="weather", bottom='"wdl"', top='"wdl"', z_width=64)
 PARTIES = ("airline", "weather")
-WAIT_S = 600.0  # for a process to end, perhaps on a busy machine
+DEADLINE_S = 600.0  # for a process to end, perhaps on a busy machine
 TOPICS = {
     *("contract", "versions", "security", "certificate", "clocks", "link", "latency", "bandwidth"),
     *("idle", "round"),
@@ -100,8 +100,8 @@ def test_both_parties_get_a_complete_report_with_the_contracts_differences(pair:
         *("--connect", found[1], "--out", str(files["weather"])),
     )
     outputs = {
-        "airline": guest.communicate(timeout=WAIT_S)[0],
-        "weather": host.communicate(timeout=WAIT_S)[0],
+        "airline": guest.communicate(timeout=DEADLINE_S)[0],
+        "weather": host.communicate(timeout=DEADLINE_S)[0],
     }
     assert (guest.returncode, host.returncode) == (0, 0), outputs
     reports = {}

@@ -1,4 +1,4 @@
-"""Killed processes: what operators see when they start a run again."""
+"""Runs whose processes were killed and started again."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 
 from celu.checkpoint.generations import FOLDER
 from celu.testing import read_events
-from cli.pair import PATIENCE_S, Pair, ended, pair_at
+from cli.pair import DEADLINE_S, Pair, ended, pair_at
 
-# Slow enough, with its emulated link, to be killed in the middle.
 METHOD = """
 [method]
 W = 3
@@ -24,7 +23,8 @@ depth = 4
 [checkpoint]
 every = 7
 """
-LINE = "link = { mbps = 30, delay_ms = 4 }\n"
+# Slow enough that a run can be killed in the middle.
+LINK = "link = { mbps = 30, delay_ms = 4 }\n"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def prepared(folder: Path, keys: Path) -> Pair:
         job.write(METHOD)
     for name in ("airline", "weather"):
         path = folder / name / "party.toml"
-        path.write_text(LINE + path.read_text())
+        path.write_text(LINK + path.read_text())
     return pair
 
 
@@ -59,24 +59,24 @@ def started(pair: Pair) -> Iterator[list[subprocess.Popen[str]]]:
     yield processes
     for process in processes:
         process.kill()
-        process.communicate(timeout=PATIENCE_S)
+        process.communicate(timeout=DEADLINE_S)
 
 
 def wait_for_round(pair: Pair, name: str, round_: int) -> None:
-    give_up = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     run = pair.folder / name / "run"
     while not any(e["event"] == "round" and e["round"] >= round_ for e in read_events(run)):
-        assert time.monotonic() < give_up
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def wait_for_checkpoint(pair: Pair, round_: int) -> None:
     """Until both parties have written a checkpoint of this round or of a later one."""
-    give_up = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     for name in ("airline", "weather"):
         folder = pair.folder / name / "run" / FOLDER
         while not any(int(p.name[-8:]) >= round_ for p in folder.glob("round-*")):
-            assert time.monotonic() < give_up
+            assert time.monotonic() < deadline
             time.sleep(0.02)
 
 
@@ -96,7 +96,7 @@ def test_a_killed_and_restarted_run_ends_with_the_same_bits(
     wait_for_checkpoint(pair, 35)
     for name in names:
         parties[name].kill()
-        parties[name].communicate(timeout=PATIENCE_S)
+        parties[name].communicate(timeout=DEADLINE_S)
     for name in names:
         parties[name] = pair.start(name)
         started.append(parties[name])
@@ -142,5 +142,5 @@ def test_a_run_folder_in_use_is_refused(pair: Pair) -> None:
     finally:
         for process in processes:
             process.kill()
-            process.communicate(timeout=PATIENCE_S)
+            process.communicate(timeout=DEADLINE_S)
     assert second.code == 3 and "another process uses" in " ".join(second.err.split())

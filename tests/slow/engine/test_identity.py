@@ -12,8 +12,8 @@ from federation import (
     assert_same_bits,
     federation,
     train_in_memory,
+    train_in_plain_loop,
     train_over_grpc,
-    train_without_parties,
 )
 
 VANILLA = celu.Method(R=1)
@@ -47,12 +47,12 @@ def case(request: pytest.FixtureRequest) -> Federation:
     return federation(method=VANILLA, **request.param)
 
 
-def test_vanilla_in_memory_equals_training_without_parties(case: Federation) -> None:
-    assert_same_bits(train_in_memory(case), train_without_parties(case))
+def test_vanilla_in_memory_equals_one_process(case: Federation) -> None:
+    assert_same_bits(train_in_memory(case), train_in_plain_loop(case))
 
 
-def test_vanilla_over_grpc_equals_training_without_parties(case: Federation, keys: Path) -> None:
-    assert_same_bits(train_over_grpc(case, keys), train_without_parties(case))
+def test_vanilla_over_grpc_equals_one_process(case: Federation, keys: Path) -> None:
+    assert_same_bits(train_over_grpc(case, keys), train_in_plain_loop(case))
 
 
 METHODS = {

@@ -15,7 +15,7 @@ from celu.prepare.hashing import hash_texts
 
 Codes = npt.NDArray[np.int32]
 
-MAX_VALUES = 4_000_000  # distinct values in all vocabularies of a run: they are held in memory
+MAX_VALUES = 4_000_000  # distinct values in all vocabularies of a scan: they are held in memory
 
 
 class HashEncoder:
@@ -29,7 +29,7 @@ class HashEncoder:
         self._summary = ColumnSummary()
 
     def fit(self, array: Any, train: Mask) -> npt.NDArray[Any]:
-        """Spills the codes as stored."""
+        """Return the codes as stored."""
         hashes = hash_texts(array.dictionary)
         codes_of_values = (hashes % self._buckets + np.uint64(1)).astype(np.int32)
         codes = _look_up(array, codes_of_values)
@@ -55,19 +55,19 @@ class HashEncoder:
 
 
 class VocabularyBudget:
-    """The number of distinct values that the vocabularies of a run may still hold in memory."""
+    """The number of distinct values that the vocabularies of a scan may still hold in memory."""
 
     def __init__(self, num_values: int = MAX_VALUES) -> None:
         self._total = num_values
         self._left = num_values
 
     def use(self, num_values: int, column: str) -> None:
-        """Use some of it; raises DataError if too little is left."""
+        """Subtract from the budget; raises DataError if too little is left."""
         self._left -= num_values
         if self._left < 0:
             raise DataError(
                 f"column {column!r}: expected at most {self._total:,} distinct values in all "
-                "columns with a vocabulary, got more; give this one buckets instead"
+                "columns with a vocabulary, got more; use buckets for this one instead"
             )
 
 
@@ -80,49 +80,49 @@ class VocabularyEncoder:
         self._category = category
         self._max_values = category.vocabulary
         self._budget = budget
-        self._order: dict[str, int] = {}  # value -> its number by first appearance
-        self._counts = np.zeros(1024, np.int64)  # training rows, by that number
+        self._index: dict[str, int] = {}  # value -> its index by first appearance
+        self._counts = np.zeros(1024, np.int64)  # training rows, by that index
         self._summary = ColumnSummary()
         self._result: tuple[list[str], Codes] | None = None
 
     def fit(self, array: Any, train: Mask) -> npt.NDArray[Any]:
-        """Spills values as numbers by first appearance, -1 where missing."""
-        order, before = self._order, len(self._order)
-        numbers = [order.setdefault(v, len(order)) for v in array.dictionary.to_pylist()]
-        self._budget.use(len(order) - before, self.name)
-        spilled = _look_up(array, np.array(numbers, np.int32), missing=-1)
-        train_numbers = spilled[train]
-        present = train_numbers[train_numbers >= 0]
-        if len(order) > len(self._counts):
-            grown = np.zeros(2 * len(order), np.int64)
+        """Return values as indices by first appearance, -1 where missing."""
+        index, before = self._index, len(self._index)
+        indices = [index.setdefault(v, len(index)) for v in array.dictionary.to_pylist()]
+        self._budget.use(len(index) - before, self.name)
+        spilled = _look_up(array, np.array(indices, np.int32), missing=-1)
+        train_indices = spilled[train]
+        present = train_indices[train_indices >= 0]
+        if len(index) > len(self._counts):
+            grown = np.zeros(2 * len(index), np.int64)
             grown[: len(self._counts)] = self._counts
             self._counts = grown
         counts = np.bincount(present)
         self._counts[: len(counts)] += counts
-        self._summary.add(train_numbers, len(train_numbers) - len(present))
+        self._summary.add(train_indices, len(train_indices) - len(present))
         return spilled
 
     def transform(self, spilled: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The codes."""
+        """The code of each spilled index."""
         codes: Codes = self._vocabulary()[1][spilled]
         return codes
 
     def _vocabulary(self) -> tuple[list[str], Codes]:
-        """The values in the order of their codes, and the code of each number.
+        """The values in the order of their codes, and the code of each index.
 
-        Code 0, for missing values, is the last of the codes: number -1 finds it.
+        The last element is code 0, so that index -1 (missing) has code 0.
         """
         if self._result is None:
-            values = list(self._order)
+            values = list(self._index)
             counts = self._counts[: len(values)]
             frequent = np.flatnonzero(counts >= self._category.min_count).tolist()
-            frequent.sort(key=lambda number: (-counts[number], values[number]))
+            frequent.sort(key=lambda i: (-counts[i], values[i]))
             chosen = frequent[: self._max_values]
             codes = np.ones(len(values) + 1, np.int32)
             codes[-1] = 0
             codes[chosen] = np.arange(2, len(chosen) + 2)
-            self._result = [values[number] for number in chosen], codes
-            self._order = {}
+            self._result = [values[i] for i in chosen], codes
+            self._index = {}
         return self._result
 
     def problems(self) -> list[str]:
@@ -154,7 +154,7 @@ class FittedVocabularyEncoder:
         self.unseen = 0
 
     def fit(self, array: Any, train: Mask) -> npt.NDArray[Any]:
-        """Spills the codes as stored; nothing is fitted."""
+        """Return the codes as stored; nothing is fitted."""
         codes_of_values = [self._code.get(value, 1) for value in array.dictionary.to_pylist()]
         codes = _look_up(array, np.array(codes_of_values, np.int32))
         self.unseen += int((codes == 1).sum())

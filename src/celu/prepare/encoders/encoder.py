@@ -1,8 +1,8 @@
-"""The interface of an encoder, which turns a raw column into a column of a store.
+"""The interface of an encoder, which converts a raw column to a column of a store.
 
-A store takes two passes over the rows. `fit` sees each block of the first pass: it updates the
-statistics from the training rows and returns the values to spill. `transform` turns spilled values
-into the stored ones in the second pass, when the statistics are final.
+Preparing a store takes two passes over the rows. In the first, `fit` is called with each block: it
+updates the statistics from the training rows and returns the values to spill. In the second, when
+the statistics are final, `transform` converts spilled values to stored ones.
 """
 
 from __future__ import annotations
@@ -32,4 +32,4 @@ class Encoder(Protocol):
         """Errors in the rows since the last call: a store cannot be made."""
 
     def warnings(self) -> list[str]:
-        """What a person should know about the training rows."""
+        """Warnings about the training rows, for the user."""

@@ -40,7 +40,7 @@ class LabelEncoder:
         self._are_integers = self._are_integers and are_integers
 
     def fit(self, array: Any, train: Mask) -> npt.NDArray[Any]:
-        """Spills the labels as float64."""
+        """Return the labels as float64."""
         values = array.to_numpy(zero_copy_only=False)
         in_range = np.abs(values) <= MAX_FLOAT32  # False for NaN
         self._missing += array.null_count

@@ -26,7 +26,7 @@ class NumberEncoder:
         self._not_finite = 0
 
     def fit(self, array: Any, train: Mask) -> npt.NDArray[Any]:
-        """Spills float32 as stored, or float64 if the mean is not known yet."""
+        """Return float32 as stored, or float64 if the mean is not known yet."""
         values = array.to_numpy(zero_copy_only=False)
         missing = np.isnan(values)
         in_range = np.abs(values) <= self._largest  # False for NaN
@@ -46,7 +46,7 @@ class NumberEncoder:
         return values
 
     def transform(self, spilled: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Standardises what `fit` could not."""
+        """Standardise the values that `fit` returned as float64."""
         if spilled.dtype == np.float32:
             return spilled
         fitted = self.fitted()
