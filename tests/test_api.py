@@ -186,3 +186,16 @@ def test_checkpoints_take_a_path_as_text(tmp_path: Path) -> None:
     job = small_job(checkpoint={"every": 10})
     celu.simulate(job, guest, {"weather": host}, checkpoints=checkpoints)
     assert celu.Checkpoints(folders["airline"]).available_rounds()[-1] == 40
+
+
+def test_rows_in_another_order_are_named_as_such() -> None:
+    guest, host = parties()
+    ids = torch.arange(ROWS).numpy().astype("V16")
+    table = celu.Dataset(host.train.inputs, tags=ids.view("u1").reshape(ROWS, 16)[::-1].copy())
+    mine = celu.Dataset(
+        guest.train.inputs, guest.train.labels, tags=ids.view("u1").reshape(ROWS, 16)
+    )
+    other = celu.Host(bottom=host.bottom, train=table, test=table)
+    own = celu.Guest(bottom=guest.bottom, top=guest.top, loss=guest.loss, train=mine, test=mine)
+    with pytest.raises(celu.CeluError, match="same rows in another order"):
+        celu.simulate(small_job(), own, {"weather": other})

@@ -72,9 +72,14 @@ def check_contract(name: str, ours: Message, peer: str, theirs: Message) -> dict
     body = check_peer(name, ours, peer, theirs)
     differing = contract_differences(name, (ours.body or {})["contract"], peer, body["contract"])
     if differing:
+        advice = "Use the same job.toml at all parties, and start again"
+        if any(field.startswith(("train_", "test_")) for field in differing):
+            advice = (
+                "The parties have different rows, or the same rows in another order: run "
+                '"celu align" at all parties, or, in Python, pass each Dataset in the same order'
+            )
         raise ContractMismatch(
-            "the parties' contracts differ: " + "; ".join(differing[:10]) + ". "
-            "Use the same job.toml and the same aligned rows at all parties, and start again"
+            f"the parties' contracts differ: {'; '.join(differing[:10])}. {advice}"
         )
     return body
 
