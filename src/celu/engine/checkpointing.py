@@ -24,9 +24,16 @@ from celu.engine.state import TrainerState
 from celu.engine.state_dict import TrainerMetadata
 from celu.errors import CheckpointError
 
-# Checkpoints to retain in addition to those of the rounds in flight: the newest, the one that a
-# slower party is still writing, and spares in case of damage.
-_SPARE_GENERATIONS = 4
+# Checkpoints to retain in addition to those that parties may be apart: spares in case of damage.
+_SPARE_GENERATIONS = 2
+
+
+def max_apart(job: Job) -> int:
+    """How many checkpoints one party may have that another, stopped at another moment, lacks.
+
+    Those of the rounds in flight, the newest, and one that the other party was still writing.
+    """
+    return (MAX_DEPTH if job.auto else job.max_depth) // job.checkpoint_every + 2
 
 
 @dataclass(frozen=True)
@@ -75,8 +82,7 @@ class Checkpointer:
         observer: Observer,
     ) -> None:
         self._every = job.checkpoint_every
-        depth = MAX_DEPTH if job.auto else job.max_depth
-        self._generations = depth // self._every + _SPARE_GENERATIONS
+        self._generations = max_apart(job) + _SPARE_GENERATIONS
         self._checkpoints = checkpoints
         self._trainer = trainer
         self._plan = plan
