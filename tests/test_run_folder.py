@@ -9,6 +9,7 @@ import pytest
 
 from celu.errors import ConfigError
 from celu.events import TrainingResumed, TrainingStarted
+from celu.record.run import RunRecord
 from celu.run_folder import RunFolder
 
 
@@ -62,6 +63,31 @@ def test_a_folder_that_cannot_be_resumed_is_refused_and_left_unchanged(tmp_path:
         with pytest.raises(ConfigError, match="--out"):
             RunFolder(tmp_path, {}, resume=True)
         assert (tmp_path / "events.jsonl").read_text() == content
+
+
+@pytest.mark.parametrize("at", ["first", "middle", "last"])
+def test_a_damaged_log_does_not_block_resuming(tmp_path: Path, at: str) -> None:
+    start_run(tmp_path)
+    path = tmp_path / "events.jsonl"
+    RunFolder(tmp_path, {}, resume=True).finish({})
+    lines = path.read_bytes().splitlines(keepends=True)
+    which = {"first": 0, "middle": 1, "last": len(lines) - 1}[at]
+    for bad in (b"\xff" + lines[which][1:], b"\0" * 600 + b"\n", b'{"t": NaN, "event": "x"}\n'):
+        damaged = b"".join([*lines[:which], bad, *lines[which + 1 :]])
+        path.write_bytes(damaged)
+        RunFolder(tmp_path, {}, resume=True).finish({})
+        found = events(tmp_path)
+        assert len(found) == len(lines) - 1 + 2  # an attempt and a warning
+        assert found[-1]["event"] == "warning" and "1 damaged" in str(found[-1]["message"])
+        assert (tmp_path / "events.jsonl.damaged").read_bytes() == damaged
+        RunRecord(tmp_path)  # the log can be reported on
+
+
+def test_a_lost_run_json_does_not_block_resuming_if_there_are_checkpoints(tmp_path: Path) -> None:
+    start_run(tmp_path)
+    (tmp_path / "run.json").unlink()
+    (tmp_path / "checkpoints" / "round-00000005").mkdir(parents=True)
+    RunFolder(tmp_path, {}, resume=True).finish({})
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

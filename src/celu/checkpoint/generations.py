@@ -76,6 +76,7 @@ class Checkpoints:
             if identity is None and rounds[-1] > 0:
                 with suppress(OSError, ValueError):
                     identity = self._read(rounds[-1])[1]
+                rounds = self._verified_rounds(identity)  # the others may be of another run
             self._scanned = identity, rounds
         return self._scanned
 

@@ -164,3 +164,21 @@ def test_lost_checkpoints_stop_both_processes_until_their_operators_restart_from
     assert sorted((pair.folder / "weather" / "run" / FOLDER).rglob("*")) == retained
     processes = [pair.start(name, "--restart-from", "0") for name in ("airline", "weather")]
     assert [ended(process).code for process in processes] == [0, 0]
+
+
+def test_a_damaged_log_and_a_lost_run_json_do_not_block_resuming(
+    pair: Pair, started: list[subprocess.Popen[str]]
+) -> None:
+    wait_for_checkpoint(pair, 14)
+    for process in started:
+        process.kill()
+        process.communicate(timeout=DEADLINE_S)
+    runs = {name: pair.folder / name / "run" for name in ("airline", "weather")}
+    log = runs["airline"] / "events.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'{"t"', b'\xff"t"', 1))
+    (runs["weather"] / "run.json").unlink()
+    guest, host = pair.run()
+    assert (guest.code, host.code) == (0, 0), guest.err + host.err
+    for run in runs.values():
+        resumed = [e["round"] for e in read_events(run) if e["event"] == "resumed"]
+        assert resumed and resumed[-1] >= 14
