@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from celu.checkpoint.generations import Checkpoints, Snapshot
+from celu.checkpoint.identity import RunIdentity
 from celu.errors import ConfigError
 from celu.events import TrainingResumed, TrainingStarted
 from celu.record.run import RunRecord
@@ -22,6 +26,7 @@ def start_run(path: Path) -> None:
     run = RunFolder(path, {})
     run.emit(TrainingStarted(num_rounds=9))
     (path / "run.json").write_text("{}")
+    (path / "run.json").chmod(0o600)
     run.finish({"status": "PeerLost"})
 
 
@@ -88,6 +93,31 @@ def test_a_lost_run_json_does_not_block_resuming_if_there_are_checkpoints(tmp_pa
     (tmp_path / "run.json").unlink()
     (tmp_path / "checkpoints" / "round-00000005").mkdir(parents=True)
     RunFolder(tmp_path, {}, resume=True).finish({})
+
+
+def test_everything_in_a_run_folder_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    earlier = os.umask(0o022)
+    try:
+        path = tmp_path / "run"
+        start_run(path)
+        log = path / "events.jsonl"
+        log.write_bytes(b"damaged\n" + log.read_bytes())
+        checkpoints = Checkpoints(path)
+        checkpoints.start(RunIdentity("a" * 32, {}), 0)
+        checkpoints.save(Snapshot(1, {"w": torch.ones(2)}, {}), 2)
+        checkpoints.flush()
+        (path / "settings.json").unlink()
+        run = RunFolder(path, {}, resume=True)
+        run.save_weights({"bottom": torch.nn.Linear(2, 2)})
+        run.write("replay.toml", "")
+        run.finish({})
+    finally:
+        os.umask(earlier)
+    modes = {p.relative_to(tmp_path): p.stat().st_mode & 0o777 for p in tmp_path.rglob("*")}
+    readable = {str(p): oct(mode) for p, mode in modes.items() if mode & 0o077}
+    assert not readable
+    assert Path("run/checkpoints/round-00000001/tensors.safetensors") in modes
+    assert {Path("run/weights.safetensors"), Path("run/events.jsonl.damaged")} <= modes.keys()
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

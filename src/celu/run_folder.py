@@ -3,7 +3,8 @@
 It contains `settings.json` (contract, private settings, versions), `events.jsonl` (one JSON object
 per line: seconds since the start, event, fields), `weights.safetensors`, `summary.json` and, with
 `method = "auto"`, the guest's `replay.toml`. A run that can be resumed also has `run.json` and
-`checkpoints/` (see `checkpoint`). The folder is private to its party. `record` reads it.
+`checkpoints/` (see `checkpoint`). The folder is private to its party: what is created here is
+readable by its owner only. `record` reads it.
 """
 
 from __future__ import annotations
@@ -48,8 +49,11 @@ class RunFolder:
     def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool = False) -> None:
         self.path = path
         with _reporting_write_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
-            self._events = (path / "events.jsonl").open("a+", encoding="utf-8", buffering=1)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            events = path / "events.jsonl"
+            self._events = open(  # noqa: SIM115 - open as long as the run
+                events, "a+", 1, encoding="utf-8", opener=_open_private
+            )
         try:
             _lock(path, self._events)
             earlier, num_damaged = _read_earlier_events(path, self._events, resume)
@@ -125,6 +129,8 @@ class RunFolder:
         partial = self.path / f"{name}.partial"
         with _reporting_write_errors(self.path / name):
             try:
+                with open(partial, "wb", opener=_open_private):
+                    pass  # with its permissions before it has any content
                 yield partial
                 partial.replace(self.path / name)
             except OSError:
@@ -149,6 +155,11 @@ def _reporting_write_errors(path: Path) -> Iterator[None]:
             f"{path}: cannot be written ({error.strerror or error}); free some space or check the "
             "disk, and start again at all parties: the run resumes from its last checkpoint"
         ) from error
+
+
+def _open_private(path: str, flags: int) -> int:
+    """An `opener` for `open`: a file that it creates is readable by its owner only."""
+    return os.open(path, flags, 0o600)
 
 
 def _lock(path: Path, events: TextIO) -> None:
@@ -184,7 +195,8 @@ def _read_earlier_events(
         )
     with _reporting_write_errors(path / "events.jsonl"):
         if num_damaged:
-            (path / _DAMAGED).write_bytes(data)
+            with open(path / _DAMAGED, "wb", opener=_open_private) as copy:
+                copy.write(data)
             file.truncate(0)  # in place: the lock belongs to this file
             file.writelines(json.dumps(event) + "\n" for event in events)
             file.flush()
