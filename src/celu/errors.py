@@ -8,7 +8,7 @@
     ├── ContractMismatch           7   the parties hold different contracts
     ├── ProtocolError              8   a peer violated the protocol
     │   └── ShapeError             9   ... with a tensor whose shape or dtype does not match
-    ├── NonFiniteError            10   NaN or Inf in a loss or tensor; no step was applied
+    ├── NonFiniteError            10   NaN or Inf in a loss, a tensor or the weights
     ├── PeerLost                  11   the link to a peer ended, or a deadline passed
     │   └── PeerRestarted         11   ... because the peer restarted
     ├── PeerFailed                12   a peer stopped and reported why
@@ -84,7 +84,7 @@ class ShapeError(ProtocolError):
 
 
 class NonFiniteError(CeluError):
-    """NaN or Inf appeared; the step was not applied and its tensors were not sent."""
+    """NaN or Inf appeared; it was not applied, sent or written to a checkpoint."""
 
     exit_code = 10
 

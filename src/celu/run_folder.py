@@ -3,13 +3,15 @@
 It contains `settings.json` (contract, private settings, versions), `events.jsonl` (one JSON object
 per line: seconds since the start, event, fields), `weights.safetensors`, `summary.json` and, with
 `method = "auto"`, the guest's `replay.toml`. A run that can be resumed also has `run.json` and
-`checkpoints/` (see `checkpoint`). The folder is private to its party. `record` reads it.
+`checkpoints/` (see `checkpoint`). The folder is private to its party: what is created here is
+readable by its owner only. `record` reads it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import platform
 import sys
@@ -22,11 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from celu.errors import CheckpointError, ConfigError
-from celu.events import Attempt, Callback, Event
+from celu.events import Attempt, Callback, Event, Warned
 from celu.version import __version__
 
 if TYPE_CHECKING:
     from torch import nn
+
+_DAMAGED = "events.jsonl.damaged"
 
 
 class RunFolder:
@@ -35,7 +39,8 @@ class RunFolder:
     Raises ConfigError for the folder of another run, so that nothing is overwritten, and for a
     folder that another process uses. A folder in which training never started (its data was
     refused, its peer never connected) can always be used again. Events are appended to those of
-    earlier attempts, and time continues from theirs.
+    earlier attempts, and time continues from theirs. Lines of a resumed run's log that cannot be
+    read are removed with a warning event; `events.jsonl.damaged` is a copy of the log with them.
 
     Raises CheckpointError if a file cannot be written, for example on a full disk: the run stops,
     and can be resumed from its last checkpoint once there is space.
@@ -44,11 +49,14 @@ class RunFolder:
     def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool = False) -> None:
         self.path = path
         with _reporting_write_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
-            self._events = (path / "events.jsonl").open("a+", encoding="utf-8", buffering=1)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            events = path / "events.jsonl"
+            self._events = open(  # noqa: SIM115 - open as long as the run
+                events, "a+", 1, encoding="utf-8", opener=_open_private
+            )
         try:
             _lock(path, self._events)
-            earlier = _read_earlier_events(path, self._events, resume)
+            earlier, num_damaged = _read_earlier_events(path, self._events, resume)
             latest = max((event["t"] for event in earlier), default=0.0)
             self._started = time.monotonic() - latest
             self._callbacks: list[Callback] = []
@@ -58,6 +66,9 @@ class RunFolder:
             self._write_json("settings.json", {**settings, "versions": versions()})
             attempts = sum(event["event"] == "attempt" for event in earlier)
             self.emit(Attempt(number=attempts + 1))
+            if num_damaged:
+                message = f"events.jsonl: {num_damaged} damaged lines removed; see {_DAMAGED}"
+                self.emit(Warned(message=message))
         except BaseException:
             self._close()
             raise
@@ -118,6 +129,8 @@ class RunFolder:
         partial = self.path / f"{name}.partial"
         with _reporting_write_errors(self.path / name):
             try:
+                with open(partial, "wb", opener=_open_private):
+                    pass  # with its permissions before it has any content
                 yield partial
                 partial.replace(self.path / name)
             except OSError:
@@ -144,6 +157,11 @@ def _reporting_write_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+def _open_private(path: str, flags: int) -> int:
+    """An `opener` for `open`: a file that it creates is readable by its owner only."""
+    return os.open(path, flags, 0o600)
+
+
 def _lock(path: Path, events: TextIO) -> None:
     """Lock the folder until the events file is closed or the process ends."""
     try:
@@ -155,29 +173,51 @@ def _lock(path: Path, events: TextIO) -> None:
         ) from error
 
 
-def _read_earlier_events(path: Path, file: TextIO, resume: bool) -> list[dict[str, Any]]:
-    """The events of earlier attempts at a run; an incomplete last line is cut off.
+def _read_earlier_events(
+    path: Path, file: TextIO, resume: bool
+) -> tuple[list[dict[str, Any]], int]:
+    """The events of earlier attempts at a run, and the number of damaged lines removed.
 
-    Raises ConfigError if the folder belongs to another run, or if celu did not write events.jsonl.
+    An incomplete last line is cut off. Raises ConfigError if the folder belongs to another run, or
+    if celu did not write events.jsonl.
     """
     data = (path / "events.jsonl").read_bytes()
     whole = data.rfind(b"\n") + 1
-    try:
-        events = [json.loads(line) for line in data[:whole].splitlines()]
-        is_ours = all(
-            isinstance(e["t"], float | int) and isinstance(e["event"], str) for e in events
-        )
-    except (ValueError, TypeError, KeyError):
-        is_ours = False
-    has_started = is_ours and any(event["event"] in ("started", "resumed") for event in events)
-    may_append = not has_started or (resume and (path / "run.json").exists())
-    if not is_ours or not may_append:
+    lines = data[:whole].split(b"\n")[:-1]
+    parsed = [_parse_event(line) for line in lines]
+    events = [event for event in parsed if event is not None]
+    num_damaged = len(lines) - len(events)
+    has_started = any(event["event"] in ("started", "resumed") for event in events)
+    if (num_damaged or has_started) and not (resume and _can_resume(path)):
         raise ConfigError(
             f"{path}: the folder contains the events.jsonl of a run that cannot be resumed; "
             "choose another folder with --out, or remove this one"
         )
-    file.truncate(whole)
-    return events
+    with _reporting_write_errors(path / "events.jsonl"):
+        if num_damaged:
+            with open(path / _DAMAGED, "wb", opener=_open_private) as copy:
+                copy.write(data)
+            file.truncate(0)  # in place: the lock belongs to this file
+            file.writelines(json.dumps(event) + "\n" for event in events)
+            file.flush()
+        else:
+            file.truncate(whole)
+    return events, num_damaged
+
+
+def _parse_event(line: bytes) -> dict[str, Any] | None:
+    """The event of a line; None if the line is damaged."""
+    try:
+        event: dict[str, Any] = json.loads(line)
+        is_event = isinstance(event["event"], str) and math.isfinite(event["t"])
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+    return event if is_event else None
+
+
+def _can_resume(path: Path) -> bool:
+    """Whether there are checkpoints, or at least `run.json`: each of them identifies the run."""
+    return (path / "run.json").exists() or any((path / "checkpoints").glob("round-*"))
 
 
 def versions() -> dict[str, str]:

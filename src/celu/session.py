@@ -18,7 +18,7 @@ from celu.checkpoint.identity import RunIdentity
 from celu.config.job import Choice, Job
 from celu.data.dataset import Dataset
 from celu.engine.auto import AutoPlan
-from celu.engine.checkpointing import Checkpointer, ResumePoint
+from celu.engine.checkpointing import Checkpointer, ResumePoint, max_apart
 from celu.engine.guest_program import train_guest
 from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.host_program import train_host
@@ -90,10 +90,11 @@ async def host_session(
     try:
         schedule = _schedule(name, job, host.train, host.test)
         contract = _contract(job, host.train, host.test)
-        own, _ = await _exchange_hellos(name, contract, links, checkpoints, emit)
-        agreement = Agreement.from_body(
-            link.peer, expect(await link.receive(), Kind.READY).body, own
-        )
+        own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
+        inventories = {**theirs, name: own}
+        agree(link.peer, inventories, max_apart(job))  # do not rely on the guest to refuse
+        ready = expect(await link.receive(), Kind.READY).body
+        agreement = Agreement.from_body(link.peer, ready, name, inventories, max_apart(job))
         spans = Spans(clock)
         trainer = HostTrainer(name, host, job, spans)
         observer = Observer(
@@ -143,7 +144,7 @@ async def guest_session(
             raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
         contract = _contract(job, guest.train, guest.test)
         own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
-        agreement = agree(name, {name: own, **theirs})
+        agreement = agree(name, {name: own, **theirs}, max_apart(job))
         spans = Spans(clock)
         trainer = GuestTrainer(name, guest, job, spans)
         traffic = [link.traffic for link in links.values()]
@@ -239,7 +240,7 @@ def _inventory(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Call
             "this folder's run has another contract: " + "; ".join(changed[:10]) + ". Restore the "
             "original settings, or start a new run with another --out at all parties"
         )
-    return Inventory(identity.run, tuple(rounds))
+    return Inventory(identity.run, tuple(rounds), tuple(checkpoints.superseded_rounds()))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from celu.simulation import _run_together
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
 from checkpoint.disks import QuickDisk
-from federation import Federation, federation
+from federation import Federation, assert_same_bits, federation
 
 A, B = "a" * 32, "b" * 32
 
@@ -29,13 +30,13 @@ def test_parties_resume_from_the_newest_round_that_all_have() -> None:
         "one": Inventory(A, (0, 10, 20)),
         "two": Inventory(A, (0, 20, 30)),
     }
-    assert agree("guest", inventories) == Agreement(A, 20)
-    assert agree("guest", {**inventories, "two": Inventory(A, (0, 30))}) == Agreement(A, 0)
+    assert agree("guest", inventories, 2) == Agreement(A, 20)
+    assert agree("guest", {**inventories, "two": Inventory(A, (0, 30))}, 3) == Agreement(A, 0)
 
 
 def test_without_checkpoints_the_guests_run_id_is_used() -> None:
-    assert agree("guest", {"guest": Inventory(A), "host": Inventory(B)}) == Agreement(A, 0)
-    new = agree("guest", {"guest": Inventory(), "host": Inventory(B)})
+    assert agree("guest", {"guest": Inventory(A), "host": Inventory(B)}, 2) == Agreement(A, 0)
+    new = agree("guest", {"guest": Inventory(), "host": Inventory(B)}, 2)
     assert new.round == 0 and new.run not in (A, B)
 
 
@@ -56,7 +57,7 @@ def test_checkpoints_of_different_runs_are_refused_not_discarded(
     guest: Inventory, host: Inventory, expected: str
 ) -> None:
     with pytest.raises(CheckpointError, match=expected) as caught:
-        agree("guest", {"guest": guest, "host": host})
+        agree("guest", {"guest": guest, "host": host}, 2)
     assert "--out" in str(caught.value) and caught.value.public() == str(caught.value)
 
 
@@ -101,7 +102,7 @@ def test_a_malformed_hello_is_refused(body: dict[str, Any]) -> None:
 )
 def test_a_ready_that_the_host_cannot_resume_from_is_refused(body: dict[str, Any] | None) -> None:
     with pytest.raises(ProtocolError, match="READY of guest"):
-        Agreement.from_body("guest", body, Inventory(A, (0, 5)))
+        Agreement.from_body("guest", body, "host", {"host": Inventory(A, (0, 5))}, 2)
 
 
 def test_inventory_and_agreement_round_trip() -> None:
@@ -109,7 +110,8 @@ def test_inventory_and_agreement_round_trip() -> None:
     assert Inventory.from_body("host", inventory.to_body()) == inventory
     assert len(Inventory(A, tuple(range(1000))).to_body()["held"]) < 1000
     agreement = Agreement(A, 9)
-    assert Agreement.from_body("guest", agreement.to_body(), inventory) == agreement
+    inventories = {"host": inventory}
+    assert Agreement.from_body("guest", agreement.to_body(), "host", inventories, 0) == agreement
 
 
 def run(fed: Federation, guest_at: Path, host_at: Path) -> celu.Result:
@@ -190,3 +192,72 @@ def test_a_guest_that_resumes_from_a_round_that_the_host_lacks_is_refused(tmp_pa
     with pytest.raises(ProtocolError, match="round 3"):
         _run_together({"host": host, "guest": rogue()}, [to_host])  # type: ignore[dict-item]
     assert not (tmp_path / "run.json").exists()
+
+
+LONG: dict[str, Any] = {"rounds": 40, "checkpoint": {"every": 5}}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("loses", ["guest", "host"])
+def test_a_lost_checkpoints_folder_stops_both_parties_and_changes_nothing(
+    tmp_path: Path, loses: str
+) -> None:
+    run(federation(**LONG), tmp_path / "guest", tmp_path / "host")
+    shutil.rmtree(tmp_path / loses / "checkpoints")
+    before = content(tmp_path)
+    other = "host" if loses == "guest" else "guest"
+    with pytest.raises(CheckpointError, match=f"{loses} has no checkpoint") as caught:
+        run(federation(**LONG), tmp_path / "guest", tmp_path / "host")
+    said = str(caught.value)
+    assert f"{other} has checkpoints of rounds" in said and "35, 40" in said
+    assert "--restart-from 0" in said and caught.value.public() == said
+    assert content(tmp_path) == before
+
+
+def test_a_person_can_restart_all_parties_from_an_earlier_round(tmp_path: Path) -> None:
+    whole = federation(**LONG)
+    run(whole, tmp_path / "guest", tmp_path / "host")
+    shutil.rmtree(tmp_path / "guest" / "checkpoints")
+    for name in ("guest", "host"):
+        Checkpoints(tmp_path / name, QuickDisk()).restart_from(0)
+    again = federation(**LONG)
+    assert run(again, tmp_path / "guest", tmp_path / "host").rounds == 40
+    assert_same_bits(again.weights(), whole.weights())
+
+
+@pytest.mark.parametrize("claims", [[0], None], ids=["none", "the same as the host"])
+def test_a_guest_cannot_make_a_host_give_up_its_checkpoints(
+    tmp_path: Path, claims: list[int] | None
+) -> None:
+    run(federation(**LONG), tmp_path / "guest", tmp_path / "host")
+    before = content(tmp_path)
+    fed = federation(**LONG)
+    to_host, to_guest = memory_links("guest", "host")
+
+    async def rogue() -> None:
+        body = (await to_host.receive()).body or {}
+        held = body["held"] if claims is None else claims
+        await to_host.send(Message(Kind.HELLO, body={**body, "name": "guest", "held": held}))
+        await to_host.send(Message(Kind.READY, body={"run": body["run"], "from": 0}))
+        await to_host.receive()
+
+    host = host_session(
+        *("host", fed.hosts["host"], fed.job, to_guest, ignore),
+        checkpoints=Checkpoints(tmp_path / "host", QuickDisk(), InlineWriter()),
+    )
+    with pytest.raises(CheckpointError, match="would repeat more than 2 checkpoints"):
+        _run_together({"host": host, "guest": rogue()}, [to_host])  # type: ignore[dict-item]
+    assert content(tmp_path) == before
+
+
+def test_many_small_steps_back_are_refused_like_a_large_one() -> None:
+    stepped_back = Inventory(A, (0, 10), superseded=(20, 30))
+    assert agree("guest", {"guest": stepped_back}, 2) == Agreement(A, 10)
+    both = {"guest": Inventory(A, (0,)), "host": stepped_back}
+    with pytest.raises(CheckpointError, match="--restart-from 0"):
+        agree("guest", both, 2)
+    with pytest.raises(CheckpointError, match="--restart-from 0"):
+        Agreement.from_body("guest", {"run": A, "from": 0}, "host", {"host": stepped_back}, 2)

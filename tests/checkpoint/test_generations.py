@@ -97,7 +97,7 @@ def test_foreign_files_in_the_folder_are_ignored(two: Path) -> None:
     assert checkpoints.available_rounds() == [0, 5, 10]
     assert sorted(checkpoints.damaged) == [7, 8]
     checkpoints.start(IDENTITY, 10)
-    left = sorted(p.name for p in folder.iterdir())
+    left = sorted(p.name for p in folder.iterdir() if not p.name.startswith("discarded-"))
     assert left == ["round-000000009", "round-00000005", "round-00000010", "round-x"]
 
 
@@ -116,10 +116,44 @@ def test_a_checkpoint_of_another_run_is_not_used(two: Path) -> None:
     )
 
 
-def test_resuming_drops_newer_checkpoints(two: Path) -> None:
+def names(run: Path) -> list[str]:
+    return sorted(p.name for p in (run / "checkpoints").iterdir())
+
+
+def test_resuming_sets_newer_checkpoints_aside_until_training_has_passed_them(two: Path) -> None:
     checkpoints = opened(two, start=5)
-    assert checkpoints.available_rounds() == [0, 5]
-    assert sorted(p.name for p in (two / "checkpoints").iterdir()) == ["round-00000005"]
+    assert checkpoints.available_rounds() == [0, 5] and checkpoints.superseded_rounds() == [10]
+    assert names(two) == ["round-00000005", "superseded-00000010"]
+    checkpoints.save(snapshot(8), 4)
+    assert names(two) == ["round-00000005", "round-00000008", "superseded-00000010"]
+    checkpoints.save(snapshot(10), 4)
+    assert names(two) == ["round-00000005", "round-00000008", "round-00000010"]
+
+
+def test_resuming_twice_from_an_earlier_round_replaces_what_was_set_aside(two: Path) -> None:
+    for start in (5, 0):
+        checkpoints = opened(two, start=start)
+        checkpoints.save(snapshot(7), 4)
+    assert names(two) == ["round-00000007", "superseded-00000010"]
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_not_deleted(two: Path) -> None:
+    (two / "checkpoints" / "round-00000010" / "state.json").write_text("{}")
+    opened(two)
+    assert names(two) == ["discarded-00000010", "round-00000005"]
+
+
+def test_restarting_from_a_round_gives_up_the_newer_ones_and_needs_its_checkpoint(
+    two: Path,
+) -> None:
+    with pytest.raises(CheckpointError, match="restart from round 7; expected one of 0, 5, 10"):
+        Checkpoints(two, QuickDisk()).restart_from(7)
+    opened(two, start=5)
+    checkpoints = Checkpoints(two, QuickDisk())
+    checkpoints.restart_from(0)
+    assert checkpoints.scan() == (IDENTITY, [0]) and checkpoints.superseded_rounds() == []
+    assert names(two) == ["discarded-00000005", "discarded-00000010"]
+    Checkpoints(two / "new", QuickDisk()).restart_from(0)
 
 
 def test_only_the_newest_generations_are_retained(tmp_path: Path) -> None:

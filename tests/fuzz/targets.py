@@ -234,7 +234,8 @@ def agreement() -> Target:
     own = Inventory("c" * 32, (0, 10, 20))
 
     def read(message: Message) -> None:
-        agreed = Agreement.from_body("guest", expect(message, Kind.READY).body, own)
+        body = expect(message, Kind.READY).body
+        agreed = Agreement.from_body("guest", body, "host", {"host": own}, 2)
         assert agreed.round in own.rounds and agreed.run == own.run
 
     return Target("agreement", [Message(Kind.READY, body=Agreement("c" * 32, 10).to_body())], read)

@@ -2,7 +2,7 @@
 
 All durable writes go through `Disk`, so that tests can substitute a disk that tears writes, fills
 up or loses what was not synced. Atomicity is the callers' job: write a temporary file, rename it,
-sync the folder.
+sync the folder. What it creates is readable by its owner only: it holds weights.
 """
 
 from __future__ import annotations
@@ -48,12 +48,17 @@ class Disk(Protocol):
         ...
 
 
+def _open_private(path: str, flags: int) -> int:
+    """An `opener` for `open`: a file that it creates is readable by its owner only."""
+    return os.open(path, flags, 0o600)
+
+
 class RealDisk:
     """The local disk; see `Disk`."""
 
     def make_folder(self, path: Path) -> None:
         """See `Disk`."""
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def names(self, path: Path) -> list[str]:
         """See `Disk`."""
@@ -65,7 +70,7 @@ class RealDisk:
 
     def write(self, path: Path, parts: Iterable[BytesLike]) -> None:
         """See `Disk`."""
-        with path.open("wb") as file:
+        with open(path, "wb", opener=_open_private) as file:
             for part in parts:
                 file.write(part)
             file.flush()

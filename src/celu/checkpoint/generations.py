@@ -7,7 +7,10 @@
 
 A checkpoint is written to a temporary folder, synced file by file and renamed last: a crash at any
 point leaves earlier checkpoints intact. A checkpoint that fails its checksum is reported and not
-used. This module does not interpret the tensors.
+used. Nothing is deleted when a run resumes: a checkpoint newer than the round it resumes from is
+renamed to `superseded-...`, a damaged one, or one that a person gave up, to `discarded-...`. They
+are removed when a new checkpoint of their round or of a later one is written. This module does not
+interpret the tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from celu.errors import CheckpointError
 
 FOLDER = "checkpoints"
 _TENSORS, _STATE, _SUMS = "tensors.safetensors", "state.json", "checksums"
-_NAME = re.compile(r"round-(\d{8}|[1-9]\d{8,14})")
+_CURRENT, _SUPERSEDED, _DISCARDED = "round", "superseded", "discarded"
+_NAME = re.compile(r"(round|superseded|discarded)-(\d{8}|[1-9]\d{8,14})")
 _PARTIAL = re.compile(r"\.round-\d{8,15}\.partial")
 
 
@@ -72,11 +76,12 @@ class Checkpoints:
             if identity is None and rounds[-1] > 0:
                 with suppress(OSError, ValueError):
                     identity = self._read(rounds[-1])[1]
+                rounds = self._verified_rounds(identity)  # the others may be of another run
             self._scanned = identity, rounds
         return self._scanned
 
     def start(self, identity: RunIdentity, round_: int) -> None:
-        """Start or resume this run from this round; drop newer and damaged checkpoints.
+        """Start or resume this run from this round; set newer and damaged checkpoints aside.
 
         Some party lacks the newer rounds, so all parties repeat them. Raises CheckpointError.
         """
@@ -89,11 +94,40 @@ class Checkpoints:
                 if _PARTIAL.fullmatch(name):
                     self._disk.remove(self._folder / name)
             for other in self._rounds():
-                if other > round_ or other in self.damaged:
-                    self._drop(other)
+                if other in self.damaged:
+                    self._set_aside(_CURRENT, other, _DISCARDED)
+                elif other > round_:
+                    self._set_aside(_CURRENT, other, _SUPERSEDED)
             self._disk.sync_folder(self._folder)
         except OSError as error:
-            raise self._error("remove old checkpoints", error) from error
+            raise self._error("set newer checkpoints aside", error) from error
+
+    def restart_from(self, round_: int) -> None:
+        """Give up all checkpoints newer than this one, because a person decided so.
+
+        The next session cannot resume from them, and does not miss them. They stay on disk until
+        training has passed them. Raises CheckpointError if there is no checkpoint of this round.
+        """
+        _, rounds = self.scan()
+        if round_ not in rounds:
+            raise CheckpointError(
+                f"{self._folder}: cannot restart from round {round_}; expected one of "
+                f"{', '.join(map(str, rounds))}"
+            )
+        self._scanned = None
+        try:
+            for state in (_CURRENT, _SUPERSEDED):
+                for other in self._rounds(state):
+                    if other > round_:
+                        self._set_aside(state, other, _DISCARDED)
+            if self._disk.names(self._folder):
+                self._disk.sync_folder(self._folder)
+        except OSError as error:
+            raise self._error("set newer checkpoints aside", error) from error
+
+    def superseded_rounds(self) -> list[int]:
+        """The rounds that some session decided to repeat and that were not reached again."""
+        return self._rounds(_SUPERSEDED)
 
     def available_rounds(self) -> list[int]:
         """The rounds a run can resume from, ascending; always includes 0, the start."""
@@ -157,7 +191,11 @@ class Checkpoints:
             disk.rename(partial, final)
             disk.sync_folder(self._folder)
             for old in self._rounds()[:-generations]:
-                self._drop(old)
+                self._drop(_CURRENT, old)
+            for aside in (_SUPERSEDED, _DISCARDED):
+                for old in self._rounds(aside):
+                    if old <= snapshot.round:
+                        self._drop(aside, old)
         except OSError as error:
             with suppress(OSError):  # free its space: the disk may be full
                 disk.remove(partial)
@@ -192,21 +230,25 @@ class Checkpoints:
             raise ValueError(f"{_STATE}: expected the state of round {round_}")
         return files[_TENSORS], RunIdentity.from_json(content["identity"]), content["state"]
 
-    def _rounds(self) -> list[int]:
-        """The rounds of all checkpoint folders, ascending."""
+    def _rounds(self, state: str = _CURRENT) -> list[int]:
+        """The rounds of all checkpoint folders in this state, ascending."""
         found = [_NAME.fullmatch(name) for name in self._disk.names(self._folder)]
-        rounds = sorted(int(match[1]) for match in found if match)
+        rounds = sorted(int(match[2]) for match in found if match and match[1] == state)
         return [round_ for round_ in rounds if round_ > 0]
 
-    def _drop(self, round_: int) -> None:
+    def _set_aside(self, state: str, round_: int, new_state: str) -> None:
+        self._disk.remove(self._path(round_, new_state))
+        self._disk.rename(self._path(round_, state), self._path(round_, new_state))
+
+    def _drop(self, state: str, round_: int) -> None:
         """Rename first: a half-removed checkpoint must not look like a damaged one."""
         partial = self._partial(round_)
         self._disk.remove(partial)
-        self._disk.rename(self._path(round_), partial)
+        self._disk.rename(self._path(round_, state), partial)
         self._disk.remove(partial)
 
-    def _path(self, round_: int) -> Path:
-        return self._folder / f"round-{round_:08d}"
+    def _path(self, round_: int, state: str = _CURRENT) -> Path:
+        return self._folder / f"{state}-{round_:08d}"
 
     def _partial(self, round_: int) -> Path:
         return self._folder / f".round-{round_:08d}.partial"

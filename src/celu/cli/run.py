@@ -48,6 +48,14 @@ def run(
             "party.toml."
         ),
     ] = None,
+    restart_from: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Resume from this round and train later ones again, although their checkpoints "
+            "exist; 0: from the start. All parties must pass it, once.",
+        ),
+    ] = None,
     dashboard: Annotated[
         bool, typer.Option("--dashboard", help="Show the run in a browser on this machine.")
     ] = False,
@@ -91,6 +99,7 @@ def run(
             party.parent.resolve(),
             folder,
             lambda port: console.print(invitation(settings, port, "run"), soft_wrap=True),
+            restart_from,
         )
     console.print(summary_table(settings.name, result, time.monotonic() - started))
     where = settings.run_dir

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
@@ -22,11 +23,18 @@ from celu.engine.observer import Observer, ProgressState
 from celu.engine.plan import MAX_DEPTH, Stage
 from celu.engine.state import TrainerState
 from celu.engine.state_dict import TrainerMetadata
-from celu.errors import CheckpointError
+from celu.errors import CheckpointError, NonFiniteError
 
-# Checkpoints to retain in addition to those of the rounds in flight: the newest, the one that a
-# slower party is still writing, and spares in case of damage.
-_SPARE_GENERATIONS = 4
+# Checkpoints to retain in addition to those that parties may be apart: spares in case of damage.
+_SPARE_GENERATIONS = 2
+
+
+def max_apart(job: Job) -> int:
+    """How many checkpoints one party may have that another, stopped at another moment, lacks.
+
+    Those of the rounds in flight, the newest, and one that the other party was still writing.
+    """
+    return (MAX_DEPTH if job.auto else job.max_depth) // job.checkpoint_every + 2
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class _Trainer(Protocol):
     def apply_tuning(self, tuning: Tuning) -> None: ...
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]: ...
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None: ...
+    def parameter_names(self) -> set[str]: ...
     def unanswered_bytes(self) -> int: ...
 
 
@@ -75,8 +84,7 @@ class Checkpointer:
         observer: Observer,
     ) -> None:
         self._every = job.checkpoint_every
-        depth = MAX_DEPTH if job.auto else job.max_depth
-        self._generations = depth // self._every + _SPARE_GENERATIONS
+        self._generations = max_apart(job) + _SPARE_GENERATIONS
         self._checkpoints = checkpoints
         self._trainer = trainer
         self._plan = plan
@@ -108,7 +116,10 @@ class Checkpointer:
         return ResumePoint(round_, None if state.done else stage)
 
     def maybe_save(self, round_: int, savepoints: Mapping[str, TrainerState]) -> None:
-        """Take a checkpoint after `round_` rounds if one is due; raises CheckpointError."""
+        """Take a checkpoint after `round_` rounds if one is due.
+
+        Raises CheckpointError, and NonFiniteError instead of writing a state that has diverged.
+        """
         if not savepoints and round_ - self._last >= self._every:
             self._save(round_, done=False)
             self._unannounced = self._checkpoints is not None
@@ -124,7 +135,7 @@ class Checkpointer:
             self._observer.checkpoint_taken(self._last)
 
     def save_final(self, round_: int) -> None:
-        """Take the last checkpoint of a finished run; raises CheckpointError."""
+        """Take the last checkpoint of a finished run; raises what `maybe_save` raises."""
         self._save(round_, done=True)
 
     def flush(self) -> None:
@@ -136,6 +147,16 @@ class Checkpointer:
         if self._checkpoints is None:
             return
         metadata, tensors = self._trainer.state_dict()
+        parameters = self._trainer.parameter_names()  # a buffer may hold Inf on purpose: a mask
+        _check_finite(
+            round_,
+            {
+                "the weights": [t for name, t in tensors.items() if name in parameters],
+                "the optimizer's state": [
+                    t for name, t in tensors.items() if name.startswith("optimizer.")
+                ],
+            },
+        )
         state = _CheckpointState(
             done=done,
             plan=self._plan.state_dict(round_),
@@ -144,3 +165,20 @@ class Checkpointer:
         )
         self._checkpoints.save(Snapshot(round_, tensors, state.model_dump()), self._generations)
         self._last = round_
+
+
+def _check_finite(round_: int, tensors: Mapping[str, list[Tensor]]) -> None:
+    """Raise NonFiniteError, which names the key, if a tensor holds NaN or Inf."""
+    for what, found in tensors.items():
+        floats = [tensor for tensor in found if tensor.is_floating_point()]
+        # A sum is finite only if every term is; one stack, so that a GPU synchronizes once.
+        sums = torch.stack([tensor.sum().float() for tensor in floats] or [torch.zeros(())])
+        if bool(torch.isfinite(sums).all()):
+            continue
+        if all(bool(torch.isfinite(tensor).all()) for tensor in floats):
+            continue  # a sum may overflow although every term is finite
+        raise NonFiniteError(
+            f"after {round_} rounds {what} contained NaN or Inf; no checkpoint was written. "
+            "Earlier checkpoints are intact. Look for extreme values in the inputs or from a peer, "
+            "and start again to resume from the last one; or lower the learning rate in a new run"
+        )

@@ -27,6 +27,7 @@ from celu.engine.state_dict import (
     CheckpointTensors,
     TrainerMetadata,
     from_state_dict,
+    parameter_names,
     restore_counters,
     to_state_dict,
 )
@@ -153,6 +154,10 @@ class GuestTrainer:
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
         """The contents of a checkpoint between two rounds."""
         return to_state_dict(self.state(), self.workset)
+
+    def parameter_names(self) -> set[str]:
+        """The names of the trained parameters in `state_dict`."""
+        return parameter_names(self._modules)
 
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
         """Load a checkpoint; raises CheckpointError if it does not fit."""

@@ -28,6 +28,7 @@ from celu.engine.state_dict import (
     CheckpointTensors,
     TrainerMetadata,
     from_state_dict,
+    parameter_names,
     restore_counters,
     to_state_dict,
 )
@@ -141,6 +142,10 @@ class HostTrainer:
             assert sent.message.tensor is not None
             tensors[f"in_flight.{round_}"] = sent.message.tensor
         return metadata.model_copy(update={"in_flight": list(self._in_flight)}), tensors
+
+    def parameter_names(self) -> set[str]:
+        """The names of the trained parameters in `state_dict`."""
+        return parameter_names(self._modules)
 
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
         """Load a checkpoint, whose tuning is applied; raises CheckpointError if it does not fit.

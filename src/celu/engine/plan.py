@@ -23,6 +23,9 @@ from celu.errors import CheckpointError, ConfigError, ProtocolError
 MAX_W = MAX_R = MAX_DEPTH = 64
 SAVEPOINTS = ("base", "best")
 MEASURING_ROUNDS = 4
+# A trial runs at most this many variants over the same rounds, so no run executes more than this
+# many times its rounds.
+MAX_VARIANTS = 5
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,8 @@ def first_stage(job: Job, schedule: Schedule) -> Stage:
 class HostPlan:
     """A host's plan: the contract's, or with `auto` the stages that the guest sends.
 
-    It tracks the rounds of its savepoints, and refuses a stage that starts anywhere else.
+    It tracks the rounds of its savepoints, and refuses a stage that starts anywhere else. It counts
+    the rounds of all stages, and refuses a guest that rolls back for ever.
     """
 
     def __init__(self, job: Job, schedule: Schedule) -> None:
@@ -167,6 +171,7 @@ class HostPlan:
         self._fixed = None if job.auto else FixedPlan(job, schedule)
         self._stage = first_stage(job, schedule)
         self._savepoints: dict[str, int] = {}
+        self._executed = _length(self._stage)  # rounds of all stages, this one included
 
     def first(self) -> Stage:
         """The first stage."""
@@ -181,6 +186,14 @@ class HostPlan:
             return stage
         round_ = self._stage.segment.stop
         stage = Stage.from_body(verdict.get("next"), round_, self._savepoints, self._schedule)
+        most = MAX_VARIANTS * self._schedule.num_rounds
+        if self._executed + _length(stage) > most:
+            raise ProtocolError(
+                f"VERDICT: the guest has rolled back so often that the next stage would pass "
+                f"{most} rounds in all; expected at most {MAX_VARIANTS} times the job's "
+                f"{self._schedule.num_rounds} rounds"
+            )
+        self._executed += _length(stage)
         if stage.save is not None:
             self._savepoints[stage.save] = round_
         if stage.drop_savepoints:
@@ -193,7 +206,8 @@ class HostPlan:
         if self._fixed is not None:
             return self._fixed.state_dict(round_)
         started = round_ > self._stage.segment.start
-        return (Stage(self._stage.segment) if started else self._stage).to_body()
+        stage = Stage(self._stage.segment) if started else self._stage
+        return {**stage.to_body(), "executed": self._executed}
 
     def load_state_dict(self, state: Any, round_: int) -> Stage | None:
         """Resume, instead of calling `first`: the stage in progress or next after `round_` rounds.
@@ -211,4 +225,12 @@ class HostPlan:
             raise CheckpointError(f"plan: {error}") from error
         if self._stage.save is not None:
             self._savepoints[self._stage.save] = start
+        executed = state.get("executed", self._stage.segment.stop)  # older checkpoints lack it
+        if type(executed) is not int or executed < 0:
+            raise CheckpointError("plan: expected the number of executed rounds in the checkpoint")
+        self._executed = executed
         return self._stage if round_ < self._stage.segment.stop else None
+
+
+def _length(stage: Stage) -> int:
+    return stage.segment.stop - stage.segment.start

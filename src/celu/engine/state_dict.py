@@ -70,6 +70,15 @@ def to_state_dict(
     return metadata, tensors
 
 
+def parameter_names(modules: Mapping[str, nn.Module]) -> set[str]:
+    """The names of the modules' parameters in a checkpoint; buffers are not among them."""
+    return {
+        f"weights.{which}.{name}"
+        for which, module in modules.items()
+        for name, _ in module.named_parameters(remove_duplicate=False)
+    }
+
+
 class CheckpointTensors:
     """The tensors of a checkpoint, removed one by one as they are used.
 

@@ -32,13 +32,15 @@ def run(
     settings: PartySettings | Path | str = "party.toml",
     *,
     callbacks: Sequence[Callback] = (),
+    restart_from: int | None = None,
 ) -> Result:
     """Train one party of a job over the network, in place; the other parties run the same job.
 
     `settings` are the party's private settings or the file with them: its name, peers and keys,
     where it listens, its run folder. `[data]`, `[model]`, `device` and `tracking` are not used:
     `party` has the rows, and modules on their device. `callbacks` are called with each event. A
-    second call resumes the run from the checkpoints in the run folder. Raises CeluError.
+    second call resumes the run from the checkpoints in the run folder. With `restart_from`, which
+    all parties must pass, it resumes from this round and trains later ones again. Raises CeluError.
     """
     source = settings if isinstance(settings, Path | str) else "party.toml"
     if isinstance(settings, Path | str):
@@ -61,6 +63,7 @@ def run(
         return party
 
     with recording_failure([folder]):
+        _restart(folder, restart_from)
         return _run_recorded(settings, job, reset, folder, lambda port: None)
 
 
@@ -70,14 +73,16 @@ def run_party(
     source: Path,
     folder: RunFolder,
     listening: Callable[[int], None],
+    restart_from: int | None = None,
 ) -> Result:
     """Train a party whose rows and modules `party.toml` names; raises CeluError.
 
     Python searches `source` first when it imports the user's modules. `listening` is called with
-    the port once peers can connect.
+    the port once peers can connect. For `restart_from` see `run`.
     """
     retain_freed_memory()
     with recording_failure([folder]):
+        _restart(folder, restart_from)
         datasets = read_datasets(settings)
         for warning in datasets.warnings:
             folder.emit(Warned(message=warning))
@@ -91,6 +96,13 @@ def run_party(
         return _run_recorded(
             settings, job, lambda: load_party(settings, job, source, datasets), folder, listening
         )
+
+
+def _restart(folder: RunFolder, round_: int | None) -> None:
+    """Give up the checkpoints after a round, if one is given."""
+    if round_ is not None:
+        Checkpoints(folder.path).restart_from(round_)
+        folder.emit(Warned(message=f"checkpoints after round {round_} were given up on request"))
 
 
 def _run_recorded(

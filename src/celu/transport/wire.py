@@ -208,6 +208,7 @@ def check_finite(tensor: Tensor, what: str, round_: int) -> None:
         return  # a sum is finite only if every term is
     if not bool(torch.isfinite(tensor).all()):  # ... but it may overflow although every term is
         raise NonFiniteError(
-            f"{what} of round {round_} holds NaN or Inf; no step was applied. "
-            "Lower the learning rate, or look for extreme values in the inputs"
+            f"{what} of round {round_} holds NaN or Inf and was not used. Weights may have "
+            "diverged in earlier rounds: lower the learning rate, or look for extreme values in "
+            "the inputs"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from celu.checkpoint.generations import FOLDER
+from celu.errors import CheckpointError
 from celu.testing import read_events
 from cli.pair import DEADLINE_S, Pair, ended, pair_at
 
@@ -144,3 +146,39 @@ def test_a_run_folder_in_use_is_refused(pair: Pair) -> None:
             process.kill()
             process.communicate(timeout=DEADLINE_S)
     assert second.code == 3 and "another process uses" in " ".join(second.err.split())
+
+
+def test_lost_checkpoints_stop_both_processes_until_their_operators_restart_from_a_round(
+    pair: Pair,
+) -> None:
+    pair.edit("job.toml", "rounds = 200", "rounds = 40")
+    guest, host = pair.run()
+    assert (guest.code, host.code) == (0, 0), guest.err + host.err
+    shutil.rmtree(pair.folder / "airline" / "run" / FOLDER)
+    retained = sorted((pair.folder / "weather" / "run" / FOLDER).rglob("*"))
+    guest, host = pair.run()
+    for end in (guest, host):
+        assert end.code == CheckpointError.exit_code, end.err
+        said = " ".join(end.err.split())
+        assert "airline has no checkpoint" in said and "--restart-from 0" in said
+    assert sorted((pair.folder / "weather" / "run" / FOLDER).rglob("*")) == retained
+    processes = [pair.start(name, "--restart-from", "0") for name in ("airline", "weather")]
+    assert [ended(process).code for process in processes] == [0, 0]
+
+
+def test_a_damaged_log_and_a_lost_run_json_do_not_block_resuming(
+    pair: Pair, started: list[subprocess.Popen[str]]
+) -> None:
+    wait_for_checkpoint(pair, 14)
+    for process in started:
+        process.kill()
+        process.communicate(timeout=DEADLINE_S)
+    runs = {name: pair.folder / name / "run" for name in ("airline", "weather")}
+    log = runs["airline"] / "events.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'{"t"', b'\xff"t"', 1))
+    (runs["weather"] / "run.json").unlink()
+    guest, host = pair.run()
+    assert (guest.code, host.code) == (0, 0), guest.err + host.err
+    for run in runs.values():
+        resumed = [e["round"] for e in read_events(run) if e["event"] == "resumed"]
+        assert resumed and resumed[-1] >= 14
