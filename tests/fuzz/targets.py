@@ -389,7 +389,7 @@ def alignment_selection() -> Target:
         to_guest.allow({Kind.KEPT: TensorSpec(2, 1, torch.uint8)})
         run_blocking(to_host.send(message))
         to_host.close()
-        assert len(run_blocking(selection.receive_selection(to_guest, 10))) == 10
+        assert len(run_blocking(selection.receive_selection(to_guest, 10, 5))) == 10
 
     specs = {Kind.KEPT: TensorSpec(2, 1, torch.uint8)}
     return Target("alignment selection", [Message(Kind.KEPT, 0, tensor=bits)], read, specs)

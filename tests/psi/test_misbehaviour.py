@@ -13,7 +13,8 @@ from torch import Tensor
 
 from celu.errors import AlignmentError, ContractMismatch, ProtocolError, ShapeError
 from celu.events import ignore
-from celu.psi.protocol import MAX_ROWS, AlignmentResources, align_host
+from celu.psi.protocol import AlignmentResources, align_host
+from celu.psi.selection import MAX_ROWS
 from celu.psi.workers import Workers
 from celu.transport.link import Link
 from celu.transport.memory import memory_links

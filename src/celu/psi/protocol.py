@@ -25,7 +25,13 @@ from celu.errors import AlignmentError, DataError, ProtocolError
 from celu.events import AlignmentProgress, Callback
 from celu.handshake import check_contract, close_session, make_hello, report_failure
 from celu.psi.exchange import AHEAD, LAG, Exchange, RowNumbers, specs
-from celu.psi.selection import receive_selection, selection_spec, send_selection
+from celu.psi.selection import (
+    MAX_ROWS,
+    max_ready,
+    receive_selection,
+    selection_spec,
+    send_selection,
+)
 from celu.psi.state import SECRET_BYTES, ExchangeState
 from celu.psi.workers import Workers
 from celu.transport.link import Link
@@ -33,7 +39,6 @@ from celu.transport.message import Kind, Message, expect
 from celu.transport.wire import VERSION
 
 CHUNK_ROWS = 2048
-MAX_ROWS = 2**28  # a billion multiplications; a larger claim is an error
 _NONCE = re.compile(f"[0-9a-f]{{{2 * SECRET_BYTES}}}")
 
 
@@ -79,7 +84,8 @@ async def align_host(
         exchanges = await _handshake(name, links, tags, terms, resources, guest=link.peer)
         await _run_exchanges(exchanges, emit)
         rows = _common_rows(exchanges[0])
-        selected = rows[await receive_selection(link, len(rows))]
+        ready_limit = max_ready(resources.chunk_rows)
+        selected = rows[await receive_selection(link, len(rows), ready_limit)]
         result = await _confirm(name, tags, selected, {link.peer: len(rows)}, exchanges)
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
