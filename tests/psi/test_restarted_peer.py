@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from celu.errors import PeerLost, ProtocolError
 from celu.events import ignore
 from celu.psi.answered import Answered
-from celu.psi.exchange import specs
-from celu.psi.group import GROUPS
 from celu.psi.protocol import AlignmentResources, AlignmentResult, align_guest
 from celu.psi.workers import Workers
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
-from celu.transport.message import Kind, Message
 from psi.parties import TERMS, Killed, Outcomes, Party, align, run_to_completion, tags_of
+from psi.prober import probe
 
-GROUP = GROUPS["P-256"]
-KEY = GROUP.new_key()
 CHUNK = 8
 OURS = range(CHUNK)
 
@@ -41,28 +35,13 @@ class Prober:
         resources = AlignmentResources(self.folder, Workers(), CHUNK)
         victim = align_guest("guest", {"host": to_host}, tags_of(OURS), TERMS, resources, ignore)
         links: dict[str, list[Link]] = {"guest": [to_host], "host": [to_guest]}
-        attack = self._attack(to_guest, tags_of(ids).tobytes(), resume)
+        attack = self._attack(to_guest, ids, resume)
         return run_to_completion({"guest": victim, "host": attack}, links)
 
-    async def _attack(self, link: Link, ids: bytes, resume: bool) -> None:
-        hello = await link.receive()
-        body = dict(hello.body or {})
-        self.sessions.append(body["session"])
-        session = body["session"] if resume else None
-        rows = len(ids) // 16
-        changed = {"name": "host", "rows": rows, "session": session, "own": 0, "peers": 0}
-        await link.send(replace(hello, body={**body, **changed}))
-        link.allow(specs(CHUNK, GROUP.element_bytes))
-        await link.send(await link.receive())  # READY
-        assert (await link.receive()).kind is Kind.BLINDED
-        elements = bytearray(GROUP.blind(KEY, b"session", ids))
-        tensor = torch.frombuffer(elements, dtype=torch.uint8).reshape(rows, -1)
-        await link.send(Message(Kind.BLINDED, tensor=tensor))
-        answer = await link.receive()
-        if answer.tensor is None:  # a report of a failure
-            raise Killed
-        assert answer.kind is Kind.REBLINDED
-        self.answers.append(answer.tensor.numpy().tobytes())
+    async def _attack(self, link: Link, ids: Iterable[int], resume: bool) -> None:
+        offered, answer = await probe(link, ids, CHUNK, resume=resume)
+        self.sessions.append(offered)
+        self.answers += [answer] if answer else []
         raise Killed
 
     def secrets(self) -> list[Path]:
