@@ -47,6 +47,7 @@ CALLS: dict[str, set[str]] = {
     # that the party wrote itself.
     "json.loads": {
         "transport/wire.py",
+        "psi/answered.py",
         "psi/state.py",
         "data/memory_map.py",
         "checkpoint/generations.py",

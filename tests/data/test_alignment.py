@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,3 +133,16 @@ def test_a_broken_alignment_is_refused(store: Store, tmp_path: Path, name: str) 
         rows_of(store, alignment=read_alignment(path, store))
     assert isinstance(error.value, DataError | AlignmentError)
     assert message in str(error.value)
+
+
+def test_an_alignment_of_an_earlier_release_has_no_count_of_answered_ids(
+    store: Store, tmp_path: Path
+) -> None:
+    path = tmp_path / "alignment"
+    rows = {"train": np.arange(2), "test": np.arange(2)}
+    write_alignment(path, store, rows, peers={"host": 9}, common={"host": 5}, answered={"host": 9})
+    file = path / "alignment.json"
+    facts = json.loads(file.read_text())
+    assert facts.pop("answered") == {"host": 9}
+    file.write_text(json.dumps(facts))
+    assert read_alignment(path, store).facts.answered == {}

@@ -31,7 +31,7 @@ from celu.engine.state import TrainerState
 from celu.handshake import check_contract, make_hello
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
-from celu.psi import exchange, protocol
+from celu.psi import exchange, protocol, selection
 from celu.psi.state import VALUE_BYTES, ExchangeState
 from celu.psi.workers import Workers
 from celu.transport.delivery import ConnectionProtocol, Delivery
@@ -390,7 +390,7 @@ def alignment_selection() -> Target:
         to_guest.allow({Kind.KEPT: TensorSpec(2, 1, torch.uint8)})
         run_blocking(to_host.send(message))
         to_host.close()
-        assert len(run_blocking(protocol._receive_selection(to_guest, 10))) == 10
+        assert len(run_blocking(selection.receive_selection(to_guest, 10, 5))) == 10
 
     specs = {Kind.KEPT: TensorSpec(2, 1, torch.uint8)}
     return Target("alignment selection", [Message(Kind.KEPT, 0, tensor=bits)], read, specs)

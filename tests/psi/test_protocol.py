@@ -79,7 +79,7 @@ def test_with_several_hosts_the_rows_of_all_are_selected_and_each_learns_only_it
 def test_a_large_selection_is_sent_in_several_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celu.psi.protocol._SELECTION_BYTES", 2)
+    monkeypatch.setattr("celu.psi.selection._PART_BYTES", 2)
     parties = {
         "guest": Party(range(60)),
         "bank": Party(range(3, 60)),
@@ -153,7 +153,7 @@ def test_without_common_rows_the_error_names_the_next_step(tmp_path: Path) -> No
     for outcome in outcomes.values():
         assert isinstance(outcome, DataError)
         assert "same id column" in str(outcome)
-    assert not list(tmp_path.iterdir())
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"answered"}
 
 
 def test_without_rows_common_to_all_every_party_gets_the_error(tmp_path: Path) -> None:

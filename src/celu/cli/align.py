@@ -53,6 +53,7 @@ def align(
     table.add_row("rows here", f"{sum(facts.store_rows.values()):,}")
     for name, rows in facts.peers.items():
         table.add_row(f"rows at {name}", f"{rows:,}, {facts.common[name]:,} in common")
+        table.add_row(f"ids of {name} answered", f"{facts.answered[name]:,}")
     held_out = facts.rows["test"]
     table.add_row("rows to train on", f"{facts.rows['train']:,}, {held_out:,} held out")
     for name, link in traffic.items():

@@ -35,6 +35,7 @@ class AlignmentFacts(Settings):
     format: Literal["celu-alignment-1"] = "celu-alignment-1"
     peers: dict[str, Count]  # the number of rows that each peer reported
     common: dict[str, Count]  # ... and the number of them in this store
+    answered: dict[str, Count] = {}  # ids of each peer that were answered, in all attempts
     store_rows: CountByPart
     rows: CountByPart
     commitments: Annotated[dict[Part, str], Field(min_length=2)]
@@ -56,11 +57,13 @@ def write_alignment(
     *,
     peers: dict[str, int],
     common: dict[str, int],
+    answered: dict[str, int] | None = None,
 ) -> Alignment:
     """Write an alignment; an existing one is replaced when this one is complete."""
     facts = AlignmentFacts(
         peers=peers,
         common=common,
+        answered=answered or {},
         store_rows=dict(store.schema.rows),
         rows={part: len(rows[part]) for part in PARTS},
         commitments={part: commitment(store.tags(part)[rows[part]]) for part in PARTS},

@@ -12,7 +12,7 @@ from celu.config.party import PartySettings
 from celu.data.alignment import Alignment, write_alignment
 from celu.data.store import PARTS, open_store
 from celu.data.tags import ascending
-from celu.errors import ConfigError, PeerRestarted
+from celu.errors import ConfigError, PeerLost, PeerRestarted
 from celu.events import Callback, Connected, Restarted
 from celu.launch.endpoint import endpoint_of
 from celu.psi.protocol import AlignmentResources, align_guest, align_host
@@ -21,14 +21,16 @@ from celu.transport.connect import open_links
 from celu.transport.link import run_blocking
 from celu.transport.message import TrafficBothWays
 
+MAX_RESTARTS = 20  # of peers, in one `celu align`; each lets a peer try something else
+
 
 def align_party(
     settings: PartySettings, job: Job, listening: Callable[[int], None], emit: Callback
 ) -> tuple[Alignment, dict[str, TrafficBothWays]]:
     """Find the rows that all parties have and write the alignment; also return each link's traffic.
 
-    If it is interrupted, it resumes when it is started again; the peers resume by themselves.
-    Raises ConfigError, DataError, and what `celu.psi` raises.
+    If it is interrupted, it resumes when it is started again; the peers resume by themselves, up to
+    MAX_RESTARTS times. Raises ConfigError, DataError, PeerLost, and what `celu.psi` raises.
     """
     data = settings.require_data()
     if data.alignment is None:
@@ -45,6 +47,7 @@ def align_party(
         "split.test": split.test,
     }
     folder = data.alignment
+    num_restarts = 0
     with Workers(settings.threads or os.cpu_count() or 1) as workers:
         work = AlignmentResources(folder.with_name(f".{folder.name}.work"), workers)
         while True:
@@ -60,6 +63,12 @@ def align_party(
                     traffic = {name: link.traffic for name, link in links.items()}
                     break
             except PeerRestarted as error:
+                num_restarts += 1
+                if num_restarts > MAX_RESTARTS:
+                    raise PeerLost(
+                        f"{error}, and peers had restarted {MAX_RESTARTS} times during this "
+                        "alignment; ask its operator why, and start again at all parties to resume"
+                    ) from error
                 emit(Restarted(message=str(error)))
     rows = order[found.rows]
     first_test = len(parts["train"])
@@ -69,5 +78,6 @@ def align_party(
         {"train": rows[rows < first_test], "test": rows[rows >= first_test] - first_test},
         peers=found.peer_rows,
         common=found.common,
+        answered=found.answered,
     )
     return alignment, traffic

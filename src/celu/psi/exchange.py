@@ -55,8 +55,8 @@ class Exchange:
         self._order = shuffled(len(tags), bytes.fromhex(saved.seed))
         self._workers = workers
         self._own_chunks = range(state.own.num_stored, state.own.num_chunks)
-        self._peers_chunks = range(state.peers.num_stored, state.peers.num_chunks)
-        self._first = min(state.own.num_stored, state.peers.num_stored)
+        self._peers_chunks = range(state.first_to_answer, state.peers.num_chunks)
+        self._first = min(state.own.num_stored, state.first_to_answer)
         last = max(state.own.num_chunks, state.peers.num_chunks)
         self.num_steps = last - self._first + 2 * (LAG + AHEAD)
         self._blinding: dict[int, Future[bytes]] = {}
@@ -109,11 +109,11 @@ class Exchange:
         if chunk in self._peers_chunks:
             try:
                 elements = self._answering.pop(chunk).result()
+                values = _truncate(elements, self._workers.group.element_bytes)
+                # Before sending, so that the peer never has more than we stored.
+                self.state.record_answer(chunk, values)
             except ProtocolError as error:
                 raise self._violation(f"BLINDED of round {chunk}: {error}") from None
-            values = _truncate(elements, self._workers.group.element_bytes)
-            # Before sending, so that the peer never has more than we stored.
-            self.state.peers.append(values)
             await self.link.send(_message(Kind.REBLINDED, chunk, values, VALUE_BYTES))
 
     async def _receive_answer(self, chunk: int) -> None:

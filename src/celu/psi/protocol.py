@@ -19,24 +19,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from celu.data.tags import TAG_BYTES, Tags, commitment
 from celu.errors import AlignmentError, DataError, ProtocolError
 from celu.events import AlignmentProgress, Callback
 from celu.handshake import check_contract, close_session, make_hello, report_failure
 from celu.psi.exchange import AHEAD, LAG, Exchange, RowNumbers, specs
+from celu.psi.selection import (
+    MAX_ROWS,
+    max_ready,
+    receive_selection,
+    selection_spec,
+    send_selection,
+)
 from celu.psi.state import SECRET_BYTES, ExchangeState
 from celu.psi.workers import Workers
 from celu.transport.link import Link
-from celu.transport.message import Kind, Message, TensorSpec, expect, require_rows
+from celu.transport.message import Kind, Message, expect
 from celu.transport.wire import VERSION
 
 CHUNK_ROWS = 2048
-MAX_ROWS = 2**28  # a billion multiplications; a larger claim is an error
 _NONCE = re.compile(f"[0-9a-f]{{{2 * SECRET_BYTES}}}")
-_SELECTION_BYTES = 64 * 1024  # of the bitmap, in one message
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class AlignmentResources:
     """The folder in which an alignment stores its progress, and its worker processes.
 
     The folder has a subfolder for each peer while an alignment runs, and is removed on success.
+    After a violation, the number of ids that were answered stays.
     """
 
     folder: Path
@@ -59,6 +63,7 @@ class AlignmentResult:
     commitment: str  # of their tags, the same at all parties
     common: dict[str, int]  # number of rows in common with each peer
     peer_rows: dict[str, int]  # number of rows of each peer
+    answered: dict[str, int]  # number of ids of each peer that were answered, over all attempts
 
 
 async def align_host(
@@ -79,13 +84,16 @@ async def align_host(
         exchanges = await _handshake(name, links, tags, terms, resources, guest=link.peer)
         await _run_exchanges(exchanges, emit)
         rows = _common_rows(exchanges[0])
-        selected = rows[await _receive_selection(link, len(rows))]
+        ready_limit = max_ready(resources.chunk_rows)
+        selected = rows[await receive_selection(link, len(rows), ready_limit)]
         result = await _confirm(name, tags, selected, {link.peer: len(rows)}, exchanges)
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
         await _fail(links, exchanges, resources, error)
         raise
-    _discard_progress(exchanges, resources)
+    for exchange in exchanges:
+        exchange.state.finish()
+    _remove_if_empty(resources.folder)
     return result
 
 
@@ -101,8 +109,9 @@ async def align_guest(
 
     Raises ContractMismatch if terms differ, ProtocolError if a peer violates the protocol,
     AlignmentError if the parties end with different rows, DataError if there are no common rows.
-    After the last three the progress is discarded. After any other failure, a new start resumes
-    from the last common progress; if rows or terms have changed, it starts over with fresh keys.
+    After the last three the progress is discarded, except for the number of answered ids. After any
+    other failure, a new start resumes from the last common progress; if rows or terms have changed,
+    it starts over with fresh keys.
     """
     exchanges: list[Exchange] = []
     try:
@@ -117,14 +126,16 @@ async def align_guest(
             num_hosts[rows] += 1
         in_all = num_hosts == len(links)
         for peer, rows in found.items():
-            await _send_selection(links[peer], in_all[rows])
+            await send_selection(links[peer], in_all[rows])
         common = {peer: len(rows) for peer, rows in found.items()}
         result = await _confirm(name, tags, np.flatnonzero(in_all), common, exchanges)
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
         await _fail(links, exchanges, resources, error)
         raise
-    _discard_progress(exchanges, resources)
+    for exchange in exchanges:
+        exchange.state.finish()
+    _remove_if_empty(resources.folder)
     return result
 
 
@@ -161,7 +172,7 @@ async def _handshake(
         )
         allowed = specs(resources.chunk_rows, group.element_bytes)
         if name != guest:
-            allowed[Kind.KEPT] = TensorSpec(_SELECTION_BYTES, 1, torch.uint8)
+            allowed[Kind.KEPT] = selection_spec()
         link.allow(allowed)  # before READY: tensors may follow it
     for link in links.values():
         await link.send(Message(Kind.READY))
@@ -210,12 +221,14 @@ def _resume_or_start(
         raise ProtocolError(f"from {peer}: HELLO: expected a nonce of {SECRET_BYTES} bytes")
     saved = state.saved
     if saved and theirs.get("session") == saved.session and rows == saved.peer_rows:
-        state.own.truncate(min(state.own.num_stored, answered))
-        state.peers.truncate(min(state.peers.num_stored, stored))
+        state.resume(answered, stored)
     else:
         guests, hosts = (ours, theirs) if we_are_guest else (theirs, ours)
         parts = [str(side[key]) for side in (guests, hosts) for key in ("name", "rows", "nonce")]
-        state.start(_digest(*parts), resources.workers.group.new_key(), rows)
+        try:
+            state.start(_digest(*parts), resources.workers.group.new_key(), rows)
+        except ProtocolError as error:
+            raise ProtocolError(f"from {peer}: HELLO: {error}") from None
 
 
 def _read_count(body: dict[str, Any], field: str, low: int, high: int, peer: str) -> int:
@@ -257,29 +270,6 @@ def _no_common_rows(what: str, where: str) -> DataError:
     )
 
 
-async def _send_selection(link: Link, selected: npt.NDArray[np.bool_]) -> None:
-    bits = torch.from_numpy(np.packbits(selected)).reshape(-1, 1)
-    for part, start in enumerate(range(0, len(bits), _SELECTION_BYTES)):
-        await link.send(Message(Kind.KEPT, part, tensor=bits[start : start + _SELECTION_BYTES]))
-
-
-async def _receive_selection(link: Link, num_rows: int) -> npt.NDArray[np.bool_]:
-    """Which of the rows in common with the guest all hosts have."""
-    message = await link.receive()
-    while message.kind is Kind.READY:  # the guest is not done with other hosts
-        message = await link.receive()
-    num_bytes = -(-num_rows // 8)
-    parts = []
-    for part, start in enumerate(range(0, num_bytes, _SELECTION_BYTES)):
-        message = message if part == 0 else await link.receive()
-        size = min(_SELECTION_BYTES, num_bytes - start)
-        parts.append(require_rows(expect(message, Kind.KEPT, part), size).numpy().reshape(-1))
-    bits = np.unpackbits(np.concatenate(parts)).astype(np.bool_)
-    if bits[num_rows:].any():
-        raise ProtocolError(f"from {link.peer}: KEPT: expected a bit for each common row, got more")
-    return bits[:num_rows]
-
-
 async def _confirm(
     name: str, tags: Tags, rows: RowNumbers, common: dict[str, int], exchanges: list[Exchange]
 ) -> AlignmentResult:
@@ -301,7 +291,8 @@ async def _confirm(
                 "start again, with the same release of celu at all parties"
             )
     peer_rows = {exchange.link.peer: exchange.state.peers.num_rows for exchange in exchanges}
-    return AlignmentResult(rows, digest, common, peer_rows)
+    answered = {exchange.link.peer: exchange.state.answered.count for exchange in exchanges}
+    return AlignmentResult(rows, digest, common, peer_rows, answered)
 
 
 def _proof(exchange: Exchange, name: str, digest: str) -> str:
@@ -326,11 +317,11 @@ async def _fail(
     """Report the error to the peers; discard progress that would lead to the same error."""
     await report_failure(links, error)
     if isinstance(error, (ProtocolError, AlignmentError, DataError)):
-        _discard_progress(exchanges, resources)
+        for exchange in exchanges:
+            exchange.state.discard()
+        _remove_if_empty(resources.folder)
 
 
-def _discard_progress(exchanges: list[Exchange], resources: AlignmentResources) -> None:
-    for exchange in exchanges:
-        exchange.state.discard()
+def _remove_if_empty(folder: Path) -> None:
     with suppress(OSError):  # it does not exist, or contains other files
-        resources.folder.rmdir()
+        folder.rmdir()
