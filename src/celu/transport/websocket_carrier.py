@@ -13,13 +13,13 @@ from typing import Any
 from weakref import WeakSet
 
 from celu.errors import CeluError, CertificateError, ConfigError, PeerLost
-from celu.transport import carrier
+from celu.transport import carrier, inner_tls
 from celu.transport.carrier import IDENTIFY_S, NAME_KEY, Admission, MakeConnection, Route
 from celu.transport.inner_tls import MAX_ENCRYPTED_BYTES, InnerTls
 from celu.transport.message import printable
 from celu.transport.preflight import ALPN, PREFLIGHT_PATH
 from celu.transport.tls import Credentials, client_context, read_authority, server_context
-from celu.transport.websocket_threads import CLOSE_S, REJECTED, EventLoopThread, start
+from celu.transport.websocket_threads import REJECTED, EventLoopThread, close_code, start
 
 try:
     from websockets.asyncio.client import connect
@@ -34,6 +34,8 @@ try:
     )
     from websockets.http11 import Request, Response
     from websockets.protocol import State
+
+    from celu.transport.websocket_socket import CLOSE_S, ClientSocket, ServerSocket
 except ImportError as error:
     raise ConfigError(
         'carrier = "websocket": expected the package websockets 15 or newer, got none; '
@@ -91,7 +93,7 @@ class Listener(carrier.Listener):
         )
 
     def _register(self, *args: Any, **options: Any) -> ServerConnection:
-        client = ServerConnection(*args, **options)
+        client = ServerSocket(*args, **options)
         self._clients.add(client)
         return client
 
@@ -134,10 +136,14 @@ class Listener(carrier.Listener):
             connection = self.admission.admit(name)
         except CeluError as error:
             self.admission.note_rejection(str(error))
-            await socket.close(REJECTED, str(error)[:100])
+            await socket.close(close_code(error), str(error)[:100])
             return
         start(connection, socket, self._loop)
+        deadline = asyncio.get_running_loop().call_later(
+            inner_tls.HANDSHAKE_S + CLOSE_S, connection.abort_unless_proven
+        )
         await socket.wait_closed()
+        deadline.cancel()
         if not connection.protocol.greeted and connection.problem is not None:
             self.admission.note_rejection(str(connection.problem))
 
@@ -222,6 +228,7 @@ async def _dial(route: Route, context: ssl.SSLContext | None, name: str, peer: s
         ssl=context,
         proxy=None,  # settings come from files, never from environment variables
         additional_headers={NAME_KEY: name},
+        create_connection=ClientSocket,
         **_LIMITS,
     )
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from celu.errors import PeerLost, ProtocolError
+from celu.errors import CeluError, PeerLost, ProtocolError
 from celu.transport.connection import Connection
 
 if TYPE_CHECKING:
@@ -98,11 +98,15 @@ def _send(connection: Connection, socket: WebSocket, loop: EventLoopThread) -> N
         pieces.close()
 
 
+def close_code(problem: CeluError) -> int:
+    """The code that tells a rejected client whether it may try again."""
+    return _TRY_LATER if isinstance(problem, PeerLost) else REJECTED
+
+
 async def _finish(connection: Connection, socket: WebSocket) -> None:
     """End our direction; close the connection with the reason if the peer was rejected."""
     if not connection.protocol.greeted and connection.problem is not None:
-        code = _TRY_LATER if isinstance(connection.problem, PeerLost) else REJECTED
-        await socket.close(code, str(connection.problem)[:100])
+        await socket.close(close_code(connection.problem), str(connection.problem)[:100])
     else:
         await socket.send(_END)
 

@@ -1,0 +1,94 @@
+"""Strangers behind a gateway: they upgrade to a WebSocket under a peer's name and prove nothing."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from celu.transport import inner_tls, websocket_socket
+from celu.transport.carrier import Admission
+from celu.transport.stream import StreamLink
+from celu.transport.tls import Credentials
+from celu.transport.websocket_carrier import Listener
+
+PING = b"\x89\xfd" + bytes(4) + bytes(125)  # masked with zeros, the longest that is allowed
+MUCH = 64 << 20  # bytes; far above what the kernel buffers of a connection hold
+
+
+@contextmanager
+def listening(companies: dict[str, Any]) -> Iterator[Listener]:
+    guest, bank = companies["guest"], companies["bank"]
+    links = {"bank": StreamLink("bank", deadline_s=600)}
+    credentials = Credentials.read(*guest.keys(bank))
+    listener = Listener("127.0.0.1:0", Admission(links, credentials, behind_gateway=True))
+    try:
+        yield listener
+    finally:
+        listener.stop()
+
+
+def upgrade(port: int, name: str = "bank") -> socket.socket:
+    """A WebSocket of a stranger that claims a name and reads no further than the answer."""
+    stranger = socket.socket()
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    stranger.settimeout(600)
+    stranger.connect(("127.0.0.1", port))
+    key = base64.b64encode(os.urandom(16)).decode("ascii")
+    request = (
+        "GET /celu HTTP/1.1\r\nHost: celu\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\ncelu-name: {name}\r\n\r\n"
+    )
+    stranger.sendall(request.encode("ascii"))
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += stranger.recv(1)
+    assert answer.startswith(b"HTTP/1.1 101")
+    return stranger
+
+
+def wait_until_disconnected(stranger: socket.socket) -> None:
+    try:
+        while stranger.recv(65536):
+            continue
+    except ConnectionError:
+        pass
+
+
+def test_a_client_that_sends_pings_and_reads_nothing_is_disconnected(
+    companies: dict[str, Any],
+) -> None:
+    with listening(companies) as listener, upgrade(listener.port) as stranger:
+        sent, pings = 0, PING * 500
+        with pytest.raises(ConnectionError):
+            while sent < MUCH:
+                sent += stranger.send(pings)
+
+
+def test_a_client_that_proves_no_name_is_disconnected(
+    companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inner_tls, "HANDSHAKE_S", 0.2)
+    with listening(companies) as listener, upgrade(listener.port) as stranger:
+        wait_until_disconnected(stranger)
+
+
+def test_a_client_that_does_not_read_cannot_delay_its_disconnection(
+    companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inner_tls, "HANDSHAKE_S", 5.0)
+    monkeypatch.setattr(websocket_socket, "MAX_UNREAD_PINGS", 1 << 30)
+    with listening(companies) as listener, upgrade(listener.port) as stranger:
+        (client,) = listener._clients
+        while not client.paused:  # until our answers fill its buffers and then ours
+            stranger.sendall(PING * 100)
+        give_up_at = time.monotonic() + 600
+        while not client.transport.is_closing() and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+        assert client.transport.is_closing() and client.transport.get_write_buffer_size() == 0
