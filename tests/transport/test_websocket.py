@@ -7,13 +7,16 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 
+from celu.errors import PeerLost
 from celu.transport import inner_tls, websocket_socket
-from celu.transport.carrier import Admission
+from celu.transport.carrier import Admission, Route
+from celu.transport.connect import Endpoint, open_links
+from celu.transport.preflight import Gateway
 from celu.transport.stream import StreamLink
 from celu.transport.tls import Credentials
 from celu.transport.websocket_carrier import Listener
@@ -92,3 +95,28 @@ def test_a_client_that_does_not_read_cannot_delay_its_disconnection(
         while not client.transport.is_closing() and time.monotonic() < give_up_at:
             time.sleep(0.05)
         assert client.transport.is_closing() and client.transport.get_write_buffer_size() == 0
+
+
+def test_a_peer_connects_among_clients_that_claim_its_name(companies: dict[str, Any]) -> None:
+    guest, bank = companies["guest"], companies["bank"]
+    with listening(companies) as listener, ExitStack() as stack:
+        strangers = [stack.enter_context(upgrade(listener.port)) for _ in range(20)]
+        route = Route(f"127.0.0.1:{listener.port}", gateway=Gateway("localhost"))
+        host = Endpoint(
+            "bank",
+            connect={"guest": route},
+            keys=bank.keys(guest),
+            carrier="websocket",
+            connect_s=600,
+        )
+        stack.enter_context(open_links(host))
+        assert listener.wait(600)["bank"].is_over is False
+        for stranger in strangers[:12]:
+            wait_until_disconnected(stranger)
+
+
+def test_a_client_that_has_to_make_room_may_try_again(companies: dict[str, Any]) -> None:
+    with listening(companies) as listener:
+        claims = [listener.admission.admit("bank") for _ in range(9)]
+        assert isinstance(claims[0].problem, PeerLost)
+        assert [claim.problem for claim in claims[1:]] == [None] * 8
