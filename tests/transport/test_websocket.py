@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from websockets.utils import accept_key
 
-from celu.errors import PeerLost
+from celu.errors import CeluError, PeerLost
 from celu.transport import inner_tls, websocket_socket
 from celu.transport.carrier import Admission, Route
 from celu.transport.connect import Endpoint, open_links
 from celu.transport.preflight import Gateway
 from celu.transport.stream import StreamLink
 from celu.transport.tls import Credentials
-from celu.transport.websocket_carrier import Listener
+from celu.transport.websocket_carrier import Listener, OutgoingConnection
 
 PING = b"\x89\xfd" + bytes(4) + bytes(125)  # masked with zeros, the longest that is allowed
 MUCH = 64 << 20  # bytes; far above what the kernel buffers of a connection hold
@@ -120,3 +123,43 @@ def test_a_client_that_has_to_make_room_may_try_again(companies: dict[str, Any])
         claims = [listener.admission.admit("bank") for _ in range(9)]
         assert isinstance(claims[0].problem, PeerLost)
         assert [claim.problem for claim in claims[1:]] == [None] * 8
+
+
+ESCAPE = "\x1b]0;title\x07\x1b[2J"  # sets a terminal's title and clears its screen
+CLOSE = b"\x88" + bytes([2 + len(ESCAPE)]) + (1011).to_bytes(2, "big") + ESCAPE.encode("ascii")
+ANSWERS = {
+    "a header": f"HTTP/1.1 101 Fine\r\nUpgrade: {ESCAPE}\r\nConnection: Upgrade\r\n\r\n",
+    "a status": f"HTTP/1.1 500 {ESCAPE}\r\nContent-Length: 0\r\n\r\n",
+    "a rejection": f"HTTP/1.1 403 No\r\nContent-Length: {len(ESCAPE)}\r\n\r\n{ESCAPE}",
+    "a close reason": "HTTP/1.1 101 Fine\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Accept: {accept}\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_text_of_the_other_side_is_printable_in_errors(what: str) -> None:
+    def answer_one() -> None:
+        client, _ = server.accept()
+        with client:
+            key = re.search(r"Sec-WebSocket-Key: (\S+)", client.recv(65536).decode("ascii"))
+            assert key is not None
+            client.sendall(ANSWERS[what].replace("{accept}", accept_key(key[1])).encode("ascii"))
+            if what == "a close reason":
+                client.sendall(CLOSE)
+            client.recv(1)
+
+    link = StreamLink("guest", deadline_s=600)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer_one)
+        thread.start()
+        route = Route(f"127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(CeluError) as caught:
+            outgoing = OutgoingConnection(
+                route, "bank", "guest", None, lambda: link.new_connection(dials=True)
+            )
+            try:
+                link.wait_until_greeted(outgoing.connection, 600)
+            finally:
+                outgoing.stop()
+        thread.join(600)
+    assert str(caught.value).isprintable()

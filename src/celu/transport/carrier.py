@@ -17,6 +17,7 @@ from typing import Protocol
 from celu.errors import CertificateError, PeerLost
 from celu.transport.connection import Connection
 from celu.transport.inner_tls import InnerTls
+from celu.transport.message import printable
 from celu.transport.preflight import Gateway
 from celu.transport.stream import StreamLink
 from celu.transport.tls import Credentials, is_issued_for
@@ -151,7 +152,8 @@ class Admission:
         return connection
 
     def note_rejection(self, problem: str) -> None:
-        """Record why a client was rejected."""
+        """Record why a client was rejected; the reason may quote it."""
+        problem = printable(problem)
         if problem not in self.rejections:  # each of many stripes may report the same
             self.rejections.append(problem)
 

@@ -15,7 +15,7 @@ from celu.errors import CeluError, PeerLost, ProtocolError
 from celu.transport.delivery import ConnectionProtocol
 from celu.transport.emulation import LinkEmulator
 from celu.transport.inner_tls import InnerTls
-from celu.transport.message import TrafficBothWays
+from celu.transport.message import TrafficBothWays, printable
 from celu.transport.reconnect import is_silent
 
 
@@ -162,4 +162,4 @@ class Connection:
         if isinstance(error, CeluError):
             return error
         explained = self.explain_error(error) if self.explain_error else None
-        return explained or PeerLost(f"the link to {self.peer} broke: {error}")
+        return explained or PeerLost(f"the link to {self.peer} broke: {printable(str(error))}")

@@ -19,7 +19,7 @@ from celu.transport.inner_tls import MAX_ENCRYPTED_BYTES, InnerTls
 from celu.transport.message import printable
 from celu.transport.preflight import ALPN, PREFLIGHT_PATH
 from celu.transport.tls import Credentials, client_context, read_authority, server_context
-from celu.transport.websocket_threads import REJECTED, EventLoopThread, close_code, start
+from celu.transport.websocket_threads import REJECTED, EventLoopThread, reject, start
 
 try:
     from websockets.asyncio.client import connect
@@ -136,7 +136,7 @@ class Listener(carrier.Listener):
             connection = self.admission.admit(name)
         except CeluError as error:
             self.admission.note_rejection(str(error))
-            await socket.close(close_code(error), str(error)[:100])
+            await reject(socket, error)
             return
         start(connection, socket, self._loop)
         deadline = asyncio.get_running_loop().call_later(
@@ -186,6 +186,7 @@ class OutgoingConnection:
         self._loop.stop()
 
     def _explain(self, error: Exception) -> CeluError:
+        text = printable(str(error))  # with headers and the close reason of the other side
         if isinstance(error, InvalidStatus) and error.response.status_code == 403:
             reason = printable(_text(error.response).strip())
             return CertificateError(f"{self._where} rejected us: {reason}")
@@ -196,8 +197,8 @@ class OutgoingConnection:
         if isinstance(error, ConnectionClosed) and error.rcvd and error.rcvd.code == REJECTED:
             return CertificateError(f"{self._where} rejected us: {printable(error.rcvd.reason)}")
         if isinstance(error, InvalidMessage | InvalidHandshake):
-            return PeerLost(f"{self._where} did not complete the WebSocket handshake: {error}")
-        return PeerLost(f"the link to {self._where} broke: {error or type(error).__name__}")
+            return PeerLost(f"{self._where} did not complete the WebSocket handshake: {text}")
+        return PeerLost(f"the link to {self._where} broke: {text or type(error).__name__}")
 
 
 def _context(route: Route, peer: str, credentials: Credentials | None) -> ssl.SSLContext | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CLOSE_S = 2.0
 REJECTED = 1008  # close code "policy violation", with a reason
 _TRY_LATER = 1013  # close code "try again later"
+_MAX_REASON_BYTES = 120  # a close frame holds at most 123
 _END = b""
 _DRAIN_ITERATIONS = 5  # of a stopping loop, in which cancelled tasks close their sockets
 _T = TypeVar("_T")
@@ -98,15 +99,17 @@ def _send(connection: Connection, socket: WebSocket, loop: EventLoopThread) -> N
         pieces.close()
 
 
-def close_code(problem: CeluError) -> int:
-    """The code that tells a rejected client whether it may try again."""
-    return _TRY_LATER if isinstance(problem, PeerLost) else REJECTED
+async def reject(socket: WebSocket, problem: CeluError) -> None:
+    """Close a client's connection; the code says whether it may try again."""
+    code = _TRY_LATER if isinstance(problem, PeerLost) else REJECTED
+    reason = str(problem).encode("utf-8")[:_MAX_REASON_BYTES].decode("utf-8", "ignore")
+    await socket.close(code, reason)
 
 
 async def _finish(connection: Connection, socket: WebSocket) -> None:
     """End our direction; close the connection with the reason if the peer was rejected."""
     if not connection.protocol.greeted and connection.problem is not None:
-        await socket.close(close_code(connection.problem), str(connection.problem)[:100])
+        await reject(socket, connection.problem)
     else:
         await socket.send(_END)
 
