@@ -16,7 +16,7 @@ SOURCE = Path(celu.__file__).parent
 # Low to high. A module may import from its own package and from the lines above its own, not from
 # others on its line.
 LAYERS = [
-    ["errors", "version"],
+    ["errors", "open_files", "version"],
     ["config", "page"],
     ["events"],
     ["codecs", "data", "models", "transport"],

@@ -16,7 +16,7 @@ import pytest
 from websockets.utils import accept_key
 
 from celu.errors import CeluError, PeerLost
-from celu.transport import inner_tls, websocket_socket
+from celu.transport import inner_tls, websocket_carrier, websocket_socket
 from celu.transport.carrier import Admission, Route
 from celu.transport.connect import Endpoint, open_links
 from celu.transport.preflight import Gateway
@@ -57,6 +57,19 @@ def upgrade(port: int, name: str = "bank") -> socket.socket:
         answer += stranger.recv(1)
     assert answer.startswith(b"HTTP/1.1 101")
     return stranger
+
+
+def host_of(companies: dict[str, Any], listener: Listener) -> Endpoint:
+    """The peer whose name the strangers claim."""
+    return Endpoint(
+        "bank",
+        connect={
+            "guest": Route(f"127.0.0.1:{listener.port}", gateway=Gateway("localhost")),
+        },
+        keys=companies["bank"].keys(companies["guest"]),
+        carrier="websocket",
+        connect_s=600,
+    )
 
 
 def wait_until_disconnected(stranger: socket.socket) -> None:
@@ -101,21 +114,27 @@ def test_a_client_that_does_not_read_cannot_delay_its_disconnection(
 
 
 def test_a_peer_connects_among_clients_that_claim_its_name(companies: dict[str, Any]) -> None:
-    guest, bank = companies["guest"], companies["bank"]
     with listening(companies) as listener, ExitStack() as stack:
         strangers = [stack.enter_context(upgrade(listener.port)) for _ in range(20)]
-        route = Route(f"127.0.0.1:{listener.port}", gateway=Gateway("localhost"))
-        host = Endpoint(
-            "bank",
-            connect={"guest": route},
-            keys=bank.keys(guest),
-            carrier="websocket",
-            connect_s=600,
-        )
-        stack.enter_context(open_links(host))
+        stack.enter_context(open_links(host_of(companies, listener)))
         assert listener.wait(600)["bank"].is_over is False
         for stranger in strangers[:12]:
             wait_until_disconnected(stranger)
+
+
+def test_idle_connections_are_bounded_in_number_and_a_peer_connects_among_them(
+    companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket_socket, "MAX_CLIENTS", 20)
+    monkeypatch.setitem(websocket_carrier._LIMITS, "open_timeout", 1200.0)
+    with listening(companies) as listener, ExitStack() as stack:
+        address = ("127.0.0.1", listener.port)
+        idle = [stack.enter_context(socket.create_connection(address, 600)) for _ in range(60)]
+        for oldest in idle[:40]:
+            wait_until_disconnected(oldest)
+        stack.enter_context(open_links(host_of(companies, listener)))
+        assert listener.wait(600)["bank"].is_over is False
+        assert len(listener._clients) <= 20
 
 
 def test_a_client_that_has_to_make_room_may_try_again(companies: dict[str, Any]) -> None:

@@ -7,10 +7,10 @@ runs inside (`inner_tls`). The threads that move pieces are in `websocket_thread
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import ssl
 from typing import Any
-from weakref import WeakSet
 
 from celu.errors import CeluError, CertificateError, ConfigError, PeerLost
 from celu.transport import carrier, inner_tls
@@ -65,7 +65,7 @@ class Listener(carrier.Listener):
 
     def __init__(self, address: str, admission: Admission) -> None:
         super().__init__(admission)
-        self._clients: WeakSet[ServerConnection] = WeakSet()
+        self._clients: dict[ServerSocket, None] = {}
         self._loop = EventLoopThread()
         try:
             self._server = self._loop.run(self._serve(address))
@@ -88,14 +88,9 @@ class Listener(carrier.Listener):
             int(port),
             ssl=context,
             process_request=self._check_request,
-            create_connection=self._register,  # type: ignore[arg-type]
+            create_connection=functools.partial(ServerSocket, self._clients),  # type: ignore[arg-type]
             **_LIMITS,
         )
-
-    def _register(self, *args: Any, **options: Any) -> ServerConnection:
-        client = ServerSocket(*args, **options)
-        self._clients.add(client)
-        return client
 
     def stop(self) -> None:
         """See `carrier.Listener`."""
@@ -107,7 +102,7 @@ class Listener(carrier.Listener):
         self._server.close()
         for client in list(self._clients):
             # It has not sent its request, and may never do so.
-            if client.state is State.CONNECTING and hasattr(client, "transport"):
+            if client.state is State.CONNECTING:
                 client.transport.abort()
         await asyncio.wait([asyncio.ensure_future(self._server.wait_closed())], timeout=CLOSE_S)
 
