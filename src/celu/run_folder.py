@@ -9,11 +9,13 @@ readable by its owner only. `record` reads it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
 import os
 import platform
+import re
 import sys
 import threading
 import time
@@ -23,6 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from celu import open_files
 from celu.errors import CheckpointError, ConfigError
 from celu.events import Attempt, Callback, Event, Warned
 from celu.version import __version__
@@ -51,8 +54,8 @@ class RunFolder:
         with _reporting_write_errors(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             events = path / "events.jsonl"
-            self._events = open(  # noqa: SIM115 - open as long as the run
-                events, "a+", 1, encoding="utf-8", opener=_open_private
+            self._events = open_files.retry(
+                lambda: open(events, "a+", 1, encoding="utf-8", opener=_open_private)
             )
         try:
             _lock(path, self._events)
@@ -95,20 +98,25 @@ class RunFolder:
 
     def save_weights(self, modules: Mapping[str, nn.Module | None]) -> None:
         """Write `weights.safetensors`; each key starts with its module's name."""
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
         tensors = {
             f"{name}.{key}": tensor.detach().cpu().contiguous()
             for name, module in modules.items()
             if module is not None
             for key, tensor in module.state_dict().items()
         }
-        with self._atomic("weights.safetensors") as partial:
+
+        def save() -> None:
+            from safetensors import SafetensorError
+            from safetensors.torch import save_file
+
             try:
                 save_file(tensors, partial)
-            except SafetensorError as error:  # it wraps the OSError of a full disk
-                raise OSError(str(error)) from error
+            except SafetensorError as error:  # it wraps an OSError, such as that of a full disk
+                number = re.search(r"os error (\d+)", str(error))
+                raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
+
+        with self._atomic("weights.safetensors") as partial:
+            open_files.retry(save)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary and unlock the folder."""
@@ -121,7 +129,7 @@ class RunFolder:
     def write(self, name: str, text: str) -> None:
         """Write a file atomically."""
         with self._atomic(name) as partial:
-            partial.write_text(text, encoding="utf-8")
+            open_files.retry(lambda: partial.write_text(text, encoding="utf-8"))
 
     @contextmanager
     def _atomic(self, name: str) -> Iterator[Path]:

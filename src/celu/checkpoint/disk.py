@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
+from celu import open_files
+
 BytesLike = bytes | memoryview
 
 
@@ -62,15 +64,17 @@ class RealDisk:
 
     def names(self, path: Path) -> list[str]:
         """See `Disk`."""
-        return sorted(inside.name for inside in path.iterdir()) if path.is_dir() else []
+        if not path.is_dir():
+            return []
+        return open_files.retry(lambda: sorted(inside.name for inside in path.iterdir()))
 
     def read(self, path: Path) -> bytes:
         """See `Disk`."""
-        return path.read_bytes()
+        return open_files.retry(path.read_bytes)
 
     def write(self, path: Path, parts: Iterable[BytesLike]) -> None:
         """See `Disk`."""
-        with open(path, "wb", opener=_open_private) as file:
+        with open_files.retry(lambda: open(path, "wb", opener=_open_private)) as file:
             for part in parts:
                 file.write(part)
             file.flush()
@@ -78,7 +82,7 @@ class RealDisk:
 
     def sync_folder(self, path: Path) -> None:
         """See `Disk`."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = open_files.retry(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY))
         try:
             os.fsync(descriptor)
         finally:
@@ -91,6 +95,6 @@ class RealDisk:
     def remove(self, path: Path) -> None:
         """See `Disk`."""
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            open_files.retry(lambda: shutil.rmtree(path))
         else:
             path.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from celu.errors import ConfigError
 try:
     import uvicorn
 
+    from celu.dashboard.bounded_http import MAX_CONCURRENT, BoundedHttp
     from celu.dashboard.routes import LOOPBACK, AllowedHosts, application
 except ImportError as error:
     raise ConfigError(
@@ -23,7 +24,6 @@ except ImportError as error:
     ) from error
 
 _STOP_S = 5.0  # for streams to send their last update
-_MAX_CONCURRENT = 32  # requests and streams; a page has one stream
 
 
 class Dashboard:
@@ -61,7 +61,7 @@ class Dashboard:
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http="h11",
+                http=BoundedHttp,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -69,7 +69,7 @@ class Dashboard:
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=_MAX_CONCURRENT,
+                limit_concurrency=MAX_CONCURRENT,
                 timeout_graceful_shutdown=round(_STOP_S),
             )
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from celu import open_files
 from celu.config.job import Job
 from celu.config.party import PartySettings
 from celu.data.alignment import Alignment, write_alignment
@@ -32,6 +33,7 @@ def align_party(
     If it is interrupted, it resumes when it is started again; the peers resume by themselves, up to
     MAX_RESTARTS times. Raises ConfigError, DataError, PeerLost, and what `celu.psi` raises.
     """
+    open_files.raise_limit()
     data = settings.require_data()
     if data.alignment is None:
         raise ConfigError("data.alignment: expected a folder to write to, got aligned = true")

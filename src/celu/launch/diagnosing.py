@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable
 
+from celu import open_files
 from celu.config.job import Job
 from celu.config.party import PartySettings
 from celu.doctor.diagnosis import diagnose_guest, diagnose_hosts
@@ -30,6 +31,7 @@ def diagnose_party(
 
     Raises ConfigError, CertificateError, and what `celu.doctor` raises.
     """
+    open_files.raise_limit()
     if not settings.peers:
         raise ConfigError("peers: expected at least one peer to measure the link to, got none")
     for host in job.hosts:

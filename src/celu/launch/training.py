@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from celu import open_files
 from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
 from celu.config.party import PartySettings, check_names, read_party
@@ -113,6 +114,7 @@ def _run_recorded(
     listening: Callable[[int], None],
 ) -> Result:
     """Train until done; if a peer's process restarts, start over from the last checkpoint."""
+    open_files.raise_limit()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     while True:

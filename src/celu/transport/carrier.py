@@ -17,6 +17,7 @@ from typing import Protocol
 from celu.errors import CertificateError, PeerLost
 from celu.transport.connection import Connection
 from celu.transport.inner_tls import InnerTls
+from celu.transport.message import printable
 from celu.transport.preflight import Gateway
 from celu.transport.stream import StreamLink
 from celu.transport.tls import Credentials, is_issued_for
@@ -127,23 +128,32 @@ class Admission:
         raise CertificateError("a client's certificate is for none of the expected parties")
 
     def admit(self, name: str) -> Connection:
-        """A connection for a client; raises CertificateError if there are too many.
+        """A connection for a client; raises PeerLost if its link cannot have another one now.
 
-        Behind a gateway, nothing is delivered before the client has proven its name.
+        Behind a gateway, the link has nothing of the connection before the client has proven its
+        name. If too many clients have not, the oldest of them is disconnected: so strangers can
+        delay a peer, which tries again, and not keep it out.
         """
+        self._check_listening()
+        connection = self._links[name].make_connection(dials=False)
+        connection.on_greeted = self._connected[name].set
         if self.credentials is None or not self.behind_gateway:
-            return self._new_connection(name)
+            self._add_to_link(connection)
+            return connection
+        connection.inner_tls = InnerTls(
+            self.credentials, name, lambda: self._add_to_link(connection)
+        )
         with self._lock:
-            self._unauthenticated = [c for c in self._unauthenticated if not _handshake_ended(c)]
-            if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
-                raise CertificateError("too many clients that are not authenticated yet")
-            connection = self._new_connection(name)
-            connection.inner_tls = InnerTls(self.credentials, name, self._check_listening)
-            self._unauthenticated.append(connection)
+            waiting = [c for c in self._unauthenticated if not _handshake_ended(c)]
+            evicted = waiting[: max(0, len(waiting) + 1 - _MAX_UNAUTHENTICATED)]
+            self._unauthenticated = [*waiting[len(evicted) :], connection]
+        for oldest in evicted:
+            oldest.abort(PeerLost("too many clients at the same time; try again later"))
         return connection
 
     def note_rejection(self, problem: str) -> None:
-        """Record why a client was rejected."""
+        """Record why a client was rejected; the reason may quote it."""
+        problem = printable(problem)
         if problem not in self.rejections:  # each of many stripes may report the same
             self.rejections.append(problem)
 
@@ -165,11 +175,10 @@ class Admission:
         for link in self._links.values():  # else their threads wait for messages forever
             link.close()
 
-    def _new_connection(self, name: str) -> Connection:
+    def _add_to_link(self, connection: Connection) -> None:
+        """Let a client that has proven its name be one of its link's connections."""
         self._check_listening()
-        connection = self._links[name].new_connection(dials=False)
-        connection.on_greeted = self._connected[name].set
-        return connection
+        self._links[connection.peer].add_connection(connection, dials=False)
 
     def _check_listening(self) -> None:
         if self._stopping:

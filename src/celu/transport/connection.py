@@ -15,7 +15,7 @@ from celu.errors import CeluError, PeerLost, ProtocolError
 from celu.transport.delivery import ConnectionProtocol
 from celu.transport.emulation import LinkEmulator
 from celu.transport.inner_tls import InnerTls
-from celu.transport.message import TrafficBothWays
+from celu.transport.message import TrafficBothWays, printable
 from celu.transport.reconnect import is_silent
 
 
@@ -98,6 +98,11 @@ class Connection:
             self.inner_tls.fail(problem)
         self.cancel()
 
+    def abort_unless_proven(self) -> None:
+        """Cancel the connection if it has an inner TLS whose handshake has not succeeded."""
+        if self.inner_tls is not None and not self.inner_tls.is_proven():
+            self.abort(PeerLost(f"{self.peer} did not complete the TLS handshake in time"))
+
     def mark_ended(self, problem: CeluError) -> None:
         """Record that the connection has ended or could not be opened."""
         self._link.on_receive_ended(self, problem, by_peer=False)
@@ -109,6 +114,7 @@ class Connection:
         first_byte_at: float | None = None  # of the message that is being sent
         try:
             if inner_tls is not None and not (yield from inner_tls.handshake_flights()):
+                self.problem = self.problem or inner_tls.problem  # for the carrier to report
                 return
             while (piece := link.next_piece(self)) is not None:
                 piece_at = time.monotonic()
@@ -156,4 +162,4 @@ class Connection:
         if isinstance(error, CeluError):
             return error
         explained = self.explain_error(error) if self.explain_error else None
-        return explained or PeerLost(f"the link to {self.peer} broke: {error}")
+        return explained or PeerLost(f"the link to {self.peer} broke: {printable(str(error))}")

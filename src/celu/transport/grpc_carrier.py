@@ -224,4 +224,4 @@ def _explain(error: Exception, peer: str, address: str) -> CeluError:
                 "does its gateway forward that path?"
             )
         return PeerLost(f"the link to {peer} at {address} broke: {details}")
-    return PeerLost(f"the link to {peer} at {address} broke: {error}")
+    return PeerLost(f"the link to {peer} at {address} broke: {printable(str(error))}")

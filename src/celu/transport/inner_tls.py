@@ -96,6 +96,16 @@ class InnerTls:
         """Whether the handshake has succeeded or failed."""
         return self._outcome.done()
 
+    def is_proven(self) -> bool:
+        """Whether the handshake has succeeded, so that the peer has proven its name."""
+        return self._outcome.done() and self._outcome.exception() is None
+
+    @property
+    def problem(self) -> CeluError | None:
+        """Why the handshake failed, if it did."""
+        error = self._outcome.exception() if self._outcome.done() else None
+        return error if isinstance(error, CeluError) else None
+
     def fail(self, error: CeluError) -> None:
         """Fail the handshake, unless it has ended already."""
         with self._lock:

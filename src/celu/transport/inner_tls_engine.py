@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from celu.errors import CeluError, CertificateError, PeerLost, ProtocolError
+from celu.transport.message import printable
 from celu.transport.tls import is_issued_for
 from celu.transport.wire import PIECE_BYTES
 
@@ -66,7 +67,7 @@ class InnerTlsEngine:
             except ssl.SSLError as error:
                 raise PeerLost(
                     f"the inner TLS of the connection to {self._peer} is broken: "
-                    f"{error.reason or error}"
+                    f"{printable(error.reason or str(error))}"
                 ) from error
             return self._outgoing.read()
 
@@ -134,7 +135,7 @@ class InnerTlsEngine:
                     raise self._explain(error) from error
                 raise ProtocolError(
                     f"expected an encrypted piece, got bytes that do not decrypt: "
-                    f"{error.reason or error}"
+                    f"{printable(error.reason or str(error))}"
                 ) from error
         if not parts:
             raise ProtocolError(f"expected an encrypted piece, got {len(data)} bytes without one")
@@ -143,10 +144,11 @@ class InnerTlsEngine:
     def _explain(self, error: ssl.SSLError) -> CeluError:
         if isinstance(error, ssl.SSLCertVerificationError):
             return CertificateError(
-                f"the certificate of {self._peer} is not acceptable: {error.verify_message}; "
+                f"the certificate of {self._peer} is not acceptable: "
+                f"{printable(error.verify_message)}; "
                 f"expected one for {self._peer!r} signed by its own authority"
             )
-        reason = error.reason or str(error)
+        reason = printable(error.reason or str(error))
         if "ALERT" in reason or "CERTIFICATE" in reason:
             return CertificateError(
                 f"{self._peer} and this party do not accept each other's certificates ({reason}); "

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from celu.errors import CertificateError, ConfigError, PeerLost
+from celu.transport.message import printable
 from celu.transport.tls import Credentials, client_context, read_authority
 
 RETRY_S = 0.25
@@ -77,8 +78,9 @@ def preflight(
         except ssl.SSLCertVerificationError as error:
             raise CertificateError(
                 f"the certificate of {peer} at {address} is not acceptable: "
-                f"{error.verify_message}; expected one for {peer!r} signed by the authority in "
-                f"peers.{peer}.ca (if this is a gateway's address, set peers.{peer}.gateway)"
+                f"{printable(error.verify_message)}; expected one for {peer!r} signed by the "
+                f"authority in peers.{peer}.ca (if this is a gateway's address, set "
+                f"peers.{peer}.gateway)"
             ) from error
         except ssl.SSLEOFError as error:
             # Retried: its process may be stopping, or a proxy answers before it has started.
@@ -92,7 +94,9 @@ def preflight(
                     f"{peer} at {address} does not speak TLS; if it is behind a gateway, "
                     f"connect to the gateway and set peers.{peer}.gateway"
                 ) from error
-            raise CertificateError(f"{rejection} ({error.reason or error})") from error
+            raise CertificateError(
+                f"{rejection} ({printable(error.reason or str(error))})"
+            ) from error
 
     try:
         _retry(address, peer, check, connect_s)
@@ -125,12 +129,13 @@ def preflight_gateway(
                 protocol = tls.selected_alpn_protocol() or default
         except ssl.SSLCertVerificationError as error:
             raise CertificateError(
-                f"the certificate of {where} is not acceptable: {error.verify_message}; "
-                f"expected one for {gateway.name!r} signed by {gateway.ca}"
+                f"the certificate of {where} is not acceptable: "
+                f"{printable(error.verify_message)}; expected one for {gateway.name!r} "
+                f"signed by {gateway.ca}"
             ) from error
         except ssl.SSLError as error:
             raise CertificateError(
-                f"expected TLS 1.3 from {where}, got: {error.reason or error}"
+                f"expected TLS 1.3 from {where}, got: {printable(error.reason or str(error))}"
             ) from error
         if protocol != ALPN[carrier]:
             raise ConfigError(
@@ -165,6 +170,6 @@ def _retry(
             if time.monotonic() >= give_up_at:
                 raise PeerLost(
                     f"no answer from {target} at {address} after {connect_s:g} s (connect_s): "
-                    f"{error}; is its side running, and the port open?"
+                    f"{printable(str(error))}; is its side running, and the port open?"
                 ) from error
             time.sleep(RETRY_S)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from celu.errors import CeluError, CertificateError, PeerLost, PeerRestarted
+from celu.errors import CeluError, PeerLost, PeerRestarted
 from celu.events import Callback, LinkDown, LinkUp, ignore
 from celu.transport.connection import Connection
 from celu.transport.delivery import ConnectionProtocol, Delivery
@@ -126,7 +126,17 @@ class StreamLink:
         return self._closed or self._end is not None
 
     def new_connection(self, *, dials: bool) -> Connection:
-        """Add a connection; raises CertificateError if there are too many, PeerLost if closed."""
+        """Make and add a connection; raises PeerLost if there are too many or it is closed."""
+        connection = self.make_connection(dials=dials)
+        self.add_connection(connection, dials=dials)
+        return connection
+
+    def make_connection(self, *, dials: bool) -> Connection:
+        """Make a connection that occupies nothing until it is added: its peer may be a stranger."""
+        return Connection(self, ConnectionProtocol(self._delivery, dials=dials))
+
+    def add_connection(self, connection: Connection, *, dials: bool) -> None:
+        """Add a connection to the peer; raises PeerLost if there are too many or it is closed."""
         with self._changed:
             if self.is_over or (self._closing and not dials):
                 raise self._end or PeerLost(f"the link to {self.peer} is closed")
@@ -134,12 +144,10 @@ class StreamLink:
                 connection for connection in self._connections if not connection.receive_ended
             ]
             if len(self._connections) >= _MAX_CONNECTIONS:
-                raise CertificateError(f"{self.peer} is already connected")
-            connection = Connection(self, ConnectionProtocol(self._delivery, dials=dials))
+                raise PeerLost(f"{self.peer} is already connected; try again later")
             self._connections.append(connection)
             if dials:  # the dialing side has dropped its previous connection
                 self._replace_current(connection)
-            return connection
 
     def wait_until_greeted(self, connection: Connection, seconds: float) -> None:
         """Wait for the peer's greeting; raises the connection's error, PeerLost at the deadline."""

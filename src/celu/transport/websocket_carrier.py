@@ -7,19 +7,19 @@ runs inside (`inner_tls`). The threads that move pieces are in `websocket_thread
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import ssl
 from typing import Any
-from weakref import WeakSet
 
 from celu.errors import CeluError, CertificateError, ConfigError, PeerLost
-from celu.transport import carrier
+from celu.transport import carrier, inner_tls
 from celu.transport.carrier import IDENTIFY_S, NAME_KEY, Admission, MakeConnection, Route
 from celu.transport.inner_tls import MAX_ENCRYPTED_BYTES, InnerTls
 from celu.transport.message import printable
 from celu.transport.preflight import ALPN, PREFLIGHT_PATH
 from celu.transport.tls import Credentials, client_context, read_authority, server_context
-from celu.transport.websocket_threads import CLOSE_S, REJECTED, EventLoopThread, start
+from celu.transport.websocket_threads import REJECTED, EventLoopThread, reject, start
 
 try:
     from websockets.asyncio.client import connect
@@ -34,6 +34,8 @@ try:
     )
     from websockets.http11 import Request, Response
     from websockets.protocol import State
+
+    from celu.transport.websocket_socket import CLOSE_S, ClientSocket, ServerSocket
 except ImportError as error:
     raise ConfigError(
         'carrier = "websocket": expected the package websockets 15 or newer, got none; '
@@ -63,7 +65,7 @@ class Listener(carrier.Listener):
 
     def __init__(self, address: str, admission: Admission) -> None:
         super().__init__(admission)
-        self._clients: WeakSet[ServerConnection] = WeakSet()
+        self._clients: dict[ServerSocket, None] = {}
         self._loop = EventLoopThread()
         try:
             self._server = self._loop.run(self._serve(address))
@@ -86,14 +88,9 @@ class Listener(carrier.Listener):
             int(port),
             ssl=context,
             process_request=self._check_request,
-            create_connection=self._register,  # type: ignore[arg-type]
+            create_connection=functools.partial(ServerSocket, self._clients),  # type: ignore[arg-type]
             **_LIMITS,
         )
-
-    def _register(self, *args: Any, **options: Any) -> ServerConnection:
-        client = ServerConnection(*args, **options)
-        self._clients.add(client)
-        return client
 
     def stop(self) -> None:
         """See `carrier.Listener`."""
@@ -105,7 +102,7 @@ class Listener(carrier.Listener):
         self._server.close()
         for client in list(self._clients):
             # It has not sent its request, and may never do so.
-            if client.state is State.CONNECTING and hasattr(client, "transport"):
+            if client.state is State.CONNECTING:
                 client.transport.abort()
         await asyncio.wait([asyncio.ensure_future(self._server.wait_closed())], timeout=CLOSE_S)
 
@@ -134,10 +131,14 @@ class Listener(carrier.Listener):
             connection = self.admission.admit(name)
         except CeluError as error:
             self.admission.note_rejection(str(error))
-            await socket.close(REJECTED, str(error)[:100])
+            await reject(socket, error)
             return
         start(connection, socket, self._loop)
+        deadline = asyncio.get_running_loop().call_later(
+            inner_tls.HANDSHAKE_S + CLOSE_S, connection.abort_unless_proven
+        )
         await socket.wait_closed()
+        deadline.cancel()
         if not connection.protocol.greeted and connection.problem is not None:
             self.admission.note_rejection(str(connection.problem))
 
@@ -180,6 +181,7 @@ class OutgoingConnection:
         self._loop.stop()
 
     def _explain(self, error: Exception) -> CeluError:
+        text = printable(str(error))  # with headers and the close reason of the other side
         if isinstance(error, InvalidStatus) and error.response.status_code == 403:
             reason = printable(_text(error.response).strip())
             return CertificateError(f"{self._where} rejected us: {reason}")
@@ -190,8 +192,8 @@ class OutgoingConnection:
         if isinstance(error, ConnectionClosed) and error.rcvd and error.rcvd.code == REJECTED:
             return CertificateError(f"{self._where} rejected us: {printable(error.rcvd.reason)}")
         if isinstance(error, InvalidMessage | InvalidHandshake):
-            return PeerLost(f"{self._where} did not complete the WebSocket handshake: {error}")
-        return PeerLost(f"the link to {self._where} broke: {error or type(error).__name__}")
+            return PeerLost(f"{self._where} did not complete the WebSocket handshake: {text}")
+        return PeerLost(f"the link to {self._where} broke: {text or type(error).__name__}")
 
 
 def _context(route: Route, peer: str, credentials: Credentials | None) -> ssl.SSLContext | None:
@@ -222,6 +224,7 @@ async def _dial(route: Route, context: ssl.SSLContext | None, name: str, peer: s
         ssl=context,
         proxy=None,  # settings come from files, never from environment variables
         additional_headers={NAME_KEY: name},
+        create_connection=ClientSocket,
         **_LIMITS,
     )
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from celu.errors import PeerLost, ProtocolError
+from celu.errors import CeluError, PeerLost, ProtocolError
 from celu.transport.connection import Connection
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CLOSE_S = 2.0
 REJECTED = 1008  # close code "policy violation", with a reason
 _TRY_LATER = 1013  # close code "try again later"
+_MAX_REASON_BYTES = 120  # a close frame holds at most 123
 _END = b""
 _DRAIN_ITERATIONS = 5  # of a stopping loop, in which cancelled tasks close their sockets
 _T = TypeVar("_T")
@@ -98,11 +99,17 @@ def _send(connection: Connection, socket: WebSocket, loop: EventLoopThread) -> N
         pieces.close()
 
 
+async def reject(socket: WebSocket, problem: CeluError) -> None:
+    """Close a client's connection; the code says whether it may try again."""
+    code = _TRY_LATER if isinstance(problem, PeerLost) else REJECTED
+    reason = str(problem).encode("utf-8")[:_MAX_REASON_BYTES].decode("utf-8", "ignore")
+    await socket.close(code, reason)
+
+
 async def _finish(connection: Connection, socket: WebSocket) -> None:
     """End our direction; close the connection with the reason if the peer was rejected."""
     if not connection.protocol.greeted and connection.problem is not None:
-        code = _TRY_LATER if isinstance(connection.problem, PeerLost) else REJECTED
-        await socket.close(code, str(connection.problem)[:100])
+        await reject(socket, connection.problem)
     else:
         await socket.send(_END)
 

@@ -1,0 +1,184 @@
+"""Strangers behind a gateway: they upgrade to a WebSocket under a peer's name and prove nothing."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from websockets.utils import accept_key
+
+from celu.errors import CeluError, PeerLost
+from celu.transport import inner_tls, websocket_carrier, websocket_socket
+from celu.transport.carrier import Admission, Route
+from celu.transport.connect import Endpoint, open_links
+from celu.transport.preflight import Gateway
+from celu.transport.stream import StreamLink
+from celu.transport.tls import Credentials
+from celu.transport.websocket_carrier import Listener, OutgoingConnection
+
+PING = b"\x89\xfd" + bytes(4) + bytes(125)  # masked with zeros, the longest that is allowed
+MUCH = 64 << 20  # bytes; far above what the kernel buffers of a connection hold
+
+
+@contextmanager
+def listening(companies: dict[str, Any]) -> Iterator[Listener]:
+    guest, bank = companies["guest"], companies["bank"]
+    links = {"bank": StreamLink("bank", deadline_s=600)}
+    credentials = Credentials.read(*guest.keys(bank))
+    listener = Listener("127.0.0.1:0", Admission(links, credentials, behind_gateway=True))
+    try:
+        yield listener
+    finally:
+        listener.stop()
+
+
+def upgrade(port: int, name: str = "bank") -> socket.socket:
+    """A WebSocket of a stranger that claims a name and reads no further than the answer."""
+    stranger = socket.socket()
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    stranger.settimeout(600)
+    stranger.connect(("127.0.0.1", port))
+    key = base64.b64encode(os.urandom(16)).decode("ascii")
+    request = (
+        "GET /celu HTTP/1.1\r\nHost: celu\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\ncelu-name: {name}\r\n\r\n"
+    )
+    stranger.sendall(request.encode("ascii"))
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += stranger.recv(1)
+    assert answer.startswith(b"HTTP/1.1 101")
+    return stranger
+
+
+def host_of(companies: dict[str, Any], listener: Listener) -> Endpoint:
+    """The peer whose name the strangers claim."""
+    return Endpoint(
+        "bank",
+        connect={
+            "guest": Route(f"127.0.0.1:{listener.port}", gateway=Gateway("localhost")),
+        },
+        keys=companies["bank"].keys(companies["guest"]),
+        carrier="websocket",
+        connect_s=600,
+    )
+
+
+def wait_until_disconnected(stranger: socket.socket) -> None:
+    try:
+        while stranger.recv(65536):
+            continue
+    except ConnectionError:
+        pass
+
+
+def test_a_client_that_sends_pings_and_reads_nothing_is_disconnected(
+    companies: dict[str, Any],
+) -> None:
+    with listening(companies) as listener, upgrade(listener.port) as stranger:
+        sent, pings = 0, PING * 500
+        with pytest.raises(ConnectionError):
+            while sent < MUCH:
+                sent += stranger.send(pings)
+
+
+def test_a_client_that_proves_no_name_is_disconnected(
+    companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inner_tls, "HANDSHAKE_S", 0.2)
+    with listening(companies) as listener, upgrade(listener.port) as stranger:
+        wait_until_disconnected(stranger)
+
+
+def test_a_client_that_does_not_read_cannot_delay_its_disconnection(
+    companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inner_tls, "HANDSHAKE_S", 5.0)
+    monkeypatch.setattr(websocket_socket, "MAX_UNREAD_PINGS", 1 << 30)
+    with listening(companies) as listener, upgrade(listener.port) as stranger:
+        (client,) = listener._clients
+        while not client.paused:  # until our answers fill its buffers and then ours
+            stranger.sendall(PING * 100)
+        give_up_at = time.monotonic() + 600
+        while not client.transport.is_closing() and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+        assert client.transport.is_closing() and client.transport.get_write_buffer_size() == 0
+
+
+def test_a_peer_connects_among_clients_that_claim_its_name(companies: dict[str, Any]) -> None:
+    with listening(companies) as listener, ExitStack() as stack:
+        strangers = [stack.enter_context(upgrade(listener.port)) for _ in range(20)]
+        stack.enter_context(open_links(host_of(companies, listener)))
+        assert listener.wait(600)["bank"].is_over is False
+        for stranger in strangers[:12]:
+            wait_until_disconnected(stranger)
+
+
+def test_idle_connections_are_bounded_in_number_and_a_peer_connects_among_them(
+    companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket_socket, "MAX_CLIENTS", 20)
+    monkeypatch.setitem(websocket_carrier._LIMITS, "open_timeout", 1200.0)
+    with listening(companies) as listener, ExitStack() as stack:
+        address = ("127.0.0.1", listener.port)
+        idle = [stack.enter_context(socket.create_connection(address, 600)) for _ in range(60)]
+        for oldest in idle[:40]:
+            wait_until_disconnected(oldest)
+        stack.enter_context(open_links(host_of(companies, listener)))
+        assert listener.wait(600)["bank"].is_over is False
+        assert len(listener._clients) <= 20
+
+
+def test_a_client_that_has_to_make_room_may_try_again(companies: dict[str, Any]) -> None:
+    with listening(companies) as listener:
+        claims = [listener.admission.admit("bank") for _ in range(9)]
+        assert isinstance(claims[0].problem, PeerLost)
+        assert [claim.problem for claim in claims[1:]] == [None] * 8
+
+
+ESCAPE = "\x1b]0;title\x07\x1b[2J"  # sets a terminal's title and clears its screen
+CLOSE = b"\x88" + bytes([2 + len(ESCAPE)]) + (1011).to_bytes(2, "big") + ESCAPE.encode("ascii")
+ANSWERS = {
+    "a header": f"HTTP/1.1 101 Fine\r\nUpgrade: {ESCAPE}\r\nConnection: Upgrade\r\n\r\n",
+    "a status": f"HTTP/1.1 500 {ESCAPE}\r\nContent-Length: 0\r\n\r\n",
+    "a rejection": f"HTTP/1.1 403 No\r\nContent-Length: {len(ESCAPE)}\r\n\r\n{ESCAPE}",
+    "a close reason": "HTTP/1.1 101 Fine\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Accept: {accept}\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_text_of_the_other_side_is_printable_in_errors(what: str) -> None:
+    def answer_one() -> None:
+        client, _ = server.accept()
+        with client:
+            key = re.search(r"Sec-WebSocket-Key: (\S+)", client.recv(65536).decode("ascii"))
+            assert key is not None
+            client.sendall(ANSWERS[what].replace("{accept}", accept_key(key[1])).encode("ascii"))
+            if what == "a close reason":
+                client.sendall(CLOSE)
+            client.recv(1)
+
+    link = StreamLink("guest", deadline_s=600)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer_one)
+        thread.start()
+        route = Route(f"127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(CeluError) as caught:
+            outgoing = OutgoingConnection(
+                route, "bank", "guest", None, lambda: link.new_connection(dials=True)
+            )
+            try:
+                link.wait_until_greeted(outgoing.connection, 600)
+            finally:
+                outgoing.stop()
+        thread.join(600)
+    assert str(caught.value).isprintable()
