@@ -13,10 +13,10 @@ from typing import Any
 from weakref import WeakSet
 
 from celu.errors import CeluError, CertificateError, ConfigError, PeerLost
+from celu.text import printable
 from celu.transport import carrier
 from celu.transport.carrier import IDENTIFY_S, NAME_KEY, Admission, MakeConnection, Route
 from celu.transport.inner_tls import MAX_ENCRYPTED_BYTES, InnerTls
-from celu.transport.message import printable
 from celu.transport.preflight import ALPN, PREFLIGHT_PATH
 from celu.transport.tls import Credentials, client_context, read_authority, server_context
 from celu.transport.websocket_threads import CLOSE_S, REJECTED, EventLoopThread, start
