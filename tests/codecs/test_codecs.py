@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import numpy as np
@@ -19,6 +20,12 @@ NAMES = [*CODECS, "bf16+zstd", "4bit+zstd"]
 PLAIN = [name for name in NAMES if "+" not in name]
 # The number of steps between the min and max of a row.
 LEVELS = {"int8": 255, "4bit": 15, "2bit": 3}
+DIGESTS = {
+    "bf16": "15b8b34956daf2a2",
+    "int8": "0510f7d8c0b8670a",
+    "4bit": "2ab168927d8303d5",
+    "2bit": "7f60793e163374f2",
+}
 
 
 def noise(seed: int = 1) -> torch.Generator:
@@ -100,6 +107,33 @@ def test_extreme_values_stay_finite(name: str, x: Tensor) -> None:
     assert torch.isfinite(back).all()
     if not x.any():
         assert not back.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (64, 3), (5, 64), (300, 1024)])
+@pytest.mark.parametrize("signs", ["equal", "random", "alternating"])
+def test_every_finite_matrix_decodes_to_a_finite_one(
+    name: str, shape: tuple[int, int], signs: str
+) -> None:
+    largest = torch.finfo(torch.float32).max
+    x = torch.full(shape, largest)
+    if signs == "random":
+        x *= torch.randint(0, 2, shape, generator=noise(7)) * 2 - 1
+    elif signs == "alternating":
+        x[1::2] *= -1
+        x[:, 1::2] *= -1
+    for scale in (1.0, 3e38 / largest, 1e-3):
+        assert torch.isfinite(round_trip(name, x * scale)).all()
+
+
+def test_clamping_changes_no_bit_of_numbers_that_occur() -> None:
+    # Digests of payloads of the release that did not clamp.
+    x = torch.randint(-1000, 1000, (300, 24), generator=noise(8)).float()  # sums are exact
+    digests = {
+        name: hashlib.sha256(CODECS[name].encode(x, noise(4)).numpy().tobytes()).hexdigest()[:16]
+        for name in ("bf16", "int8", "4bit", "2bit")
+    }
+    assert digests == DIGESTS
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,7 @@ from celu.codecs.codec import check_size, from_bytes, to_bytes
 
 
 class Cast:
-    """Rounds to the nearest value of another dtype; float16 is clamped to its finite range."""
+    """Rounds to the nearest value of another dtype, and clamps to its finite range."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -21,8 +21,8 @@ class Cast:
     def encode(self, x_BD: Tensor, generator: torch.Generator) -> Tensor:
         """See `Codec`."""
         del generator
-        if self._dtype == torch.float16:
-            max_ = torch.finfo(torch.float16).max
+        if self._dtype != torch.float32:
+            max_ = torch.finfo(self._dtype).max
             x_BD = x_BD.clamp(-max_, max_)
         return to_bytes(x_BD.to(self._dtype))
 
