@@ -16,6 +16,7 @@ SOURCE = Path(celu.__file__).parent
 # Low to high. A module may import from its own package and from the lines above its own, not from
 # others on its line.
 LAYERS = [
+    ["text"],
     ["errors", "open_files", "version"],
     ["config", "page"],
     ["events"],

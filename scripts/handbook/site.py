@@ -35,6 +35,7 @@ NAVIGATION = (
     ("docs/gateway.md", "Gateways"),
     ("docs/security.md", "Security"),
     ("docs/stability.md", "Stability"),
+    ("docs/licences.md", "Dependencies and licences"),
     ("docs/results.md", "Results"),
     ("docs/paper.md", "The paper, reproduced"),
     ("docs/reference.md", "Reference"),

@@ -22,11 +22,17 @@ value: messages of the classes that override `public` are sent to the peers.
 
 from __future__ import annotations
 
+from celu.text import printable_lines
+
 
 class CeluError(Exception):
     """Base class of every exception that celu raises."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        """The message; text that it quotes from a file or a peer cannot control a terminal."""
+        return printable_lines(super().__str__())
 
     def public(self) -> str:
         """The text that is sent to peers: the class name, unless a subclass overrides it."""

@@ -8,10 +8,14 @@ Events belong to the party that emits them: nothing in them is meant for a peer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
 
+from celu.text import printable_lines
+
+# Text that may quote a file or a peer.
+Printable = Annotated[str, AfterValidator(printable_lines)]
 # The quantiles in `RoundDone.similarity_quantiles`.
 SIMILARITY_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 # The reason of a choice that keeps the tuning: now, and in runs of older releases.
@@ -59,7 +63,7 @@ class Warned(Event):
     """Something looks wrong, but the run continues."""
 
     event: str = "warning"
-    message: str
+    message: Printable
 
 
 class DataOpened(Event):
@@ -86,7 +90,7 @@ class LinkDown(Event):
 
     event: str = "link_down"
     peer: str
-    reason: str
+    reason: Printable
 
 
 class LinkUp(Event):
@@ -101,7 +105,7 @@ class Restarted(Event):
     """A peer restarted, so this party starts over from the last common checkpoint."""
 
     event: str = "restart"
-    message: str
+    message: Printable
 
 
 class CheckpointDamaged(Event):
@@ -109,7 +113,7 @@ class CheckpointDamaged(Event):
 
     event: str = "damaged"
     round: int
-    why: str
+    why: Printable
 
 
 class AlignmentProgress(Event):
@@ -195,7 +199,7 @@ class TuningChosen(RoundEvent):
 
     event: str = "choice"
     until: int
-    reason: str
+    reason: Printable
     W: dict[str, int] = {}
     R: dict[str, int] = {}
     depth: int = 1

@@ -55,7 +55,7 @@ class RunFolder:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             events = path / "events.jsonl"
             self._events = open_files.retry(
-                lambda: open(events, "a+", 1, encoding="utf-8", opener=_open_private)
+                lambda: open(events, "a+", 1, encoding="utf-8", opener=_open_private)  # noqa: SIM115
             )
         try:
             _lock(path, self._events)

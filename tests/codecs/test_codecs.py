@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import numpy as np
@@ -19,6 +20,12 @@ NAMES = [*CODECS, "bf16+zstd", "4bit+zstd"]
 PLAIN = [name for name in NAMES if "+" not in name]
 # The number of steps between the min and max of a row.
 LEVELS = {"int8": 255, "4bit": 15, "2bit": 3}
+DIGESTS = {
+    "bf16": "15b8b34956daf2a2",
+    "int8": "0510f7d8c0b8670a",
+    "4bit": "2ab168927d8303d5",
+    "2bit": "7f60793e163374f2",
+}
 
 
 def noise(seed: int = 1) -> torch.Generator:
@@ -58,7 +65,8 @@ def test_compression_ratios_of_a_message_of_the_papers_size() -> None:
     size = {name: CODECS[name].max_bytes(*shape) for name in PLAIN}
     plain = size["fp32"]
     assert plain == 4 * 4096 * 256
-    assert plain / size["bf16"] == plain / size["fp16"] == 2
+    assert plain / size["bf16"] == 2
+    assert size["fp16"] == size["bf16"] + 4
     assert 3.8 < plain / size["int8"] < 4
     assert 7.4 < plain / size["4bit"] < 8
     assert 14 < plain / size["2bit"] < 16
@@ -103,6 +111,33 @@ def test_extreme_values_stay_finite(name: str, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (64, 3), (5, 64), (300, 1024)])
+@pytest.mark.parametrize("signs", ["equal", "random", "alternating"])
+def test_every_finite_matrix_decodes_to_a_finite_one(
+    name: str, shape: tuple[int, int], signs: str
+) -> None:
+    largest = torch.finfo(torch.float32).max
+    x = torch.full(shape, largest)
+    if signs == "random":
+        x *= torch.randint(0, 2, shape, generator=noise(7)) * 2 - 1
+    elif signs == "alternating":
+        x[1::2] *= -1
+        x[:, 1::2] *= -1
+    for scale in (1.0, 3e38 / largest, 1e-3):
+        assert torch.isfinite(round_trip(name, x * scale)).all()
+
+
+def test_clamping_changes_no_bit_of_numbers_that_occur() -> None:
+    # Digests of payloads of the release that did not clamp.
+    x = torch.randint(-1000, 1000, (300, 24), generator=noise(8)).float()  # sums are exact
+    digests = {
+        name: hashlib.sha256(CODECS[name].encode(x, noise(4)).numpy().tobytes()).hexdigest()[:16]
+        for name in ("bf16", "int8", "4bit", "2bit")
+    }
+    assert digests == DIGESTS
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_equal_seeds_give_equal_bytes(name: str) -> None:
     x = torch.randn(16, 24, generator=noise(8))
     codec = find_codec(name, "codec")
@@ -124,6 +159,26 @@ def test_decoded_bits_never_change() -> None:
         "-0x1.d800000000000p+0",
         "0x1.0400000000000p+1",
     ]
+
+
+@pytest.mark.parametrize("size", [3e-38, 1e-20, 1e-8, 1.0, 1e8, 1e38, 3e38])
+def test_fp16_has_the_same_relative_error_for_derivatives_of_any_size(size: float) -> None:
+    x = torch.rand(64, 16, generator=noise(11)) * size + size / 16
+    x[3, 2] = -size
+    assert float(((round_trip("fp16", x) - x) / x).abs().max()) <= 2**-11
+
+
+def test_fp16_is_exact_for_numbers_of_few_bits_whatever_the_scale() -> None:
+    x = torch.tensor([[3.0, -1.5, 0.0, 0.25]])
+    for power in (-100, -24, 0, 90):
+        assert torch.equal(round_trip("fp16", x * 2.0**power), x * 2.0**power)
+
+
+def test_an_fp16_payload_without_a_scale_is_read() -> None:
+    # Rounds in flight in a checkpoint of an older release.
+    x = torch.tensor([[3.0, -1.5], [0.0, 0.25]])
+    payload = x.half().reshape(-1).view(torch.uint8)
+    assert torch.equal(CODECS["fp16"].decode(payload, 2, 2), x)
 
 
 def test_the_range_of_a_row_is_rounded_outward() -> None:

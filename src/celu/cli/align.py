@@ -6,10 +6,11 @@ import time
 from pathlib import Path
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from celu.cli.console import Console
 from celu.cli.progress import link_message, megabytes
 from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, with_options
 from celu.config.job import read_job
@@ -45,7 +46,7 @@ def align(
         alignment, traffic = align_party(
             settings,
             contract,
-            lambda port: console.print(invitation(settings, port, "align"), soft_wrap=True),
+            lambda port: console.print(escape(invitation(settings, port, "align")), soft_wrap=True),
             bar.event,
         )
     facts = alignment.facts
@@ -62,7 +63,7 @@ def align(
         table.add_row(f"link to {name}", crossed)
     table.add_row("time", f"{time.monotonic() - started:,.1f} s")
     console.print(table)
-    console.print(f"written to {alignment.path}", soft_wrap=True)
+    console.print(f"written to {escape(str(alignment.path))}", soft_wrap=True)
 
 
 class _ProgressBar:

@@ -6,9 +6,9 @@ import sys
 from importlib import import_module
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
+from celu.cli.console import Console
 from celu.errors import CeluError
 
 _INTERRUPTED = 130  # the exit code that shells use for Ctrl-C

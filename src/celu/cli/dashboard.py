@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from celu.cli.console import Console
 from celu.errors import CeluError
 
 _POLL_S = 1.0  # how soon a server that died is noticed

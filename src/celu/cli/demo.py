@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from celu.cli.console import Console
 from celu.cli.progress import megabytes
 from celu.config.link import LinkSettings, find_link
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from celu.cli.console import Console
 from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, with_options
 from celu.config.job import read_job
 from celu.config.party import check_names, read_party
@@ -64,8 +64,8 @@ def doctor(
         settings,
         contract,
         ProbePlan(bulk_s=seconds),
-        lambda port: console.print(invitation(settings, port, "doctor"), soft_wrap=True),
-        lambda text: console.print(f"{settings.name}: {text} ..."),
+        lambda port: console.print(escape(invitation(settings, port, "doctor")), soft_wrap=True),
+        lambda text: console.print(f"{settings.name}: {escape(text)} ..."),
     )
     findings = {facts.peer: advise(facts) for facts in all_facts}
     for facts in all_facts:
@@ -75,7 +75,7 @@ def doctor(
             _print_finding(console, finding)
     if out is not None:
         _write(out, settings.name, all_facts, findings)
-        console.print(f"written to {out}", soft_wrap=True)
+        console.print(f"written to {escape(str(out))}", soft_wrap=True)
 
 
 def _measurement_table(facts: LinkFacts) -> Table:

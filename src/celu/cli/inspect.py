@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from celu.cli.console import Console
 from celu.config.schema import LABEL
 from celu.data.alignment import read_alignment
 from celu.data.gate import ColumnFacts, Gate, check_store, raise_errors

@@ -6,8 +6,7 @@ import signal
 from types import FrameType
 from typing import Any
 
-from rich.console import Console
-
+from celu.cli.console import Console
 from celu.events import CheckpointTaken, Event, TrainingStarted
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from rich.console import Console
 from rich.markup import escape
 
+from celu.cli.console import Console
 from celu.config.party import PartySettings
 from celu.run_folder import RunFolder
 

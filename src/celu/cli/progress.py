@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -16,6 +15,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from celu.cli.console import Console
 from celu.events import (
     CheckpointDamaged,
     Evaluated,
@@ -45,9 +45,9 @@ def megabytes(num_bytes: float) -> str:
 def link_message(event: Event) -> str | None:
     """The text for a link that goes down or comes up again; None for another event."""
     if isinstance(event, LinkDown):
-        return f"[yellow]the link to {event.peer} is down[/yellow]: {escape(event.reason)}"
+        return f"[yellow]the link to {escape(event.peer)} is down[/yellow]: {escape(event.reason)}"
     if isinstance(event, LinkUp):
-        return f"the link to {event.peer} is up again after {event.seconds:.1f} s"
+        return f"the link to {escape(event.peer)} is up again after {event.seconds:.1f} s"
     if isinstance(event, Restarted):
         return f"{escape(event.message)}; starting over from the last checkpoint"
     return None

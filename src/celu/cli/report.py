@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
+
+from celu.cli.console import Console
 
 
 def register(app: typer.Typer) -> None:
@@ -29,4 +31,5 @@ def report(
 
     records = read_runs(runs)
     write(render(records), out)
-    Console().print(f"wrote a report of {len(records)} run(s) to {out}", soft_wrap=True)
+    text = f"wrote a report of {len(records)} run(s) to {out}"
+    Console().print(escape(text), soft_wrap=True)

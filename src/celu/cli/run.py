@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
+from celu.cli.console import Console
 from celu.cli.interrupt import InterruptHandler
 from celu.cli.monitors import Monitors
 from celu.cli.progress import RunProgress, summary_table
@@ -98,11 +99,11 @@ def run(
             contract,
             party.parent.resolve(),
             folder,
-            lambda port: console.print(invitation(settings, port, "run"), soft_wrap=True),
+            lambda port: console.print(escape(invitation(settings, port, "run")), soft_wrap=True),
             restart_from,
         )
     console.print(summary_table(settings.name, result, time.monotonic() - started))
-    where = settings.run_dir
+    where = escape(str(settings.run_dir))
     console.print(f"recorded in {where}; to view it:\n  celu report {where}", soft_wrap=True)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
+from celu.cli.console import Console
 from celu.cli.progress import RunProgress, summary_table
 from celu.config.job import read_job
 from celu.config.link import find_link
@@ -117,4 +118,5 @@ def simulate(
         seconds = result.evaluations[-1]["seconds"]
         console.print(f"over {link} the run would take {seconds:,.1f} s to its last evaluation")
     recorded = " ".join(str(folders[name].path) for name in (contract.guest, *hosts))
-    console.print(f"recorded in {out}; to view it:\n  celu report {recorded}", soft_wrap=True)
+    text = f"recorded in {out}; to view it:\n  celu report {recorded}"
+    console.print(escape(text), soft_wrap=True)

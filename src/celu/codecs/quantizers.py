@@ -36,6 +36,7 @@ class RowQuantizer:
         """See `Codec`."""
         payload = torch.empty(self.max_bytes(*x_BD.shape), dtype=torch.uint8, device=x_BD.device)
         ranges, codes = self._parts(payload, len(x_BD))
+        x_BD = _clamp(x_BD, headroom=4)
         noise_BD = _rounding_noise(x_BD.shape, generator)
         for chunk in _chunks(x_BD):
             self._encode_rows(x_BD[chunk], noise_BD[chunk], ranges[:, chunk], codes[chunk])
@@ -112,10 +113,12 @@ class RotatedQuantizer(RowQuantizer):
         """See `Codec`."""
         rows, width = x_BD.shape
         payload = torch.empty(self.max_bytes(rows, width), dtype=torch.uint8, device=x_BD.device)
+        rotated = _rotated_width(width)
+        # The mean adds up rows; the rotations, one each way, add up E numbers and E**0.5 of these.
+        x_BD = _clamp(x_BD, headroom=8 * max(rows, rotated**1.5))
         mean_D = from_bytes(payload[: 4 * width])
         mean_D.copy_(x_BD.mean(dim=0))
         ranges, codes = self._parts(payload[4 * width :], rows)
-        rotated = _rotated_width(width)
         noise_BE = _rounding_noise((rows, rotated), generator)
         signs_E = _signs(rotated, x_BD.device)
         for chunk in _chunks(noise_BE):
@@ -155,6 +158,12 @@ def hadamard(x_BE: Tensor) -> Tensor:
         current, scratch = scratch, current
         half *= 2
     return current.mul_(width**-0.5).t().contiguous()
+
+
+def _clamp(x_BD: Tensor, headroom: float) -> Tensor:
+    """Clamp to the float32 range divided by `headroom`, so that no sum of numbers overflows."""
+    max_ = torch.finfo(torch.float32).max / headroom
+    return x_BD.clamp(-max_, max_)
 
 
 def _round_down(x_B: Tensor, dtype: torch.dtype) -> Tensor:

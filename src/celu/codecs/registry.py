@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from celu.codecs.casts import Cast
+from celu.codecs.casts import Cast, ScaledFloat16
 from celu.codecs.codec import Codec
 from celu.codecs.quantizers import RotatedQuantizer, RowQuantizer
 from celu.codecs.zstd import Zstd
@@ -13,7 +13,7 @@ from celu.errors import ConfigError
 CODECS: dict[str, Codec] = {
     "fp32": Cast(torch.float32),
     "bf16": Cast(torch.bfloat16),
-    "fp16": Cast(torch.float16),
+    "fp16": ScaledFloat16(),
     "int8": RowQuantizer(8),
     "4bit": RotatedQuantizer(4),
     "2bit": RotatedQuantizer(2),

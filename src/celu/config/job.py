@@ -102,7 +102,8 @@ class Method(Settings):
     """The algorithm: R=1 is vanilla VFL, W=1 without weighting is FedBCD, else CELU.
 
     R counts all updates made from a batch, the exchanged one included. W is the capacity of the
-    workset table. xi is the angle, in degrees, beyond which a stale instance gets weight 0.
+    workset table. xi is the angle, in degrees, beyond which a stale instance gets weight 0; above
+    90 degrees weights are negative, so instances between 90 and xi are un-learned.
     Each is one value for both roles, as in the paper, or one per role. `depth` is the number of
     rounds in flight. `sampling` and `weighting` name policies, built in or "module:Class".
 

@@ -92,7 +92,13 @@ class GuestTrainer:
         self._optimizer.step()
 
     def local_step(self) -> None:
-        """Update from a cached batch, if one is eligible; nothing is sent."""
+        """Update from a cached batch, if one is eligible; nothing is sent.
+
+        A guest without parameters (no bottom, and a top such as an inner product) has nothing to
+        update between exchanges.
+        """
+        if not self._optimizer.parameters:
+            return
         entry = self.workset.sample()
         if entry is None:
             return

@@ -44,9 +44,8 @@ from celu.workset.workset import Workset
 class _InFlight:
     batch: Batch
     message: Message
-    z_BD: Tensor | None  # with its autograd graph; None if it was sent before an interruption
+    z_BD: Tensor | None  # with its autograd graph, while no other update can come before its own
     sent_BD: Tensor  # Z as the guest decodes it
-    num_updates: int  # of the bottom when Z was computed
 
 
 class HostTrainer:
@@ -67,7 +66,6 @@ class HostTrainer:
         self._optimizer = Optimizer([host.bottom], job.optimizer)
         self._coding = Coding(job, name, spans=spans)
         self._in_flight: dict[int, _InFlight] = {}
-        self._num_updates = 0
         self.workset = Workset.from_job(job, "host")
 
     def compute_activation(self, round_: int) -> Message:
@@ -78,7 +76,9 @@ class HostTrainer:
         message, sent_BD = self._coding.pack(
             Message(Kind.ACTIVATION, round_, tensor=z_BD, row_digest=batch.row_digest)
         )
-        self._in_flight[round_] = _InFlight(batch, message, z_BD, sent_BD, self._num_updates)
+        # The derivatives of earlier rounds in flight arrive first, and change the weights.
+        is_next = not self._in_flight
+        self._in_flight[round_] = _InFlight(batch, message, z_BD if is_next else None, sent_BD)
         return message
 
     def update(self, round_: int, derivative: Message) -> None:
@@ -87,7 +87,7 @@ class HostTrainer:
         check_same_rows(derivative, sent.batch)
         dz_BD = self._coding.unpack(derivative, self._batch_size).to(self._device)
         stale_BD = sent.sent_BD
-        if sent.z_BD is not None and self._num_updates == sent.num_updates:
+        if sent.z_BD is not None:
             self._apply(sent.z_BD, dz_BD)
         else:
             self._apply_stale(sent.batch, stale_BD, dz_BD, round_, 0)
@@ -166,7 +166,7 @@ class HostTrainer:
                 sent_BD = self._coding.unpack(message, self._batch_size).to(self._device)
             except ProtocolError as error:
                 raise CheckpointError(f"in_flight.{round_}: {error}") from error
-            self._in_flight[round_] = _InFlight(batch, message, None, sent_BD, self._num_updates)
+            self._in_flight[round_] = _InFlight(batch, message, None, sent_BD)
         restore_counters(metadata, checkpoint, self.workset)
         checkpoint.check_empty()
         self.roll_back(state)
@@ -188,7 +188,8 @@ class HostTrainer:
     def _apply(self, z_BD: Tensor, dz_BD: Tensor) -> None:
         z_BD.backward(dz_BD)
         self._optimizer.step()
-        self._num_updates += 1
+        for sent in self._in_flight.values():
+            sent.z_BD = None  # computed with the weights before this update
 
     def _forward(self, batch: Batch) -> Tensor:
         z_BD: Tensor = self._bottom(**batch.inputs)

@@ -63,11 +63,11 @@ def _regression(output: Tensor, labels: Tensor) -> Tensor:
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    """The exact area under the ROC curve: ties count half; NaN if there is only one class."""
+    """The exact area under the ROC curve: ties count half; NaN for one class or a NaN score."""
     scores, labels = scores.reshape(-1).double(), labels.reshape(-1) > 0.5
     num_positive = int(labels.sum())
     num_negative = len(labels) - num_positive
-    if num_positive == 0 or num_negative == 0:
+    if num_positive == 0 or num_negative == 0 or bool(scores.isnan().any()):
         return math.nan
     _, tie_of, tie_sizes = torch.unique(scores, return_inverse=True, return_counts=True)
     # Ranks start at 1; rows with equal scores share the mean rank of their tie.
@@ -78,6 +78,8 @@ def auc(scores: Tensor, labels: Tensor) -> float:
 
 
 def _accuracy(output: Tensor, labels: Tensor) -> float:
+    if bool(output.isnan().any()):  # argmax would choose it
+        return math.nan
     return float((output.argmax(dim=1) == labels).double().mean())
 
 

@@ -14,6 +14,10 @@ from celu.errors import DataError
 from celu.prepare.parsing import Kind, NumberParser, readable, to_float64
 
 PARQUET_ROWS = 65_536
+# A few kilobytes can declare gigabytes: a compressed page of zeros, or one long text in all rows.
+MAX_BATCH_TEXT = 256 << 20  # bytes of text in a column of a batch: 4 KiB a cell on average
+_MAX_CHUNK_BYTES = 64 << 20  # a column of a row group may be larger, if it compresses like data
+_MAX_RATIO = 1000
 
 
 class ParquetReader:
@@ -44,9 +48,10 @@ class ParquetReader:
             types = {field.name: field.type for field in pq.read_schema(self._path)}
             for name, kind in columns.items():
                 self._check_type(name, kind, types[name])
+            self._check_sizes(columns)
             file = pq.ParquetFile(
                 self._path,
-                read_dictionary=[n for n, k in columns.items() if k in ("category", "label")],
+                read_dictionary=list(columns),  # of text; its size is checked before it is copied
                 buffer_size=1 << 20,  # by default a whole column of a row group is read at once
                 page_checksum_verification=True,
             )
@@ -66,6 +71,21 @@ class ParquetReader:
                     }
                 rows_read += batch.num_rows
                 yield arrays, num_bytes * rows_read // num_rows
+
+    def _check_sizes(self, columns: Mapping[str, Kind]) -> None:
+        metadata = pq.read_metadata(self._path)
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            for index in range(group.num_columns):
+                chunk = group.column(index)
+                name, size = chunk.path_in_schema, chunk.total_uncompressed_size
+                limit = max(_MAX_CHUNK_BYTES, _MAX_RATIO * chunk.total_compressed_size)
+                if name in columns and size > limit:
+                    raise DataError(
+                        f"{self._path}: column {name!r}: row group {number} declares {size:,} "
+                        f"bytes, more than {_MAX_RATIO} times its size in the file; "
+                        "expected data, got padding. Write the file again with smaller row groups"
+                    )
 
     def _check_type(self, name: str, kind: Kind, given: Any) -> None:
         if pa.types.is_dictionary(given):
@@ -98,6 +118,7 @@ class ParquetReader:
         if kind == "category":
             return self._to_category(array)
         if pa.types.is_dictionary(array.type):
+            self._check_text_size(name, array)
             array = array.dictionary_decode()
         if kind == "as-is":
             return array
@@ -112,6 +133,15 @@ class ParquetReader:
                 return self._parser.parse(name, self._to_category(array))[0]
             return to_float64(array)
         return self._to_category(array) if is_text else array
+
+    def _check_text_size(self, name: str, array: Any) -> None:
+        lengths = pc.binary_length(array.dictionary).cast(pa.int64())
+        num_bytes = pc.sum(lengths.take(array.indices)).as_py() or 0
+        if num_bytes > MAX_BATCH_TEXT:
+            raise DataError(
+                f"{self._path}: column {name!r}: expected at most {MAX_BATCH_TEXT:,} bytes of text "
+                f"in {PARQUET_ROWS:,} rows, got {num_bytes:,}; shorten them or drop the column"
+            )
 
     def _to_category(self, array: Any) -> Any:
         """A dictionary of strings, with null for missing values."""

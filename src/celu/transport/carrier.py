@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from celu.errors import CertificateError, PeerLost
+from celu.text import printable
 from celu.transport.connection import Connection
 from celu.transport.inner_tls import InnerTls
-from celu.transport.message import printable
 from celu.transport.preflight import Gateway
 from celu.transport.stream import StreamLink
 from celu.transport.tls import Credentials, is_issued_for

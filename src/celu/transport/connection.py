@@ -12,10 +12,11 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Protocol
 
 from celu.errors import CeluError, PeerLost, ProtocolError
+from celu.text import printable
 from celu.transport.delivery import ConnectionProtocol
 from celu.transport.emulation import LinkEmulator
 from celu.transport.inner_tls import InnerTls
-from celu.transport.message import TrafficBothWays, printable
+from celu.transport.message import TrafficBothWays
 from celu.transport.reconnect import is_silent
 
 

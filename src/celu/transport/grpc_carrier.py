@@ -24,11 +24,11 @@ import grpc
 
 from celu.config.party import MAX_STRIPES
 from celu.errors import CeluError, CertificateError, ConfigError, PeerLost, ProtocolError
+from celu.text import printable
 from celu.transport import carrier
 from celu.transport.carrier import IDENTIFY_S, NAME_KEY, Admission, MakeConnection, Route
 from celu.transport.connection import Connection
 from celu.transport.inner_tls import MAX_ENCRYPTED_BYTES, InnerTls
-from celu.transport.message import printable
 from celu.transport.stripes import RoundRobin, Stripe, StripeGroups, gather, piece_bytes
 from celu.transport.tls import Credentials, read_authority
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from celu.errors import CeluError, CertificateError, PeerLost, ProtocolError
-from celu.transport.message import printable
+from celu.text import printable
 from celu.transport.tls import is_issued_for
 from celu.transport.wire import PIECE_BYTES
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from celu.errors import PeerFailed, ProtocolError, ShapeError
+from celu.text import printable
 
 
 class Kind(enum.IntEnum):
@@ -151,11 +152,6 @@ def expect(message: Message, kind: Kind, round_: int = 0, part: int = 0) -> Mess
 def peer_failure(peer: str, message: Message) -> PeerFailed:
     """The error for a FAILURE message. Its reason is the peer's text, so it is made printable."""
     return PeerFailed(f"{peer} stopped: {printable(str((message.body or {}).get('reason')))}")
-
-
-def printable(text: str) -> str:
-    """A peer's text, safe for a terminal: truncated, control characters replaced."""
-    return "".join(c if c.isprintable() else "?" for c in text[:1000])
 
 
 def require_rows(message: Message, rows: int) -> Tensor:

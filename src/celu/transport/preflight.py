@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from celu.errors import CertificateError, ConfigError, PeerLost
-from celu.transport.message import printable
+from celu.text import printable
 from celu.transport.tls import Credentials, client_context, read_authority
 
 RETRY_S = 0.25

@@ -13,10 +13,10 @@ import ssl
 from typing import Any
 
 from celu.errors import CeluError, CertificateError, ConfigError, PeerLost
+from celu.text import printable
 from celu.transport import carrier, inner_tls
 from celu.transport.carrier import IDENTIFY_S, NAME_KEY, Admission, MakeConnection, Route
 from celu.transport.inner_tls import MAX_ENCRYPTED_BYTES, InnerTls
-from celu.transport.message import printable
 from celu.transport.preflight import ALPN, PREFLIGHT_PATH
 from celu.transport.tls import Credentials, client_context, read_authority, server_context
 from celu.transport.websocket_threads import REJECTED, EventLoopThread, reject, start
