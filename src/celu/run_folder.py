@@ -137,7 +137,7 @@ class RunFolder:
         partial = self.path / f"{name}.partial"
         with _reporting_write_errors(self.path / name):
             try:
-                with open(partial, "wb", opener=_open_private):
+                with open_files.retry(lambda: open(partial, "wb", opener=_open_private)):
                     pass  # with its permissions before it has any content
                 yield partial
                 partial.replace(self.path / name)
@@ -203,7 +203,9 @@ def _read_earlier_events(
         )
     with _reporting_write_errors(path / "events.jsonl"):
         if num_damaged:
-            with open(path / _DAMAGED, "wb", opener=_open_private) as copy:
+            with open_files.retry(
+                lambda: open(path / _DAMAGED, "wb", opener=_open_private)
+            ) as copy:
                 copy.write(data)
             file.truncate(0)  # in place: the lock belongs to this file
             file.writelines(json.dumps(event) + "\n" for event in events)

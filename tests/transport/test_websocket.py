@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -105,8 +105,9 @@ def test_a_client_that_does_not_read_cannot_delay_its_disconnection(
     monkeypatch.setattr(websocket_socket, "MAX_UNREAD_PINGS", 1 << 30)
     with listening(companies) as listener, upgrade(listener.port) as stranger:
         (client,) = listener._clients
-        while not client.paused:  # until our answers fill its buffers and then ours
-            stranger.sendall(PING * 100)
+        with suppress(OSError):  # on a slow machine it is disconnected before its buffers are full
+            while not client.paused:  # until our answers fill its buffers and then ours
+                stranger.sendall(PING * 100)
         give_up_at = time.monotonic() + 600
         while not client.transport.is_closing() and time.monotonic() < give_up_at:
             time.sleep(0.05)
