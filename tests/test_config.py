@@ -439,6 +439,11 @@ def test_a_guest_without_features_needs_no_bottom(tmp_path: Path) -> None:
             "at most 64, got 68",
         ),
         (
+            edited(HOST, ADDRESS, ADDRESS + "streams = 17\n"),
+            "peers.airline",
+            "at most 16 without a gateway, got 17",
+        ),
+        (
             edited(GUEST, 'ca = "theirs.pem"\n', 'ca = "theirs.pem"\nstreams = 2\n'),
             "peers.weather.connect",
             "is missing: gateway, streams and connections",

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
+from celu.config.party import MAX_DIRECT_STRIPES
 from celu.errors import PeerLost
 from celu.transport import stream, stripes
 from celu.transport.carrier import Admission
 from celu.transport.grpc_carrier import Listener, grpc  # gRPC's, configured by our module
 from celu.transport.stream import StreamLink
-from celu.transport.stripes import MAX_STRIPES, RoundRobin, gather, piece_bytes
+from celu.transport.stripes import RoundRobin, gather, piece_bytes
 from celu.transport.wire import PIECE_BYTES
 
 TOKEN = "0123456789abcdef" * 2
+RETRY = grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
@@ -82,16 +84,27 @@ def call(listener: Listener) -> Iterator[Any]:
         done.set()
 
 
-def rejection(stream: Any) -> str:
+def rejection(stream: Any, code: Any = grpc.StatusCode.ABORTED) -> str:
     with pytest.raises(grpc.RpcError) as rejected:
         next(stream)
-    assert rejected.value.code() == grpc.StatusCode.ABORTED
+    assert rejected.value.code() == code
     return str(rejected.value.details())
 
 
 @pytest.mark.parametrize(
     "stripe",
-    ["0/0", "1/1", "5/4", f"0/{MAX_STRIPES + 1}", "0/99999", "-1/2", "1", "", "a/b", "1/2/3"],
+    [
+        "0/0",
+        "1/1",
+        "5/4",
+        f"0/{MAX_DIRECT_STRIPES + 1}",
+        "0/99999",
+        "-1/2",
+        "1",
+        "",
+        "a/b",
+        "1/2/3",
+    ],
 )
 def test_an_invalid_stripe_is_refused_with_a_reason(
     listener: Listener, call: Any, stripe: str
@@ -135,7 +148,20 @@ def test_the_number_of_incomplete_groups_is_bounded(
     for digit in "12":
         call(stripe="0/2", token=digit * 32)
     _until_waiting(listener, 2)
-    assert "too many" in rejection(call(stripe="0/2", token="3" * 32))
+    refused = call(stripe="0/2", token="3" * 32)
+    assert "too many" in rejection(refused, RETRY), "an honest client may retry"
+
+
+def test_the_number_of_stripes_that_wait_for_others_is_bounded(
+    listener: Listener, call: Any
+) -> None:
+    for index in range(MAX_DIRECT_STRIPES - 1):
+        call(stripe=f"{index}/{MAX_DIRECT_STRIPES}", token=TOKEN)
+    call(stripe="0/2", token=TOKEN[::-1])
+    _until_waiting(listener, MAX_DIRECT_STRIPES, groups=False)
+    assert "stripes that wait" in rejection(call(stripe="0/2", token="3" * 32), RETRY)
+    call(stripe="1/2", token=TOKEN[::-1])  # the last of a connection does not wait
+    _until_waiting(listener, MAX_DIRECT_STRIPES - 1, groups=False)
 
 
 def test_stripes_may_arrive_in_any_order(listener: Listener, call: Any) -> None:
@@ -150,11 +176,11 @@ def test_stripes_may_arrive_in_any_order(listener: Listener, call: Any) -> None:
     raise AssertionError("no connection")
 
 
-def _until_waiting(listener: Listener, number: int) -> None:
-    """Wait until this many groups are incomplete."""
-    done = threading.Event()
+def _until_waiting(listener: Listener, number: int, *, groups: bool = True) -> None:
+    """Wait until this many groups are incomplete, or this many streams wait."""
+    done, waiting = threading.Event(), listener._groups
     for _ in range(1000):
-        if len(listener._groups._incomplete) == number:
+        if (len(waiting._incomplete) if groups else waiting._num_waiting()) == number:
             return
         done.wait(0.01)
     raise AssertionError("the stripes did not arrive")

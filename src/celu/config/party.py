@@ -31,7 +31,9 @@ def _has_a_port(address: str) -> str:
 
 Address = Annotated[str, AfterValidator(_has_a_port)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
-MAX_STRIPES = 64  # streams of one link; each may buffer 4 MiB at the receiver
+# Streams of one link. Each fills a buffer at the receiver while it is not read: 256 KiB behind a
+# gateway; without one up to 4 MiB, as gRPC adapts it to the link.
+MAX_STRIPES, MAX_DIRECT_STRIPES = 64, 16
 
 
 class ModelSpec(Settings):
@@ -130,10 +132,15 @@ class Peer(Settings):
 
     @model_validator(mode="after")
     def _stripes_are_within_bounds(self) -> Peer:
-        if self.streams * self.connections > MAX_STRIPES:
+        stripes = self.streams * self.connections
+        if stripes > MAX_STRIPES:
             raise ValueError(
-                f"expected streams times connections of at most {MAX_STRIPES}, "
-                f"got {self.streams * self.connections}"
+                f"expected streams times connections of at most {MAX_STRIPES}, got {stripes}"
+            )
+        if self.gateway is None and stripes > MAX_DIRECT_STRIPES:
+            raise ValueError(
+                f"expected streams times connections of at most {MAX_DIRECT_STRIPES} without a "
+                f"gateway, got {stripes}"
             )
         return self
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from celu.config.party import MAX_STRIPES
-from celu.errors import CeluError, ProtocolError
+from celu.errors import CeluError, PeerLost, ProtocolError
 from celu.transport.connection import Connection
 from celu.transport.wire import PIECE_BYTES
 
@@ -42,13 +42,13 @@ class Stripe:
         return ((_STRIPE_KEY, f"{self.index}/{self.count}"), (_TOKEN_KEY, self.token))
 
     @staticmethod
-    def read(metadata: Mapping[str, str]) -> Stripe:
+    def read(metadata: Mapping[str, str], max_count: int = MAX_STRIPES) -> Stripe:
         """Parse a client's metadata; raises ProtocolError if it is invalid."""
         value, token = metadata.get(_STRIPE_KEY, "0/1"), metadata.get(_TOKEN_KEY, "0" * 32)
         numbers = re.fullmatch(r"(\d{1,4})/(\d{1,4})", value, re.ASCII)
-        if not numbers or not int(numbers[1]) < int(numbers[2]) <= MAX_STRIPES:
+        if not numbers or not int(numbers[1]) < int(numbers[2]) <= max_count:
             raise ProtocolError(
-                f"expected a stripe I/N with I below N and N at most {MAX_STRIPES}, "
+                f"expected a stripe I/N with I below N and N at most {max_count}, "
                 f"got {value[:20]!r}"
             )
         if not re.fullmatch(r"[0-9a-f]{32}", token):
@@ -109,9 +109,13 @@ class _Group:
 
 
 class StripeGroups:
-    """Groups the streams of each attempt to connect, on the side that listens."""
+    """Groups the streams of each attempt to connect, on the side that listens.
 
-    def __init__(self) -> None:
+    At most `max_waiting` streams wait for others: each occupies a thread and may fill its buffer.
+    """
+
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
         self._incomplete: dict[tuple[str, str], _Group] = {}
         self._lock = threading.Lock()
 
@@ -125,8 +129,8 @@ class StripeGroups:
         """Wait for the other streams; returns their connection and what this stream sends.
 
         The last stream to arrive calls `connect` with all of them. Raises ProtocolError for a
-        stream that does not fit or if others are missing; an error of `connect` is raised in all
-        threads.
+        stream that does not fit or if others are missing, PeerLost if too many wait; an error of
+        `connect` is raised in all threads.
         """
         key = (name, stripe.token)
         with self._lock:
@@ -136,8 +140,10 @@ class StripeGroups:
                     f"expected each of {group.count} stripes once, "
                     f"got {stripe.index}/{stripe.count} again"
                 )
+            complete = len(group.streams) + 1 == group.count
+            if not complete and self._num_waiting() >= self._max_waiting:
+                raise PeerLost("too many stripes that wait for others; try again later")
             group.streams[stripe.index] = stream
-            complete = len(group.streams) == group.count
             if complete:
                 del self._incomplete[key]
         if complete:
@@ -174,9 +180,12 @@ class StripeGroups:
             )
         )
 
+    def _num_waiting(self) -> int:
+        return sum(len(group.streams) for group in self._incomplete.values())
+
     def _group(self, key: tuple[str, str], count: int) -> _Group:
         if key not in self._incomplete:
             if count > 1 and len(self._incomplete) >= _MAX_INCOMPLETE:
-                raise ProtocolError("too many connections with missing stripes")
+                raise PeerLost("too many connections with missing stripes; try again later")
             self._incomplete[key] = _Group(count)
         return self._incomplete[key]
