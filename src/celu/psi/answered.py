@@ -34,7 +34,7 @@ class Answered:
         return Answered(self.count + num_ids, max(self.largest, num_ids))
 
     def check_allows(self, rows: int) -> None:
-        """Raise ProtocolError if so many rows may not be answered in another attempt."""
+        """Raise ProtocolError if another attempt must not answer this number of rows."""
         # Not the rows that it declared before: a claim costs nothing.
         limit = MAX_ANSWERS_PER_ROW * max(rows, self.largest)
         if self.count + rows > limit:
