@@ -46,9 +46,8 @@ _SERVER_TIMEOUTS = [
     ("grpc.max_connection_idle_ms", int(IDENTIFY_S * 1000)),
 ]
 # What each stream may buffer while it is not read. By default gRPC adapts it to the link, without a
-# limit: a client on a fast link gets 16 MiB and more. With 4 MiB, a stream over 300 Mb/s is as fast
-# at a round trip of 40 ms, and 5 % slower at 100 ms. A gateway is near and opens a connection for
-# each stream, so less is enough.
+# limit. 4 MiB fill a link of 300 Mb/s up to a round trip of about 100 ms; longer or faster links
+# need `connections`. A gateway is near and opens a connection for each stream, so less is enough.
 _WINDOW_BYTES, _GATEWAY_WINDOW_BYTES = 4 * 1024 * 1024, 256 * 1024
 MAX_INCOMING_CONNECTIONS = 256  # of all clients, also of those that are not authenticated
 
