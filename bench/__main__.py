@@ -75,6 +75,23 @@ def data(
     _report(lambda log: bench_data(log, small=rows // 10, large=rows, turns=turns), out)
 
 
+@app.command("predict")
+def predict(
+    out: _Out = Path("bench-out/predict"),
+    rows: Annotated[
+        int, typer.Option(min=10_000, help="Rows of the large store, for the memory.")
+    ] = 10_000_000,
+    line_rows: Annotated[
+        int, typer.Option(min=10_000, help="Rows that are sent over the emulated link.")
+    ] = 1_000_000,
+    turns: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 3,
+) -> None:
+    """`celu predict` compared with a plain loop, its use of a link, its memory (10 minutes)."""
+    from bench.predict import bench_predict
+
+    _report(lambda log: bench_predict(log, rows=rows, line_rows=line_rows, turns=turns), out)
+
+
 @app.command("psi")
 def psi(out: _Out = Path("bench-out/psi")) -> None:
     """Private set intersection compared with bare multiplications (6 minutes on two cores)."""
@@ -134,6 +151,17 @@ def link(
     _report(lambda log: bench_link(log, profile, path), out)
 
 
+@app.command("serve")
+def serve(
+    out: _Out = Path("bench-out/serve"),
+    turns: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 40,
+) -> None:
+    """Asks over a link and requests over HTTP, compared with bare ones (some minutes)."""
+    from bench.serve import bench_serve
+
+    _report(lambda log: bench_serve(log, turns=turns), out)
+
+
 @app.command("checkpoint")
 def checkpoint(
     out: _Out = Path("bench-out/checkpoint"),
@@ -143,6 +171,17 @@ def checkpoint(
     from bench.checkpoint import bench_checkpoint
 
     _report(lambda log: bench_checkpoint(log, turns=turns), out)
+
+
+@app.command("hostile")
+def hostile(
+    out: _Out = Path("bench-out/hostile"),
+    seconds: Annotated[float, typer.Option(min=1, help="How long each flood lasts.")] = 60.0,
+) -> None:
+    """Memory of a listening party that strangers flood while it trains (10 minutes; nginx)."""
+    from bench.hostile import bench_hostile
+
+    _report(lambda log: bench_hostile(log, seconds), out)
 
 
 @app.command("e2e")
@@ -165,7 +204,8 @@ def paper(
     part: Annotated[
         list[str] | None,
         typer.Option(
-            help="table2, similarity, time, theory, beyond or report; repeat it for several."
+            help="table2, similarity, time, theory, beyond, compensated, auto or report; repeat it "
+            "for several."
         ),
     ] = None,
     profile: Annotated[

@@ -20,7 +20,7 @@ class Run:
         for now in self.curve:
             if now[2] >= target:
                 share = (target - before[2]) / (now[2] - before[2])
-                if before[0] >= now[0]:  # two candidates of a trial are not on one curve
+                if before[0] >= now[0]:  # a stage was rolled back in between
                     share = 1.0
                 return (
                     before[0] + share * (now[0] - before[0]),

@@ -22,6 +22,7 @@ ACK, END_HEADERS = 0x1, 0x4
 _INITIAL_WINDOW_SIZE = 0x4
 _DEFAULT_WINDOW = 65535
 _MAX_FRAME = 16384
+_SETTINGS_S = 10.0
 _MESSAGE_BYTES = 900_000  # the announced size of a gRPC message of which the end never comes
 
 
@@ -62,8 +63,11 @@ class Http2Connection:
 
     port: int
     context: ssl.SSLContext | None = None
+    reads: bool = True  # False: what the server sends stays in the socket, and then at the server
+    frame_bytes: int = _MAX_FRAME  # of data
     is_open: bool = True
     refused: int = 0  # streams that the server ended
+    settings_received: bool = False
     _window: int = _DEFAULT_WINDOW
     _initial_window: int = _DEFAULT_WINDOW
     _streams: dict[int, int] = field(default_factory=dict)  # number to what was sent
@@ -80,15 +84,20 @@ class Http2Connection:
         self.sock = sock
 
     @property
-    def num_streams(self) -> int:
+    def open_streams(self) -> list[int]:
         """Streams that the server has not ended."""
-        return len(self._streams)
+        return list(self._streams)
 
-    def open_stream(self, headers: bytes) -> int:
-        """Announce a stream and start a message on it."""
+    def new_number(self) -> int:
+        """The number of the next stream."""
         number, self._next = self._next, self._next + 2
+        return number
+
+    def open_stream(self, headers: bytes, flags: int = END_HEADERS) -> int:
+        """Announce a stream."""
+        number = self.new_number()
         self._streams[number] = 0
-        self.write(frame(HEADERS, END_HEADERS, number, headers))
+        self.write(frame(HEADERS, flags, number, headers))
         return number
 
     def write(self, data: bytes) -> None:
@@ -106,12 +115,14 @@ class Http2Connection:
             sent = self._streams[number]
             room = self._initial_window + self._granted.get(number, 0) - sent
             while room > 0 and self._window > 0 and self.unsent < 1 << 20:
-                payload = bytes(min(room, self._window, _MAX_FRAME))
-                if sent == 0:
-                    payload = struct.pack(">BI", 0, _MESSAGE_BYTES) + payload[5:]
-                self.write(frame(DATA, 0, number, payload))
-                sent, room = sent + len(payload), room - len(payload)
-                self._window -= len(payload)
+                size = min(room, self._window, self.frame_bytes)
+                repeat = max(1, min(room, self._window, 1 << 15) // size)
+                payload = bytes(size)
+                if sent == 0 and size >= 5:
+                    payload, repeat = struct.pack(">BI", 0, _MESSAGE_BYTES) + payload[5:], 1
+                self.write(frame(DATA, 0, number, payload) * repeat)
+                sent, room = sent + size * repeat, room - size * repeat
+                self._window -= size * repeat
             self._streams[number] = sent
 
     def pump(self) -> None:
@@ -121,6 +132,8 @@ class Http2Connection:
                 while self._output:
                     sent = self.sock.send(self._output[:65536])
                     self._output = self._output[sent:]
+            if not self.reads:
+                return
             with suppress(BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                 while data := self.sock.recv(65536):
                     self._input += data
@@ -143,6 +156,7 @@ class Http2Connection:
             for key, value in struct.iter_unpack(">HI", payload):
                 if key == _INITIAL_WINDOW_SIZE:
                     self._initial_window = value
+            self.settings_received = True
             self.write(frame(SETTINGS, ACK, 0))
         elif kind == PING and not flags & ACK:
             self.write(frame(PING, ACK, 0, payload))
@@ -154,6 +168,16 @@ class Http2Connection:
                 self._granted[stream] = self._granted.get(stream, 0) + increment
         elif kind == RST_STREAM or (kind == HEADERS and flags & ACK):  # END_STREAM is 0x1 too
             self.refused += self._streams.pop(stream, None) is not None
+
+    def acknowledge_settings(self) -> None:
+        """Wait for the server's settings and acknowledge them; raises OSError if it sends none."""
+        until = time.monotonic() + _SETTINGS_S
+        while self.unsent or not self.settings_received:
+            if not self.is_open or time.monotonic() > until:
+                self.close()
+                raise ConnectionError("the server sent no settings")
+            wait_for_sockets([self])
+            self.pump()
 
     def close(self) -> None:
         """Drop the connection, and its streams."""
@@ -179,6 +203,7 @@ def flood_streams(
     connections: int = 8,
     streams: int = 500,
     stripes: int = 64,
+    frame_bytes: int = _MAX_FRAME,
 ) -> FloodResult:
     """Open incomplete stripes and send on them, until the seconds are over.
 
@@ -194,9 +219,9 @@ def flood_streams(
             flood = [connection for connection in flood if connection.is_open]
             with suppress(OSError):
                 while len(flood) < connections:
-                    flood.append(Http2Connection(port, context))
+                    flood.append(Http2Connection(port, context, frame_bytes=frame_bytes))
             for connection in flood:
-                while connection.num_streams < streams and connection.unsent < 1 << 16:
+                while len(connection.open_streams) < streams and connection.unsent < 1 << 16:
                     if opened % (stripes - 1) == 0:  # the last stripe never comes
                         token = secrets.token_hex(16)
                     headers = request(name, f"{opened % (stripes - 1)}/{stripes}", token)
@@ -204,7 +229,7 @@ def flood_streams(
                     opened += 1
                 connection.fill_windows()
                 connection.pump()
-            _wait_for_input([connection for connection in flood if connection.is_open])
+            wait_for_sockets([connection for connection in flood if connection.is_open])
     finally:
         for connection in flood:
             connection.close()
@@ -212,8 +237,12 @@ def flood_streams(
     return FloodResult(opened, refused, len(flood) + len(ended))
 
 
-def _wait_for_input(connections: list[Http2Connection]) -> None:
+def wait_for_sockets(connections: list[Http2Connection]) -> None:
+    """Wait a moment for something to read, or for room to write."""
     with selectors.DefaultSelector() as selector:
         for connection in connections:
-            selector.register(connection.sock, selectors.EVENT_READ)
+            events = selectors.EVENT_READ if connection.reads else 0
+            events |= selectors.EVENT_WRITE if connection.unsent else 0
+            if events:
+                selector.register(connection.sock, events)
         selector.select(0.02)

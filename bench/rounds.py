@@ -26,9 +26,9 @@ EDGE_RATE = 2.0
 STRONG_RATES = (0.01, 0.03, 0.1)
 
 VANILLA = celu.Method(R=1)
-CELU = celu.Method(W=5, R=5, xi=60)
+CELU = celu.Method(W=5, R=5, xi=60, weighting="cosine")
 FEDBCD = celu.Method(W=1, R=5, weighting="none")
-GUEST_ONLY = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60)
+GUEST_ONLY = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60, weighting="cosine")
 _NAMES = (
     (VANILLA, "vanilla"),
     (CELU, "CELU W=5 R=5 xi=60"),

@@ -40,7 +40,7 @@ def chaos(
         int | None, typer.Option(min=0, help="Run only this seed, and print its trace.")
     ] = None,
 ) -> None:
-    """Inject faults: killed and paused parties, network faults, power cuts, full disks.
+    """Inject faults: killed and paused parties, network faults, power cuts, full disks, lost files.
 
     Each seed is a complete run of two or three parties in virtual time, with random faults. Parties
     that stop are restarted. All must end with the same bits as a run without faults. The same seed

@@ -12,7 +12,7 @@ from celu.errors import CheckpointError
 from chaos.disk import SimDisk
 from chaos.simulator import Process
 
-_FOLDER = Path("/run")
+RUN = Path("/run")  # the run folder
 _DELAY_S = (0.0, 0.3)  # between a round and the write of its checkpoint
 
 
@@ -50,16 +50,25 @@ class DelayedWriter:
 
 
 class DurableRound:
-    """The latest round whose checkpoint must survive any crash."""
+    """The rounds whose checkpoints must survive any crash.
 
-    round = 0
+    A run must be able to resume from `round`. The checkpoint of `newest` must be on disk, perhaps
+    set aside: no checkpoint is deleted before training has passed it.
+    """
+
+    def __init__(self) -> None:
+        self.round = self.newest = 0
+
+    def lose(self) -> None:
+        """The nemesis has removed all checkpoints."""
+        self.round = self.newest = 0
 
 
 class SimCheckpoints(Checkpoints):
     """Checkpoints that record which round is durable."""
 
     def __init__(self, disk: SimDisk, writer: Writer, durable: DurableRound) -> None:
-        super().__init__(_FOLDER, disk, writer)
+        super().__init__(RUN, disk, writer)
         self._durable = durable
 
     def start(self, identity: RunIdentity, round_: int) -> None:
@@ -67,6 +76,18 @@ class SimCheckpoints(Checkpoints):
         self._durable.round = min(self._durable.round, round_)
         super().start(identity, round_)
 
+    def restart_from(self, round_: int) -> None:
+        """See `Checkpoints`."""
+        if round_ in self.scan()[1]:
+            self._durable.round = min(self._durable.round, round_)
+        super().restart_from(round_)
+
+    def rounds_on_disk(self) -> list[int]:
+        """The rounds of all checkpoints, also of those that were set aside."""
+        states = ("round", "superseded", "discarded")
+        return sorted(round_ for state in states for round_ in self._rounds(state))
+
     def _write_checkpoint(self, snapshot: Snapshot, generations: int) -> None:
         super()._write_checkpoint(snapshot, generations)
         self._durable.round = snapshot.round
+        self._durable.newest = max(self._durable.newest, snapshot.round)

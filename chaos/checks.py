@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
 import torch
 
 from celu.checkpoint.generations import Snapshot
+from celu.engine.checkpointing import max_apart
 from celu.errors import CeluError, CheckpointError, PeerFailed, PeerLost
 from celu.events import Event, RoundDone, TrainingStarted
 from celu.session import Result
 from celu.transport.message import Message
+from chaos.log_file import SimLogFile
 from chaos.party_process import Party
 
 # The errors that a party may stop with, and the faults that can cause them. Tampering with records
 # is not among them: TLS detects it, and the link reconnects.
 _DISK = {"full disk", "disk error", "failed sync", "bit rot"}
-_ABSENCE = {"kill", "power cut", "blackout", "pause", "partition", "delay"} | _DISK
+_FOLDER = {"lost checkpoints", "damaged log"}
+_ABSENCE = {"kill", "power cut", "blackout", "pause", "partition", "delay"} | _DISK | _FOLDER
 CAUSES: dict[type[CeluError], set[str]] = {
-    CheckpointError: _DISK,
+    CheckpointError: _DISK | {"lost checkpoints"},
     PeerLost: _ABSENCE,
     PeerFailed: _ABSENCE,
 }
@@ -87,6 +91,42 @@ def check_error(party: str, error: CeluError, faults: Counter[str]) -> None:
             f"{party} stopped with {type(error).__name__} ({error}), which none of "
             f"{sorted(faults)} explains"
         )
+    is_refusal = f"{party} has " in str(error) or "cannot restart from round" in str(error)
+    if isinstance(error, CheckpointError) and not _DISK & faults.keys() and not is_refusal:
+        raise InvariantViolated(
+            f"{party} lost checkpoints, and did not say who holds what: {error}"
+        )
+
+
+def check_log(party: Party) -> None:
+    """Raise InvariantViolated if a party's log holds a line that is not an event."""
+    for number, line in enumerate(SimLogFile(party.disk).lines(), start=1):
+        try:
+            is_event = json.loads(line).keys() >= {"t", "event"}
+        except (ValueError, AttributeError):
+            is_event = False
+        if not is_event:
+            raise InvariantViolated(f"{party.name} left line {number} of its log damaged")
+
+
+def check_retained(party: Party) -> None:
+    """Raise InvariantViolated if a party deleted its newest checkpoint before passing it."""
+    newest, found = party.durable.newest, party.checkpoints().rounds_on_disk()
+    if newest > 0 and newest not in found:
+        raise InvariantViolated(
+            f"{party.name} deleted its newest checkpoint, of round {newest}; it has {found}"
+        )
+
+
+def check_repeated(party: Party, event: Event) -> None:
+    """Raise InvariantViolated if a party repeats too many checkpoints without its operator."""
+    if isinstance(event, TrainingStarted):
+        repeated = [r for r in party.checkpoints().superseded_rounds() if r > event.round]
+        if len(repeated) > max_apart(party.scenario.job):
+            raise InvariantViolated(
+                f"{party.name} starts from round {event.round} and repeats {repeated} without "
+                "a decision of its operator"
+            )
 
 
 def check_durable(party: Party) -> None:

@@ -116,6 +116,27 @@ class SimDisk:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         file.durable = content
 
+    def append(self, path: Path, content: bytes) -> None:
+        """Add bytes to a file without a sync; it is created if it is missing."""
+        interruption = self.interrupt("append")
+        folder = self._folder(path.parent)
+        file = folder.entries.get(path.name)
+        if not isinstance(file, _File):
+            file = _File()
+            folder.change(**{path.name: file})
+        file.durable = None
+        if interruption is not None:
+            file.cached += content[: int(interruption.fraction * (len(content) + 1))]
+            raise interruption.error
+        file.cached += content
+
+    def truncate(self, path: Path, size: int) -> None:
+        """Drop all but the first bytes of a file, without a sync."""
+        self._check_interrupt("truncate")
+        file = self._find(path)
+        assert isinstance(file, _File)
+        file.cached, file.durable = file.cached[:size], None
+
     def sync_folder(self, path: Path) -> None:
         """See `Disk`."""
         self._check_interrupt("sync_folder")
@@ -161,6 +182,18 @@ class SimDisk:
         file.cached = bytes(flipped)
         file.durable = None if file.durable is None else file.cached
         return str(path)
+
+    def damage(self, path: Path, change: Callable[[bytes], bytes]) -> None:
+        """Change the bytes of a file, as a failing disk does, also those that are durable."""
+        file = self._find(path)
+        if isinstance(file, _File):
+            file.cached = change(file.cached)
+            file.durable = None if file.durable is None else file.cached
+
+    def lose(self, path: Path) -> None:
+        """Lose a file or a folder with its content, also after a power cut."""
+        for entries in self._folder(path.parent).states:
+            entries.pop(path.name, None)
 
     def _check_interrupt(self, operation: str) -> None:
         interruption = self.interrupt(operation)

@@ -15,7 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from celu.checkpoint.generations import FOLDER
+from celu.checkpoint.identity import FILE, read_identity
+from celu.event_log import LOG
+from chaos.checkpoint_writer import RUN
 from chaos.disk import Interruption
+from chaos.log_file import is_resumable
 from chaos.network import Direction, Network, Tampering
 from chaos.party_process import Party
 from chaos.simulator import Killed, Simulator
@@ -25,7 +29,8 @@ _NUM_FAULTS = (1, 1, 1, 2, 2, 3, 5)  # mostly few; many seeds cover the combinat
 _NETWORK = ("partition", "delay", "reset", "drop", "duplicate", "reorder", "truncate", "flip")
 _PROCESS = ("kill", "pause", "blackout", "power cut")
 _DISK = ("full disk", "disk error", "failed sync", "bit rot")
-KINDS = (*_PROCESS, *_NETWORK, *_DISK)
+_FOLDER = ("lost checkpoints", "damaged log")  # of the run folder of a party that crashes
+KINDS = (*_PROCESS, *_NETWORK, *_DISK, *_FOLDER)
 _COUNTABLE = ("kill", "power cut")  # may also be due at a send or a disk operation
 _AT_OPERATION = ("full disk", "disk error", "failed sync")
 
@@ -69,6 +74,8 @@ def draw(
         by = "time"
         if kind in _COUNTABLE:
             by = rng.choice(["time", "sends", "operations"])
+        elif kind in _FOLDER:
+            by = rng.choice(["time", "operations"])
         elif kind in _AT_OPERATION:
             by = "operations"
         counts = {"sends": scale.sends, "operations": scale.operations}
@@ -137,12 +144,15 @@ class Nemesis:
 
     def _interrupt(self, party: str, operation: str) -> Interruption | None:
         fault = self.count(party, "operations")
-        if fault is not None:
+        if fault is not None and fault.kind in _FOLDER:
+            self._simulator.after(0.0, partial(self._inject, fault))
+        elif fault is not None:
             self._record(fault)
             error = self._operation_error(fault)
             if error is not None:
                 return Interruption(error, fault.fraction)
-        if self._full_until.get(party, 0.0) > self._simulator.now and operation != "remove":
+        frees = operation in ("remove", "truncate")
+        if self._full_until.get(party, 0.0) > self._simulator.now and not frees:
             return Interruption(_os_error(errno.ENOSPC), 0.5)
         return None
 
@@ -170,6 +180,9 @@ class Nemesis:
             path = party.disk.flip_bit(self._simulator.rng, FOLDER)
             self._simulator.log(fault.party, f"flipped a bit of {path}")
             return
+        if fault.kind in _FOLDER:
+            self._inject_folder(fault, party)
+            return
         targets = list(self._parties.values()) if fault.kind == "blackout" else [party]
         for target in targets:
             if target.running is None:
@@ -179,6 +192,27 @@ class Nemesis:
                 target.running.process.pause(fault.seconds)
             else:
                 target.running.process.kill(power_cut=fault.kind != "kill")
+
+    def _inject_folder(self, fault: Fault, party: Party) -> None:
+        """Let a party crash with a part of its run folder, which must still identify its run."""
+        disk, rng = party.disk, self._simulator.rng
+        if fault.kind == "lost checkpoints":
+            if read_identity(RUN, disk) is None or not disk.names(RUN / FOLDER):
+                return
+        elif not is_resumable(disk):
+            return
+        self._record(fault)
+        if party.running is not None:
+            party.running.process.kill()
+        if fault.kind == "lost checkpoints":
+            disk.lose(RUN / FOLDER)
+            party.durable.lose()
+            party.is_done = False
+        elif fault.fraction < 0.3 and party.checkpoints().scan()[1] != [0]:
+            self._simulator.log(fault.party, f"lost {FILE}")
+            disk.lose(RUN / FILE)
+        else:
+            disk.damage(RUN / LOG, partial(_damaged, rng))
 
     def _inject_network(self, fault: Fault) -> None:
         network, direction = self._network, (fault.party, fault.peer)
@@ -212,6 +246,14 @@ class Nemesis:
     def _record(self, fault: Fault) -> None:
         self.injected[fault.kind] += 1
         self._simulator.log(fault.party, f"nemesis: {fault}")
+
+
+def _damaged(rng: random.Random, log: bytes) -> bytes:
+    """A log with a bad byte, without its end, or without some bytes in the middle."""
+    start = rng.randrange(len(log) + 1)
+    after = rng.choice([start + 1, start + rng.randrange(200), len(log)])
+    bad = bytes([rng.randrange(256)]) if after == start + 1 else b""
+    return log[:start] + bad + log[after:]
 
 
 def _tampering(fault: Fault) -> Tampering:

@@ -9,13 +9,15 @@ from collections.abc import Callable, Coroutine
 
 from celu.checkpoint.writer import InlineWriter
 from celu.errors import CeluError, PeerRestarted
-from celu.events import Event
+from celu.event_log import EventLog
+from celu.events import Event, Restarted, TrainingStarted, Warned
 from celu.session import Result, guest_session, host_session
 from celu.transport.stream import CLOSE_S
 from chaos.checkpoint_writer import DelayedWriter, DurableRound, SimCheckpoints
 from chaos.connection import LinkContext, MessageObserver
 from chaos.disk import SimDisk
 from chaos.link import ChaosLink
+from chaos.log_file import open_log
 from chaos.network import Network, Socket
 from chaos.scenarios import Scenario
 from chaos.simulator import Process, Simulator
@@ -28,6 +30,8 @@ Session = Coroutine[float, None, Result]
 class Party:
     """What survives a party's processes: its disk, and which round must be durable on it.
 
+    `restart_from` is the round of `--restart-from`, if its operator passes that option the next
+    time. `is_done` says whether the run has ended here, and its last checkpoint was not lost since.
     `on_end` is called when a process ends: with a Result, the error it stopped with, or None if it
     was killed. `on_event` is called with its events.
     """
@@ -59,6 +63,8 @@ class Party:
         self.delayed_writes = delayed_writes
         self.disk = disk
         self.durable = DurableRound()
+        self.restart_from: int | None = None
+        self.is_done = False
         self.running: PartyProcess | None = None
         self.on_end = on_end
         self.on_event = on_event
@@ -94,8 +100,9 @@ class PartyProcess:
         self._is_scheduled = False
         self._sleeps_until = float("inf")
         self._end: Result | CeluError | None = None  # of the session
+        self._log: EventLog | None = None
         party.network.listen(self.process, self._accept)
-        self.process.after(0.0, self._start_session)
+        self.process.after(0.0, self._start)
 
     def wake(self) -> None:
         """Schedule the session to continue."""
@@ -108,6 +115,22 @@ class PartyProcess:
         self.process.exit()
         if self._session is not None:
             self._session.close()
+
+    def _start(self) -> None:
+        """Open the run folder, and give up checkpoints if the operator says so, as `celu.run`."""
+        party = self._party
+        try:
+            self._log = open_log(party.disk, self._simulator)
+            for event in self._log.opening_events():
+                self._emit(event)
+            if party.restart_from is not None:
+                party.checkpoints().restart_from(party.restart_from)
+                self._emit(Warned(message=f"restarts from round {party.restart_from}"))
+                party.restart_from = None
+        except CeluError as error:
+            self._on_session_end(error)
+        else:
+            self._start_session()
 
     def _start_session(self) -> None:
         """Start a session with fresh modules and links."""
@@ -166,8 +189,12 @@ class PartyProcess:
         for link in self.links.values():
             link.end()
         if isinstance(self._end, PeerRestarted):
-            self._start_session()
-            return
+            try:
+                self._emit(Restarted(message=str(self._end)))
+                self._start_session()
+                return
+            except CeluError as error:
+                self._end = error
         self.process.exit()
         self._party.network.disconnect(self.process, silently=False)
         self._party.process_ended(self._end)
@@ -195,4 +222,7 @@ class PartyProcess:
             socket.close()
 
     def _emit(self, event: Event) -> None:
-        self._party.on_event(self._party, event)
+        assert self._log is not None  # opened first
+        if isinstance(event, TrainingStarted):
+            self._party.restart_from = None  # the operators see that the run continues
+        self._party.on_event(self._party, self._log.append(event))

@@ -25,11 +25,15 @@ from chaos.checks import (
     check_durable,
     check_error,
     check_final_state,
+    check_log,
+    check_repeated,
+    check_retained,
     read_final_state,
 )
 from chaos.disk import SimDisk
 from chaos.nemesis import FAULTS_END_S, KINDS, Fault, Nemesis, Scale, draw
 from chaos.network import Network
+from chaos.operators import Operators
 from chaos.party_process import Party
 from chaos.scenarios import NUM_SCENARIOS, Scenario, scenario
 from chaos.simulator import Simulator
@@ -113,7 +117,6 @@ class Run:
         self._seed = seed
         self._expected = expected
         self._ends: Counter[str] = Counter()
-        self._not_done = set(scenario.names)
         self._round_check = RoundCheck()
         self._delivery_check = DeliveryCheck()
         rng, network = self.simulator.rng, Network(self.simulator)
@@ -138,6 +141,7 @@ class Run:
             )
             for name in scenario.names
         }
+        self._operators = Operators(self.parties)
         self.nemesis = Nemesis(faults, self.simulator, network, self.parties)
         who, tls = "hosts dial" if hosts_dial else "guest dials", "inner" if inner_tls else "direct"
         self.simulator.log("", f"scenario {scenario.number}, {who}, {tls} TLS")
@@ -151,7 +155,7 @@ class Run:
         problem = None
         try:
             if not self.simulator.run(self._is_done, FAULTS_END_S + _TIME_TO_END_S):
-                names = ", ".join(sorted(self._not_done))
+                names = ", ".join(name for name, p in self.parties.items() if not p.is_done)
                 problem = f"hangs: {names} not done {_TIME_TO_END_S:g} s after the last fault"
         except InvariantViolated as error:
             problem = str(error)
@@ -180,22 +184,25 @@ class Run:
         self._delivery_check.on_delivered(token, message)
 
     def _is_done(self) -> bool:
-        return not self._not_done
+        return all(party.is_done for party in self.parties.values())
 
     def _on_end(self, party: Party, end: Result | CeluError | None) -> None:
         how = type(end).__name__
         if isinstance(end, Result):
             how = "done"
-            self._not_done.discard(party.name)
+            party.is_done = True
         self._ends["killed" if end is None else how] += 1
         if "bit rot" not in self.nemesis.injected:
             check_durable(party)
+        check_retained(party)
         if isinstance(end, CeluError):
             check_error(party.name, end, self.nemesis.injected)
+            self._operators.on_error(end)
         elif end is not None:
             self._check_done(party, end)
 
     def _check_done(self, party: Party, result: Result) -> None:
+        check_log(party)
         try:
             self.final_states[party.name] = read_final_state(party, result)
         except CheckpointError as error:
@@ -211,6 +218,8 @@ class Run:
     def _on_event(self, party: Party, event: Event) -> None:
         self.simulator.log(party.name, f"{event.event} {event.fields.get('round', '')}")
         self._round_check.on_event(party.name, event)
+        check_repeated(party, event)
+        check_retained(party)
 
 
 class _Observer:

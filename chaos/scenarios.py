@@ -54,6 +54,10 @@ _SCENARIOS: list[dict[str, Any]] = [
     {"every": 2, "depth": 2, "R": {"guest": 1, "host": 2}, "W": 4, "rounds": 5},
     {"every": 2, "choices": _CHOICES, "rounds": 7},
     {"every": 3, "depth": 2, "R": 2, "W": 3, "order": _BLOCKS, "rounds": 6, "batch_size": 8},
+    # Enough checkpoints that the others must refuse to follow a party which loses its own.
+    {"every": 1, "rounds": 6},
+    {"every": 1, "rounds": 6, "hosts": 2, "R": 2, "W": 2},
+    {"every": 2, "rounds": 8, "depth": 2, "R": 2, "W": 3, "optimizer": "adagrad"},
     # Stops at its first evaluation: any model reaches this target.
     {"every": 2, "rounds": 6, "evaluation": {"every": 3, "metric": "loss", "target": 100.0}},
 ]

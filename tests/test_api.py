@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 
 import celu
 from celu.certs import make_authority, make_party
-from celu.errors import ConfigError
+from celu.errors import CallbackError, ConfigError
 from celu.testing import free_port
 
 ROWS = 200
@@ -199,3 +200,52 @@ def test_rows_in_another_order_are_named_as_such() -> None:
     own = celu.Guest(bottom=guest.bottom, top=guest.top, loss=guest.loss, train=mine, test=mine)
     with pytest.raises(celu.CeluError, match="same rows in another order"):
         celu.simulate(small_job(), own, {"weather": other})
+
+
+def no_space(event: celu.Event) -> None:
+    if event.event == "evaluation":
+        raise OSError(28, "No space left on device", "/home/ana/notebook.csv")
+
+
+class Logger:
+    def __call__(self, event: celu.Event) -> None:
+        if event.event == "started":
+            raise ValueError("closed")
+
+
+@pytest.mark.parametrize(
+    ("callback", "expected"),
+    [
+        (no_space, "the callback no_space raised OSError at the event 'evaluation'"),
+        (Logger(), "the callback Logger raised ValueError at the event 'started'"),
+    ],
+    ids=["no_space", "Logger"],
+)
+def test_an_error_of_a_callback_ends_the_run_and_names_the_callback(
+    tmp_path: Path, callback: Any, expected: str
+) -> None:
+    files = settings_files(tmp_path)
+    guest, host = parties()
+    of_host: list[BaseException] = []
+
+    def run_host() -> None:
+        try:
+            celu.run(small_job(), host, files["weather"])
+        except BaseException as error:
+            of_host.append(error)
+
+    thread = threading.Thread(target=run_host)
+    thread.start()
+    with pytest.raises(CallbackError, match=expected) as caught:
+        celu.run(small_job(), guest, files["airline"], callbacks=[callback])
+    thread.join(600)
+    assert caught.value.__cause__ is not None
+    assert "/home/ana" not in str(of_host[0]), "a peer learns the kind of the error only"
+    summary = json.loads((tmp_path / "airline" / "run" / "summary.json").read_text())
+    assert summary["status"] == "CallbackError" and expected in summary["message"]
+
+
+def test_an_error_of_a_callback_ends_a_simulation_and_names_the_callback() -> None:
+    guest, host = parties()
+    with pytest.raises(CallbackError, match="the callback no_space raised OSError"):
+        celu.simulate(small_job(), guest, {"weather": host}, callbacks=[no_space])

@@ -37,3 +37,17 @@ def test_a_run_resumes_from_the_checkpoints_of_an_earlier_release(
     assert turns < all_turns
     if platform_key() in RECORDED[case]["sha256"]:
         assert ends(fed, tmp_path / "resumed") == ends(fed, tmp_path / "whole")
+
+
+def test_a_run_that_was_drained_at_evaluations_resumes_and_ends_with_other_bits(
+    tmp_path: Path,
+) -> None:
+    # The checkpoint is of round 3. Nothing was to be in flight at the evaluation after round 5, so
+    # fewer rounds are in flight than in a run of this release, and the updates have another order.
+    fed = CASES["depth 8"]()
+    shutil.copytree(HERE / "interrupted" / "depth-8-drained", tmp_path / "resumed")
+    result, _ = attempt(fed, tmp_path / "resumed")
+    attempt(fed, tmp_path / "whole")
+    assert result is not None and result.rounds == 14
+    resumed, whole = (ends(fed, tmp_path / name) for name in ("resumed", "whole"))
+    assert resumed.keys() == whole.keys() and resumed != whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel
 
 from celu.config.job import PRESETS, Job, read_job
 from celu.config.party import PartySettings, check_names, read_party
+from celu.config.serving import Serving, read_serving
 from celu.errors import ConfigError
 
 JOB = """
@@ -439,9 +441,9 @@ def test_a_guest_without_features_needs_no_bottom(tmp_path: Path) -> None:
             "at most 64, got 68",
         ),
         (
-            edited(HOST, ADDRESS, ADDRESS + "streams = 17\n"),
+            edited(HOST, ADDRESS, ADDRESS + "streams = 5\n"),
             "peers.airline",
-            "at most 16 without a gateway, got 17",
+            "at most 4 without a gateway, got 5",
         ),
         (
             edited(GUEST, 'ca = "theirs.pem"\n', 'ca = "theirs.pem"\nstreams = 2\n'),
@@ -530,3 +532,40 @@ def test_environment_variables_are_not_read(
     for name in ("SEED", "CELU_SEED", "BATCH_SIZE", "CELU_BATCH_SIZE"):
         monkeypatch.setenv(name, "77")
     assert job(tmp_path, JOB).model_dump() == plain
+
+
+def test_a_short_serving_contract_is_filled_in_with_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "serving.toml"
+    path.write_text('guest = "airline"\nhosts = ["weather"]\n')
+    assert read_serving(path).contract() == {
+        "guest": "airline",
+        "hosts": ["weather"],
+        "codec": "fp32",
+        "chunk_rows": 512,
+        "asks": "numbers",
+        "mode": "asked",
+    }
+    assert set(Serving.model_fields) == set(read_serving(path).contract())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "hosts: expected a value"),
+        ('hosts = ["a", "a"]', "got 'a' twice"),
+        ('hosts = ["guest"]', "got 'guest' twice"),
+        ('hosts = ["A B"]', "hosts.0: "),
+        ("hosts = []\nchunk_rows = 0", "chunk_rows: "),
+        ("hosts = []\nchunk_rows = 65537", "chunk_rows: "),
+        ('hosts = []\nasks = "ids"', "asks: "),
+        ('hosts = []\nmode = "pulled"', "mode: "),
+        ("hosts = []\nbatch_size = 3", "batch_size: expected no such key"),
+    ],
+)
+def test_an_invalid_serving_contract_is_refused_by_its_key(
+    tmp_path: Path, text: str, expected: str
+) -> None:
+    path = tmp_path / "serving.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        read_serving(path)

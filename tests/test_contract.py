@@ -47,6 +47,7 @@ DIFFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
     "method.depth": (2, {}),
     "method.sampling": ("mine:Sampling", {}),
     "method.weighting": ("none", {}),
+    "method.local_step_order": ("after-update", {}),
     "choices": ([CHOICE], {}),
     "optimizer.name": ("adam", {}),
     "optimizer.lr": (0.1, {}),

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import celu
 from celu.config.party import read_party
-from celu.errors import PeerRestarted
+from celu.errors import PeerLost, PeerRestarted
 from celu.events import RoundDone
 from celu.handshake import report_failure
 from celu.launch import training
@@ -83,3 +83,31 @@ def test_after_a_restart_links_are_closed_without_a_failure_report() -> None:
     run_blocking(report_failure({"host": ours}, PeerRestarted("another host restarted")))
     assert run_blocking(theirs.receive()).kind is Kind.GOODBYE
     assert not theirs._incoming.queue and theirs._incoming.closed
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_a_peer_that_restarts_without_end_ends_the_run_unless_it_progresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: bool
+) -> None:
+    monkeypatch.setattr(training, "MAX_RESTARTS", 5)
+    (tmp_path / "party.toml").write_text(PARTY)
+    settings = read_party(tmp_path / "party.toml")
+    job = celu.Job(rounds=12, batch_size=32, hosts={})
+    folder = RunFolder(tmp_path / "run", {})
+    attempts: list[int] = []
+
+    def restart(*arguments: Any) -> None:
+        attempts.append(len(attempts))
+        if len(attempts) > 20:
+            raise KeyboardInterrupt
+        if progress and len(attempts) % 4 == 0:
+            (folder.path / "checkpoints" / f"round-{len(attempts):08d}").mkdir(parents=True)
+        raise PeerRestarted("second restarted")
+
+    monkeypatch.setattr(training, "_run_once", restart)
+    with pytest.raises(KeyboardInterrupt if progress else PeerLost) as caught:
+        training._run_recorded(settings, job, lambda: None, folder, lambda port: None)  # type: ignore[arg-type,return-value]
+    folder.finish({})
+    assert len(attempts) == (21 if progress else 6)
+    if not progress:
+        assert str(caught.value).startswith("second restarted, and peers had restarted 5 times")

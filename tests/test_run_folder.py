@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 
 from celu.checkpoint.generations import Checkpoints, Snapshot
 from celu.checkpoint.identity import RunIdentity
-from celu.errors import ConfigError
-from celu.events import TrainingResumed, TrainingStarted
+from celu.checkpoint.writer import InlineWriter
+from celu.errors import CallbackError, ConfigError
+from celu.events import Event, LinkDown, TrainingResumed, TrainingStarted, Warned, call_all
 from celu.record.run import RunRecord
 from celu.run_folder import RunFolder
 
@@ -77,7 +79,8 @@ def test_a_damaged_log_does_not_block_resuming(tmp_path: Path, at: str) -> None:
     RunFolder(tmp_path, {}, resume=True).finish({})
     lines = path.read_bytes().splitlines(keepends=True)
     which = {"first": 0, "middle": 1, "last": len(lines) - 1}[at]
-    for bad in (b"\xff" + lines[which][1:], b"\0" * 600 + b"\n", b'{"t": NaN, "event": "x"}\n'):
+    times = [b'{"t": NaN, "event": "x"}\n', b'{"t": 1e300, "event": "x"}\n']
+    for bad in (b"\xff" + lines[which][1:], b"\0" * 600 + b"\n", *times):
         damaged = b"".join([*lines[:which], bad, *lines[which + 1 :]])
         path.write_bytes(damaged)
         RunFolder(tmp_path, {}, resume=True).finish({})
@@ -92,6 +95,27 @@ def test_a_lost_run_json_does_not_block_resuming_if_there_are_checkpoints(tmp_pa
     start_run(tmp_path)
     (tmp_path / "run.json").unlink()
     (tmp_path / "checkpoints" / "round-00000005").mkdir(parents=True)
+    RunFolder(tmp_path, {}, resume=True).finish({})
+
+
+def test_a_folder_without_run_json_resumes_after_a_restart_gave_its_checkpoints_up(
+    tmp_path: Path,
+) -> None:
+    start_run(tmp_path)
+    checkpoints = Checkpoints(tmp_path, writer=InlineWriter())
+    checkpoints.start(RunIdentity("a" * 32, {}), 0)
+    checkpoints.save(Snapshot(1, {"w": torch.ones(2)}, {}), 2)
+    (tmp_path / "run.json").unlink()
+    Checkpoints(tmp_path).restart_from(0)  # and the process is killed before it connects
+    RunFolder(tmp_path, {}, resume=True).finish({})
+    assert Checkpoints(tmp_path).scan() == (RunIdentity("a" * 32, {}), [0])
+
+
+@pytest.mark.parametrize("state", ["superseded", "discarded"])
+def test_a_checkpoint_that_was_set_aside_identifies_its_folder(tmp_path: Path, state: str) -> None:
+    start_run(tmp_path)
+    (tmp_path / "run.json").unlink()
+    (tmp_path / "checkpoints" / f"{state}-00000005").mkdir(parents=True)
     RunFolder(tmp_path, {}, resume=True).finish({})
 
 
@@ -126,3 +150,38 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         RunFolder(tmp_path, {}, resume=True)
     first.finish({})
     RunFolder(tmp_path, {}, resume=True).finish({})
+
+
+def test_a_callback_that_fails_on_a_links_thread_ends_the_run_at_the_next_event(
+    tmp_path: Path,
+) -> None:
+    def broken(event: Event) -> None:
+        if event.event == "link_down":
+            raise OSError(28, "No space left on device")
+
+    folder = RunFolder(tmp_path / "run", {})
+    folder.add_callback(call_all([broken]))
+    folder.try_emit(LinkDown(peer="weather", reason="cut"))
+    for _ in range(2):
+        with pytest.raises(CallbackError, match=r"broken raised OSError at the event 'link"):
+            folder.emit(Warned(message="next"))
+    folder.finish({})
+
+
+def test_resuming_a_run_with_a_large_log_takes_little_memory(tmp_path: Path) -> None:
+    with (tmp_path / "events.jsonl").open("w") as log:
+        log.write('{"t": 0.0, "event": "attempt", "number": 1}\n')
+        log.write('{"t": 0.1, "event": "started", "num_rounds": 9}\n')
+        for n in range(40_000):
+            log.write(json.dumps({"t": float(n), "event": "evaluation", "round": n}) + "\n")
+    (tmp_path / "run.json").write_text("{}")
+    tracemalloc.start()
+    try:
+        folder = RunFolder(tmp_path, {}, resume=True)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    folder.finish({})
+    last = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["number"]) == ("attempt", 2) and last["t"] >= 39_999
+    assert peak < 4_000_000  # of which the installed packages take most; all events: 20 MB

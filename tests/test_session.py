@@ -17,8 +17,7 @@ from celu.errors import (
 )
 from celu.events import ignore
 from celu.session import guest_session, host_session
-from celu.simulation import _run_together
-from celu.transport.memory import memory_links
+from celu.transport.memory import memory_links, run_together
 from celu.transport.message import Kind, Message
 from federation import BATCH, ROWS, Federation, federation
 
@@ -29,7 +28,7 @@ def run(fed: Federation) -> celu.Result:
         "host": host_session("host", fed.hosts["host"], fed.job, to_guest, ignore),
         "guest": guest_session("guest", fed.guest, fed.job, {"host": to_host}, ignore),
     }
-    return _run_together(programs, [to_host])["guest"]
+    return run_together(programs, [to_host])["guest"]
 
 
 def test_training_stops_at_the_target_at_all_parties() -> None:
@@ -103,10 +102,10 @@ def test_a_loss_of_nan_is_refused_before_anything_is_sent_or_applied() -> None:
     [
         ("fp32", torch.zeros(32, 7), r"float32 of at most \[32, 6\].* got .*float32 of \[32, 7\]"),
         ("fp32", torch.zeros(33, 6), r"at most \[32, 6\].*\[33, 6\]"),
-        ("fp32", torch.zeros(31, 6), "ACTIVATION of round 0: expected 32 rows, got 31"),
+        ("fp32", torch.zeros(31, 6), "ACTIVATION of round 0 from host: expected 32 rows, got 31"),
         ("bf16", torch.zeros(32, 6), r"uint8 of at most \[384, 1\].* got .*float32 of \[32, 6\]"),
         ("bf16", torch.zeros(385, 1, dtype=torch.uint8), r"at most \[384, 1\].*\[385, 1\]"),
-        ("bf16", torch.zeros(383, 1, dtype=torch.uint8), "round 0: expected 384 bytes"),
+        ("bf16", torch.zeros(383, 1, dtype=torch.uint8), "round 0 from host: expected 384 bytes"),
     ],
 )
 def test_a_peer_that_sends_another_shape_is_refused(
@@ -127,7 +126,7 @@ def test_a_peer_that_sends_another_shape_is_refused(
 
     guest = guest_session("guest", fed.guest, fed.job, {"host": to_host}, ignore)
     with pytest.raises(ShapeError, match=message):
-        _run_together({"guest": guest, "host": rogue()}, [to_host])  # type: ignore[dict-item]
+        run_together({"guest": guest, "host": rogue()}, [to_host])  # type: ignore[dict-item]
 
 
 def test_a_peer_receives_only_the_public_part_of_an_error() -> None:

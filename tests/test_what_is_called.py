@@ -43,16 +43,21 @@ CALLS: dict[str, set[str]] = {
     "torch.jit.load": set(),
     "torch.hub.load": set(),
     "np.load": set(),  # reads archives and may unpickle; np.lib.format does neither
-    # transport/wire.py parses a peer's bytes, after a check of their size. The others parse files
-    # that the party wrote itself.
+    # transport/wire.py parses a peer's bytes and serving/inference_protocol.py a client's, both
+    # after a check of their size; the demo parses what its own party answers. The others parse
+    # files that the party wrote itself.
     "json.loads": {
+        "checkpoint/tensors.py",
+        "cli/demo.py",
         "transport/wire.py",
+        "serving/inference_protocol.py",
         "psi/answered.py",
+        "serving/scoring_parts.py",
         "psi/state.py",
         "data/memory_map.py",
         "checkpoint/generations.py",
         "checkpoint/identity.py",
-        "run_folder.py",
+        "event_log.py",
         "testing.py",
         "record/tail.py",
         "record/run.py",

@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 TASK = "criteo"
 _MARKS = {"paper": (BLUE, "o", -0.17), "strong": (VERMILLION, "s", 0.17)}
 _COLOURS = ORDERED[-3:]  # of the first variants of an axis; the others repeat them, dashed
-_HOST_ONLY = celu.Method(W=5, R={"guest": 1, "host": 5}, xi=60)
-_BOTH_TOGETHER = celu.Method(W=5, R=5, xi=60, depth=4)
+_HOST_ONLY = celu.Method(W=5, R={"guest": 1, "host": 5}, xi=60, weighting="cosine")
+_BOTH_TOGETHER = celu.Method(W=5, R=5, xi=60, depth=4, weighting="cosine")
+_GUEST_COMPENSATED = celu.Method(W=5, R={"guest": 3, "host": 1}, depth=6, weighting="compensated")
+_BOTH_COMPENSATED = celu.Method(W=5, R={"guest": 5, "host": 5}, depth=6, weighting="compensated")
 HOSTS = (2, 3, 5)
 
 Variant = tuple[celu.Method, dict[str, Any]]
@@ -57,8 +59,10 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "both": (CELU, {}),
     },
     "all of it": {
-        "guest, depth 4, 4bit": (TOGETHER, {"codec": "4bit"}),
-        "both, depth 4, 4bit": (_BOTH_TOGETHER, {"codec": "4bit"}),
+        "guest, cosine, depth 4, 4bit": (TOGETHER, {"codec": "4bit"}),
+        "both, cosine, depth 4, 4bit": (_BOTH_TOGETHER, {"codec": "4bit"}),
+        "guest R=3, compensated, depth 6, 2bit": (_GUEST_COMPENSATED, {"codec": "2bit"}),
+        "both, compensated, depth 6, 2bit": (_BOTH_COMPENSATED, {"codec": "2bit"}),
         "auto": (celu.Method(auto=True), {}),
     },
     "hosts": {f"{num} hosts, vanilla": (VANILLA, {"hosts": num}) for num in HOSTS},
@@ -130,8 +134,10 @@ def _report(result: BenchResult, baseline: Baseline, found: Found) -> None:
         "depth4_speedup": ("rounds in flight", "depth 4"),
         "codec_4bit_speedup": ("codec", "4bit"),
         "guest_only_speedup": ("local steps by", "the guest"),
-        "together_speedup": ("all of it", "guest, depth 4, 4bit"),
-        "both_together_speedup": ("all of it", "both, depth 4, 4bit"),
+        "together_cosine_speedup": ("all of it", "guest, cosine, depth 4, 4bit"),
+        "both_together_cosine_speedup": ("all of it", "both, cosine, depth 4, 4bit"),
+        "together_speedup": ("all of it", "guest R=3, compensated, depth 6, 2bit"),
+        "both_together_speedup": ("all of it", "both, compensated, depth 6, 2bit"),
         "auto_speedup": ("all of it", "auto"),
     }
     for figure, which in figures.items():

@@ -12,6 +12,9 @@ from bench.pair import Shape
 Source = Literal["made-up", "sample", "flights"]
 
 
+_FORMATS = {"criteo": "Criteo", "avazu": "Avazu", "clicks": "Criteo"}
+
+
 @dataclass(frozen=True)
 class Task:
     """A dataset, and the model, sizes and rounds to train on it."""
@@ -24,8 +27,9 @@ class Task:
     def description(self) -> str:
         """The data and the sizes, for the notes under a result."""
         shape = self.shape
+        format_ = _FORMATS.get(self.name, "")
         rows = {
-            "made-up": f"synthetic clicks of {self.name.title()}'s shape, {shape.rows:,} rows",
+            "made-up": f"synthetic clicks of {format_}'s shape, {shape.rows:,} rows",
             "sample": f"a sample of {self.name.title()}",
             "flights": "flights of 2013",
         }[self.source]
@@ -46,6 +50,7 @@ class Profile:
     rates: dict[str, tuple[float, ...]]  # by regime: the learning rates vanilla is tuned over
     checkpoints: tuple[int, ...]  # rounds after which gradients are compared
     replicas: int  # worksets drawn after each of these rounds
+    brief: bool = False  # whether the parts with many variants take one task and a few of them
 
     @property
     def needs_samples(self) -> bool:
@@ -72,11 +77,13 @@ PROFILES = {
                 Task("criteo", "made-up", _TINY),
                 Task("avazu", "made-up", replace(_TINY, model="dssm")),
                 Task("flights", "flights", replace(_TINY, rows=0, embedding=8, rounds=60)),
+                Task("clicks", "made-up", replace(_TINY, rows=40_000)),
             ),
             seeds=(1, 2),
             rates={"paper": (0.2, 0.5), "strong": (0.01, 0.03)},
             checkpoints=(20, 60),
             replicas=6,
+            brief=True,
         ),
         Profile(
             "cpu",
@@ -84,6 +91,7 @@ PROFILES = {
                 Task("criteo", "sample", _SMALL),
                 Task("avazu", "sample", replace(_SMALL, batch=256, rounds=600, model="dssm")),
                 Task("flights", "flights", _FLIGHTS),
+                Task("clicks", "made-up", replace(_SMALL, rows=600_000)),
             ),
             seeds=(1, 2, 3),
             rates={"paper": (0.1, 0.2, 0.5, 1.0), "strong": (0.003, 0.01, 0.03, 0.1)},
@@ -98,6 +106,7 @@ PROFILES = {
                     "avazu", "made-up", replace(_PAPER, model="dssm", rows=6_000_000, rounds=1200)
                 ),
                 Task("flights", "flights", replace(_FLIGHTS, device="cuda")),
+                Task("clicks", "made-up", replace(_PAPER, rows=4_000_000)),
             ),
             seeds=(1, 2, 3),
             rates={"paper": (0.05, 0.1, 0.2, 0.5, 1.0), "strong": (0.003, 0.01, 0.03, 0.1)},

@@ -23,9 +23,10 @@ from bench.paper.runs import Values
 from bench.paper.study import Study, tune
 from bench.paper.training import CELU, FEDBCD, TOGETHER, Train
 from bench.report import BenchResult
+from celu.page.file import write
 from celu.record.run import RunRecord
 from celu.record.summary import summarize
-from celu.report.render import render, write
+from celu.report.render import render
 from celu.run_folder import RunFolder
 
 TASK = "criteo"

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import torch
 
-from bench.paper import beyond, drawing, run_report, similarity, table2, theory, time_to_auc
+from bench.paper import (
+    beyond,
+    by_hand,
+    compensated,
+    drawing,
+    run_report,
+    similarity,
+    table2,
+    theory,
+    time_to_auc,
+)
 from bench.paper.drawing import Artefact
 from bench.paper.profiles import PROFILES
 from bench.paper.runs import MissingRuns, Request, RunCache
@@ -23,6 +33,8 @@ PARTS: dict[str, Part] = {
     "time": time_to_auc.measure,
     "theory": theory.measure,
     "beyond": beyond.measure,
+    "compensated": compensated.measure,
+    "auto": by_hand.measure,
     "report": run_report.measure,
 }
 _NO_MATPLOTLIB = (

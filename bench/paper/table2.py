@@ -67,7 +67,7 @@ def _cells() -> list[Cell]:
             return VANILLA
         if xi is None:
             return celu.Method(W=W, R=R, weighting="none")
-        return celu.Method(W=W, R=R, xi=xi)
+        return celu.Method(W=W, R=R, xi=xi, weighting="cosine")
 
     vanilla = (_VANILLA_ROUNDS, 631.19)
     update = {

@@ -51,7 +51,7 @@ _METHODS = {
     "FedBCD R=5": (FEDBCD, ORANGE),
     "FedBCD R=8": (celu.Method(W=1, R=8, weighting="none"), VERMILLION),
     "CELU R=5": (CELU, SKY),
-    "CELU R=8": (celu.Method(W=5, R=8, xi=60), BLUE),
+    "CELU R=8": (celu.Method(W=5, R=8, xi=60, weighting="cosine"), BLUE),
 }
 _TUNED = {"FedBCD R=5": "fedbcd", "CELU R=5": "celu"}  # with their names in `figures`
 _NUM_LOWER_RATES = 2  # below vanilla's, tried with each method of _TUNED

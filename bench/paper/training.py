@@ -20,16 +20,20 @@ from bench.pair import (
     split_hosts,
     timer_for,
 )
+from bench.paper.experiments import EXPERIMENTS
 from bench.paper.profiles import Task
 from bench.paper.runs import Values
 from celu.errors import NonFiniteError
 from celu.events import Callback, Evaluated, Event, RoundDone, TuningChosen
 
-CELU = celu.Method(W=5, R=5, xi=60)
-CONSECUTIVE = celu.Method(W=1, R=5, xi=60)  # the paper's consecutive sampling: the newest batch
+CELU = celu.Method(W=5, R=5, xi=60, weighting="cosine")
+CONSECUTIVE = celu.Method(
+    W=1, R=5, xi=60, weighting="cosine"
+)  # the paper's consecutive sampling: the newest batch
 FEDBCD = celu.Method(W=1, R=5, weighting="none")
-GUEST_ONLY = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60)
-TOGETHER = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60, depth=4)
+GUEST_ONLY = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60, weighting="cosine")
+COMPENSATED = celu.Method(W=5, R=5, xi=60, weighting="compensated")
+TOGETHER = celu.Method(W=5, R={"guest": 5, "host": 1}, xi=60, depth=4, weighting="cosine")
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,23 @@ class Train:
             codec=self.codec,
         )
         return PreparedRun(pair, shape, regime, job, speed)
+
+
+@dataclass(frozen=True)
+class Experiment(Train):
+    """A training run with a change to the engine, by its name in `EXPERIMENTS`."""
+
+    kind: ClassVar[str] = "Experiment"
+    experiment: str = ""
+
+    def __str__(self) -> str:
+        """A line for the log."""
+        return f"{super().__str__()}, {self.experiment}"
+
+    def execute(self, task: Task, pair: Pair, seed: int) -> Values:
+        """See `RunSpec`."""
+        with EXPERIMENTS[self.experiment]():
+            return super().execute(task, pair, seed)
 
 
 @dataclass(frozen=True)

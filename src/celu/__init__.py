@@ -41,6 +41,12 @@ if TYPE_CHECKING:
     from celu.models.tops import InnerProductTop, WideDeepTop
     from celu.models.tower import Tower
     from celu.party import Guest, Host
+    from celu.scores.evaluation import evaluate
+    from celu.scores.result import ScoreEvaluation
+    from celu.serving.export import export_run as export
+    from celu.serving.model import Model
+    from celu.serving.model_folder import load_model
+    from celu.serving.predicting import Predictions, predict
     from celu.session import Result
     from celu.simulation import simulate
     from celu.workset.table import Entry
@@ -63,17 +69,24 @@ __all__ = [
     "LinkSettings",
     "Loss",
     "Method",
+    "Model",
     "Optimizer",
     "Order",
+    "Predictions",
     "Result",
+    "ScoreEvaluation",
     "Store",
     "StoreDatasets",
     "Tower",
     "WideDeepTop",
     "__version__",
+    "evaluate",
+    "export",
     "find_link",
+    "load_model",
     "open_datasets",
     "open_store",
+    "predict",
     "read_job",
     "run",
     "simulate",
@@ -101,17 +114,24 @@ _HOMES = {
     "models.tops": ("InnerProductTop", "WideDeepTop"),
     "models.tower": ("Tower",),
     "party": ("Guest", "Host"),
+    "scores.evaluation": ("evaluate",),
+    "scores.result": ("ScoreEvaluation",),
+    "serving.export": ("export",),
+    "serving.model": ("Model",),
+    "serving.model_folder": ("load_model",),
+    "serving.predicting": ("Predictions", "predict"),
     "session": ("Result",),
     "simulation": ("simulate",),
     "workset.table": ("Entry",),
 }
+_NAMES_THERE = {"export": "export_run"}  # where it has another name at home
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'celu' has no attribute {name!r}")
-    value = getattr(import_module(f"celu.{_HOME[name]}"), name)
+    value = getattr(import_module(f"celu.{_HOME[name]}"), _NAMES_THERE.get(name, name))
     globals()[name] = value
     return value
 

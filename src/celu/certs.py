@@ -18,6 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from celu.config.reading import PARTY_NAME
 from celu.errors import CertificateError
+from celu.transport.tls import UNREADABLE
 
 _MAX_COMPANY_NAME = 64 - len(" authority")  # a certificate's common name holds 64 characters
 _CLOCK_SKEW = dt.timedelta(hours=1)  # the peer's clock may be behind
@@ -121,7 +122,7 @@ def _read_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
     try:
         authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, *UNREADABLE) as error:
         raise CertificateError(
             f"{folder}: cannot read the authority (ca.pem and ca.key): {error}; "
             'make one with "celu certs ca"'

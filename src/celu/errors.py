@@ -10,10 +10,14 @@
     │   └── ShapeError             9   ... with a tensor whose shape or dtype does not match
     ├── NonFiniteError            10   NaN or Inf in a loss, a tensor or the weights
     ├── PeerLost                  11   the link to a peer ended, or a deadline passed
-    │   └── PeerRestarted         11   ... because the peer restarted
+    │   ├── PeerRestarted         11   ... because the peer restarted
+    │   └── AskExpired            11   ... of an ask, whose answer came too late or not at all
     ├── PeerFailed                12   a peer stopped and reported why
     ├── AlignmentError            13   the parties' rows differ; no step was applied
-    └── CheckpointError           14   a checkpoint cannot be written or resumed from
+    ├── CheckpointError           14   a checkpoint cannot be written or resumed from
+    ├── AskRefused                 1   a host refused an ask; commands have none
+    ├── RequestError               1   a client's request over HTTP was refused; commands have none
+    └── CallbackError              1   a function in `callbacks` raised; commands have none
 
 2 is a command line that could not be parsed, 130 an interrupt (Ctrl-C). A message says what
 happened, where, what was expected and the next step. It never contains an id, a label or a feature
@@ -37,6 +41,10 @@ class CeluError(Exception):
     def public(self) -> str:
         """The text that is sent to peers: the class name, unless a subclass overrides it."""
         return type(self).__name__
+
+    def public_to(self, peer: str) -> str:
+        """The text that is sent to this peer, which may be less than others get."""
+        return self.public()
 
 
 class ConfigError(CeluError):
@@ -64,13 +72,26 @@ class CertificateError(CeluError):
 
 
 class ContractMismatch(CeluError):
-    """The parties hold different contracts; no tensor was sent."""
+    """The parties hold different contracts; no tensor was sent.
+
+    `peer` is the one whose contract differs: the others do not get to know how.
+    """
 
     exit_code = 7
+
+    def __init__(self, message: str, *, peer: str = "") -> None:
+        super().__init__(message)
+        self._peer = peer
 
     def public(self) -> str:
         """The whole message: the contract is shared, so differing fields may be named."""
         return str(self)
+
+    def public_to(self, peer: str) -> str:
+        """The whole message for the peer that it is about."""
+        if self._peer in ("", peer):
+            return str(self)
+        return f"the contract of {self._peer} differs"
 
 
 class ProtocolError(CeluError):
@@ -109,6 +130,29 @@ class PeerRestarted(PeerLost):
     """A peer's process restarted, so the session with its earlier process is over."""
 
 
+class AskExpired(PeerLost):
+    """The deadline of an ask passed; the link may still work, and a later ask may succeed."""
+
+
+class AskRefused(CeluError):
+    """A host refused an ask; `reason` is one of the codes of `transport/ask.py`."""
+
+    def __init__(self, message: str, *, reason: str = "failed") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class RequestError(CeluError):
+    """A client's request over HTTP cannot be answered; `status` is the HTTP status that says why.
+
+    The client gets the message.
+    """
+
+    def __init__(self, message: str, *, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class PeerFailed(CeluError):
     """A peer stopped with an error of its own and reported it."""
 
@@ -123,6 +167,10 @@ class AlignmentError(CeluError):
     def public(self) -> str:
         """The whole message: it names rounds and parties, never rows."""
         return str(self)
+
+
+class CallbackError(CeluError):
+    """A function that was passed as a callback raised; the run has ended and can be resumed."""
 
 
 class CheckpointError(CeluError):

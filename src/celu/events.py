@@ -10,16 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
+from celu.errors import CallbackError, CeluError
 from celu.text import printable_lines
 
 # Text that may quote a file or a peer.
 Printable = Annotated[str, AfterValidator(printable_lines)]
+# Bounds that no run reaches, so that readers can calculate with what they find in a file.
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+MAX_SECONDS = 1e12
+Seconds = Annotated[float, Field(ge=-MAX_SECONDS, le=MAX_SECONDS, allow_inf_nan=False)]
 # The quantiles in `RoundDone.similarity_quantiles`.
 SIMILARITY_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
+_Quantiles = Annotated[
+    list[float],
+    Field(min_length=len(SIMILARITY_QUANTILES), max_length=len(SIMILARITY_QUANTILES)),
+]
 # The reason of a choice that keeps the tuning: now, and in runs of older releases.
 UNCHANGED = ("unchanged", "as before")
+
+
+def is_deep(value: object, levels: int = 16) -> bool:
+    """Whether JSON has more levels than celu writes: recursive code could run out of stack."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(is_deep(v, levels - 1) for v in inner)
 
 
 class Event(BaseModel):
@@ -27,7 +42,7 @@ class Event(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     event: str
-    t: float = 0.0
+    t: Seconds = 0.0
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -43,11 +58,24 @@ def ignore(event: Event) -> None:
 
 
 def call_all(callbacks: Sequence[Callback]) -> Callback:
-    """One callback that calls each of these in turn."""
+    """One callback that calls each of these functions of a user in turn.
+
+    It raises CallbackError, which names the function, if one raises: an OSError of a user's
+    function must not be taken for one of celu's own files or links.
+    """
 
     def emit(event: Event) -> None:
         for callback in callbacks:
-            callback(event)
+            try:
+                callback(event)
+            except CeluError:
+                raise
+            except Exception as error:
+                name = getattr(callback, "__qualname__", type(callback).__qualname__)
+                raise CallbackError(
+                    f"the callback {name} raised {type(error).__name__} at the event "
+                    f"{event.event!r}: {error}; correct it, and start again to resume the run"
+                ) from error
 
     return emit
 
@@ -56,7 +84,7 @@ class Attempt(Event):
     """The party was started: the first time, or again after an interruption."""
 
     event: str = "attempt"
-    number: int
+    number: Count
 
 
 class Warned(Event):
@@ -73,8 +101,8 @@ class DataOpened(Event):
     schema_digest: str = Field(
         "", validation_alias=AliasChoices("schema", "schema_digest"), serialization_alias="schema"
     )
-    train_rows: int = 0
-    test_rows: int = 0
+    train_rows: Count = 0
+    test_rows: Count = 0
 
 
 class Connected(Event):
@@ -98,7 +126,7 @@ class LinkUp(Event):
 
     event: str = "link_up"
     peer: str
-    seconds: float
+    seconds: Seconds
 
 
 class Restarted(Event):
@@ -112,7 +140,7 @@ class CheckpointDamaged(Event):
     """A checkpoint on disk is damaged or belongs to another run, and is not used."""
 
     event: str = "damaged"
-    round: int
+    round: Count
     why: Printable
 
 
@@ -120,16 +148,24 @@ class AlignmentProgress(Event):
     """`done` of `total` ids are blinded and compared."""
 
     event: str = "aligning"
-    done: int
-    total: int
+    done: Count
+    total: Count
+
+
+class ScoringProgress(Event):
+    """`done` of `total` rows are scored; at a host, Z of them is sent."""
+
+    event: str = "scoring"
+    done: Count
+    total: Count
 
 
 class TrainingStarted(Event):
     """Training starts at round 0."""
 
     event: str = "started"
-    round: int = 0
-    num_rounds: int
+    round: Count = 0
+    num_rounds: Count
 
 
 class TrainingResumed(TrainingStarted):
@@ -141,8 +177,8 @@ class TrainingResumed(TrainingStarted):
 class RoundEvent(Event):
     """An event of a round; `seconds` are training time by the party's own clock."""
 
-    round: int
-    seconds: float
+    round: Count
+    seconds: Seconds
 
     def is_rolled_back_by(self, round_: int) -> bool:
         """Whether a run that resumes after `round_` rounds emits this event again."""
@@ -152,10 +188,10 @@ class RoundEvent(Event):
 class _Progress(RoundEvent):
     """The fields that rounds and evaluations share."""
 
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    evaluation_bytes: int = 0
-    control_bytes: int = 0
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
+    evaluation_bytes: Count = 0
+    control_bytes: Count = 0
 
     @property
     def bytes(self) -> int:
@@ -167,12 +203,12 @@ class RoundDone(_Progress):
     """`round` rounds are done. Counts are totals of the run so far."""
 
     event: str = "round"
-    local_steps: int = 0
-    bubbles: int = 0
-    waited_s: float = 0.0
+    local_steps: Count = 0
+    bubbles: Count = 0
+    waited_s: Seconds = 0.0
     loss: float | None = None  # the guest's, mean since the last event
-    similarity_quantiles: list[float] | None = None  # at SIMILARITY_QUANTILES
-    spans: list[tuple[str, float, float]] = []  # activity, start, end, in seconds of training
+    similarity_quantiles: _Quantiles | None = None
+    spans: list[tuple[str, Seconds, Seconds]] = []  # activity, start, end, in seconds of training
     table: list[tuple[int, int, float | None]] | None = None  # round, uses, median similarity
     staleness: float | None = None  # mean age in rounds of the batches used since the last event
 
@@ -181,8 +217,16 @@ class Evaluated(_Progress):
     """Held-out rows were scored; the metrics are extra fields, by name."""
 
     event: str = "evaluation"
-    evaluating_s: float = 0.0
+    evaluating_s: Seconds = 0.0
     target_reached: bool = False
+
+    @model_validator(mode="after")
+    def _metrics_are_numbers(self) -> Evaluated:
+        try:
+            _ = self.metrics
+        except OverflowError as error:
+            raise ValueError("expected metrics, got an integer with too many digits") from error
+        return self
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -198,11 +242,11 @@ class TuningChosen(RoundEvent):
     """The guest chose W, R, depth and codec for the rounds from `round` to `until`."""
 
     event: str = "choice"
-    until: int
+    until: Count
     reason: Printable
     W: dict[str, int] = {}
     R: dict[str, int] = {}
-    depth: int = 1
+    depth: Count = 1
     codec: dict[str, str] = {}
     back_to: str | None = None  # the savepoint that was rolled back to, if any
 
@@ -226,7 +270,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
     kind.model_fields["event"].default: kind
     for kind in (
         *(Attempt, Warned, DataOpened, Connected, LinkDown, LinkUp, Restarted, CheckpointDamaged),
-        *(AlignmentProgress, TrainingStarted, TrainingResumed),
+        *(AlignmentProgress, ScoringProgress, TrainingStarted, TrainingResumed),
         *(RoundDone, Evaluated, TuningChosen, CheckpointTaken),
     )
 }

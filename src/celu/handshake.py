@@ -1,4 +1,4 @@
-"""How every session between parties starts and ends: `celu run`, `align` and `doctor` alike.
+"""How every session between parties starts and ends: `celu run`, `align`, `predict` alike.
 
 Each side sends its name, its purpose and its contract. If the contracts differ, the session is
 refused and the error names the fields. At the end each side sends GOODBYE; a party that stops early
@@ -23,7 +23,9 @@ from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
 
 # The purpose of a session, and the command that starts it.
-PURPOSES = {"run": "celu run", "align": "celu align", "doctor": "celu doctor"}
+PURPOSES = {
+    purpose: f"celu {purpose}" for purpose in ("run", "align", "doctor", "predict", "serve")
+}
 
 
 def make_hello(name: str, purpose: str, contract: Mapping[str, Any], **more: Any) -> Message:
@@ -44,7 +46,8 @@ def check_peer(name: str, ours: Message, peer: str, theirs: Message) -> dict[str
     if body.get("purpose") != own["purpose"]:
         raise ContractMismatch(
             f"{name} runs `{_command(own['purpose'])}`, {peer} runs "
-            f"`{_command(body.get('purpose'))}`; run the same command at all parties"
+            f"`{_command(body.get('purpose'))}`; run the same command at all parties",
+            peer=peer,
         )
     return body
 
@@ -63,8 +66,10 @@ def contract_differences(
     ]
 
 
-def check_contract(name: str, ours: Message, peer: str, theirs: Message) -> dict[str, Any]:
-    """The body of a peer's HELLO, whose contract must equal ours.
+def check_contract(
+    name: str, ours: Message, peer: str, theirs: Message, file: str = "job.toml"
+) -> dict[str, Any]:
+    """The body of a peer's HELLO, whose contract, from `file`, must equal ours.
 
     Raises what `check_peer` raises, and ContractMismatch with the fields in which the contracts
     differ.
@@ -72,14 +77,16 @@ def check_contract(name: str, ours: Message, peer: str, theirs: Message) -> dict
     body = check_peer(name, ours, peer, theirs)
     differing = contract_differences(name, (ours.body or {})["contract"], peer, body["contract"])
     if differing:
-        advice = "Use the same job.toml at all parties, and start again"
+        advice = f"Use the same {file} at all parties, and start again"
+        if any(field.startswith("model:") for field in differing):
+            advice = 'Use the parts of one model: run "celu export" on the same run at all parties'
         if any(field.startswith(("train_", "test_")) for field in differing):
             advice = (
                 "The parties have different rows, or the same rows in another order: run "
                 '"celu align" at all parties, or, in Python, pass each Dataset in the same order'
             )
         raise ContractMismatch(
-            f"the parties' contracts differ: {'; '.join(differing[:10])}. {advice}"
+            f"the parties' contracts differ: {'; '.join(differing[:10])}. {advice}", peer=peer
         )
     return body
 
@@ -95,12 +102,12 @@ async def close_session(links: Mapping[str, Link]) -> None:
 
 async def report_failure(links: Mapping[str, Link], error: BaseException) -> None:
     """Send the peers the public reason why we stop, and close the links; never raises."""
-    reason = "an unexpected error"
-    if isinstance(error, CeluError):
-        reason = error.public()
-    elif isinstance(error, KeyboardInterrupt):
-        reason = "interrupted by its operator"
     for link in links.values():
+        reason = "an unexpected error"
+        if isinstance(error, CeluError):
+            reason = error.public_to(link.peer)
+        elif isinstance(error, KeyboardInterrupt):
+            reason = "interrupted by its operator"
         if isinstance(error, PeerRestarted):  # we restart too: the others notice when we reconnect
             link.close()
             continue

@@ -1,10 +1,12 @@
 """Writes the folder of a run: its settings, events and results.
 
 It contains `settings.json` (contract, private settings, versions), `events.jsonl` (one JSON object
-per line: seconds since the start, event, fields), `weights.safetensors`, `summary.json` and, with
-`method = "auto"`, the guest's `replay.toml`. A run that can be resumed also has `run.json` and
-`checkpoints/` (see `checkpoint`). The folder is private to its party: what is created here is
-readable by its owner only. `record` reads it.
+per line: seconds since the start, event, fields), `weights.safetensors`, `trained.json` (the
+identity of the model), `summary.json` and, with `method = "auto"`, the guest's `replay.toml`. A run
+that can be resumed also has `run.json` and `checkpoints/` (see `checkpoint`).
+
+The folder is private to its party: what is created here is readable by its owner only. `record`
+reads it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import math
 import os
 import platform
 import re
@@ -23,17 +24,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from celu import open_files
-from celu.errors import CheckpointError, ConfigError
-from celu.events import Attempt, Callback, Event, Warned
+from celu.errors import CallbackError, CheckpointError, ConfigError
+from celu.event_log import DAMAGED, LOG, EventLog, can_resume, reporting_write_errors
+from celu.events import Callback, Event
 from celu.version import __version__
 
 if TYPE_CHECKING:
     from torch import nn
-
-_DAMAGED = "events.jsonl.damaged"
 
 
 class RunFolder:
@@ -51,27 +51,21 @@ class RunFolder:
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool = False) -> None:
         self.path = path
-        with _reporting_write_errors(path):
+        with reporting_write_errors(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            events = path / "events.jsonl"
-            self._events = open_files.retry(
-                lambda: open(events, "a+", 1, encoding="utf-8", opener=_open_private)  # noqa: SIM115
-            )
+            self._file = _RealLogFile(path)
         try:
-            _lock(path, self._events)
-            earlier, num_damaged = _read_earlier_events(path, self._events, resume)
-            latest = max((event["t"] for event in earlier), default=0.0)
-            self._started = time.monotonic() - latest
+            self._file.lock()
+            is_resumable = resume and can_resume(_names(path), _names(path / "checkpoints"))
+            self._log = EventLog(path, self._file, time.monotonic, can_resume=is_resumable)
             self._callbacks: list[Callback] = []
+            self._callback_error: CallbackError | None = None  # of a link's thread
             self._emitting = threading.Lock()  # links emit from their own threads
-            with _reporting_write_errors(path / "summary.json"):  # of an earlier attempt
+            with reporting_write_errors(path / "summary.json"):  # of an earlier attempt
                 (path / "summary.json").unlink(missing_ok=True)
             self._write_json("settings.json", {**settings, "versions": versions()})
-            attempts = sum(event["event"] == "attempt" for event in earlier)
-            self.emit(Attempt(number=attempts + 1))
-            if num_damaged:
-                message = f"events.jsonl: {num_damaged} damaged lines removed; see {_DAMAGED}"
-                self.emit(Warned(message=message))
+            for event in self._log.opening_events():
+                self.emit(event)
         except BaseException:
             self._close()
             raise
@@ -83,27 +77,32 @@ class RunFolder:
     def emit(self, event: Event) -> None:
         """Record an event, from any thread."""
         with self._emitting:
-            seconds = round(time.monotonic() - self._started, 4)
-            line = json.dumps({"t": seconds, "event": event.event, **event.fields}) + "\n"
-            with _reporting_write_errors(self.path / "events.jsonl"):
-                self._events.write(line)
-            event = event.model_copy(update={"t": seconds})
+            if self._callback_error is not None:
+                raise self._callback_error
+            event = self._log.append(event)
             for callback in self._callbacks:
                 callback(event)
 
     def try_emit(self, event: Event) -> None:
         """Record an event if possible, on a thread that must not fail: a later `emit` raises."""
-        with suppress(CheckpointError):
+        try:
             self.emit(event)
+        except CallbackError as error:
+            self._callback_error = error
+        except CheckpointError:
+            pass  # the next event cannot be written either
 
     def save_weights(self, modules: Mapping[str, nn.Module | None]) -> None:
         """Write `weights.safetensors`; each key starts with its module's name."""
-        tensors = {
-            f"{name}.{key}": tensor.detach().cpu().contiguous()
-            for name, module in modules.items()
-            if module is not None
-            for key, tensor in module.state_dict().items()
-        }
+        from celu.model_identity import weights_of
+
+        tensors = weights_of(modules)
+        memory: set[int] = set()
+        for name, tensor in tensors.items():  # tied weights: safetensors refuses shared memory
+            pointer = tensor.untyped_storage().data_ptr()
+            if pointer and pointer in memory:
+                tensors[name] = tensor.clone()
+            memory.add(pointer)
 
         def save() -> None:
             from safetensors import SafetensorError
@@ -121,7 +120,7 @@ class RunFolder:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary and unlock the folder."""
         try:
-            seconds = round(time.monotonic() - self._started, 3)
+            seconds = round(self._log.seconds, 3)
             self._write_json("summary.json", {**summary, "seconds": seconds})
         finally:
             self._close()
@@ -135,7 +134,7 @@ class RunFolder:
     def _atomic(self, name: str) -> Iterator[Path]:
         """A temporary path that replaces the file on success."""
         partial = self.path / f"{name}.partial"
-        with _reporting_write_errors(self.path / name):
+        with reporting_write_errors(self.path / name):
             try:
                 with open_files.retry(lambda: open(partial, "wb", opener=_open_private)):
                     pass  # with its permissions before it has any content
@@ -147,22 +146,10 @@ class RunFolder:
 
     def _close(self) -> None:
         with suppress(OSError):  # the last event may not fit on the disk
-            self._events.close()
+            self._file.close()
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
         self.write(name, json.dumps(content, indent=2, default=str) + "\n")
-
-
-@contextmanager
-def _reporting_write_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError into a CheckpointError with the file and the next step."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: cannot be written ({error.strerror or error}); free some space or check the "
-            "disk, and start again at all parties: the run resumes from its last checkpoint"
-        ) from error
 
 
 def _open_private(path: str, flags: int) -> int:
@@ -170,64 +157,58 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _lock(path: Path, events: TextIO) -> None:
-    """Lock the folder until the events file is closed or the process ends."""
-    try:
-        fcntl.flock(events, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: another process uses this run folder; "
-            "wait for it to end, or choose another folder with --out"
-        ) from error
+class _RealLogFile:
+    """`events.jsonl` in a run folder; see `LogFile`. Its lock is the folder's lock."""
 
-
-def _read_earlier_events(
-    path: Path, file: TextIO, resume: bool
-) -> tuple[list[dict[str, Any]], int]:
-    """The events of earlier attempts at a run, and the number of damaged lines removed.
-
-    An incomplete last line is cut off. Raises ConfigError if the folder belongs to another run, or
-    if celu did not write events.jsonl.
-    """
-    data = (path / "events.jsonl").read_bytes()
-    whole = data.rfind(b"\n") + 1
-    lines = data[:whole].split(b"\n")[:-1]
-    parsed = [_parse_event(line) for line in lines]
-    events = [event for event in parsed if event is not None]
-    num_damaged = len(lines) - len(events)
-    has_started = any(event["event"] in ("started", "resumed") for event in events)
-    if (num_damaged or has_started) and not (resume and _can_resume(path)):
-        raise ConfigError(
-            f"{path}: the folder contains the events.jsonl of a run that cannot be resumed; "
-            "choose another folder with --out, or remove this one"
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: BinaryIO = open_files.retry(
+            lambda: open(folder / LOG, "ab", 0, opener=_open_private)  # noqa: SIM115
         )
-    with _reporting_write_errors(path / "events.jsonl"):
-        if num_damaged:
-            with open_files.retry(
-                lambda: open(path / _DAMAGED, "wb", opener=_open_private)
-            ) as copy:
-                copy.write(data)
-            file.truncate(0)  # in place: the lock belongs to this file
-            file.writelines(json.dumps(event) + "\n" for event in events)
-            file.flush()
-        else:
-            file.truncate(whole)
-    return events, num_damaged
+
+    def lock(self) -> None:
+        """Lock the folder until the file is closed or the process ends; raises ConfigError."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"{self._folder}: another process uses this run folder; "
+                "wait for it to end, or choose another folder with --out"
+            ) from error
+
+    def close(self) -> None:
+        """Close and unlock it."""
+        self._file.close()
+
+    def lines(self) -> Iterator[bytes]:
+        """See `LogFile`."""
+        return _lines(self._folder / LOG)
+
+    def append(self, line: bytes) -> None:
+        """See `LogFile`."""
+        rest = memoryview(line)
+        while rest:  # on a full disk, the first write may be short
+            rest = rest[self._file.write(rest) :]
+
+    def truncate(self, size: int) -> None:
+        """See `LogFile`."""
+        self._file.truncate(size)
+
+    def copy_damaged(self) -> Iterator[bytes]:
+        """See `LogFile`."""
+        path = self._folder / DAMAGED
+        with open_files.retry(lambda: open(path, "wb", opener=_open_private)) as copy:
+            copy.writelines(self.lines())
+        return _lines(path)
 
 
-def _parse_event(line: bytes) -> dict[str, Any] | None:
-    """The event of a line; None if the line is damaged."""
-    try:
-        event: dict[str, Any] = json.loads(line)
-        is_event = isinstance(event["event"], str) and math.isfinite(event["t"])
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return None
-    return event if is_event else None
+def _lines(path: Path) -> Iterator[bytes]:
+    with open_files.retry(lambda: path.open("rb")) as file:
+        yield from file
 
 
-def _can_resume(path: Path) -> bool:
-    """Whether there are checkpoints, or at least `run.json`: each of them identifies the run."""
-    return (path / "run.json").exists() or any((path / "checkpoints").glob("round-*"))
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
 
 def versions() -> dict[str, str]:

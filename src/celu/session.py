@@ -6,6 +6,7 @@ checkpoints. Before an error is raised, its public message is sent to the peers.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -23,6 +24,7 @@ from celu.engine.guest_program import train_guest
 from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.host_program import train_host
 from celu.engine.host_trainer import HostTrainer
+from celu.engine.naming import name_model, name_model_with_guest
 from celu.engine.observer import Observer
 from celu.engine.plan import FixedPlan, HostPlan, Plan
 from celu.engine.schedule import Schedule
@@ -42,6 +44,8 @@ from celu.handshake import (
     make_hello,
     report_failure,
 )
+from celu.model_identity import ModelIdentity
+from celu.models.losses import LOSSES, loss_deviation
 from celu.party import Guest, Host
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
@@ -55,8 +59,10 @@ _REPORTS = 2000
 class Result:
     """The result of a run at one party. Only the guest has evaluations.
 
+    Of more than 2000 `evaluations`, it has evenly spaced ones and the last; events have all.
     `choices` are the tunings that the guest chose with `method = "auto"`: a job with these
-    choices repeats the run.
+    choices repeats the run. `model` names the trained model, at all parties alike. `mean_z` has
+    each host's mean Z, at the guest: a prediction uses it for a row that the host lacks.
     """
 
     rounds: int
@@ -65,6 +71,8 @@ class Result:
     evaluations: list[dict[str, float]]
     traffic: dict[str, int]
     choices: list[Choice]
+    model: ModelIdentity
+    mean_z: dict[str, list[float]]
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -112,11 +120,12 @@ async def host_session(
                 trainer, link, schedule, plan, observer, checkpointer, resume_point
             )
             checkpointer.flush()
+        model = await name_model_with_guest(name, job, link, trainer, agreement.run, rounds)
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
         await report_failure(links, error)
         raise
-    return _result(rounds, trainer, observer, [])
+    return _result(rounds, trainer, observer, [], model)
 
 
 async def guest_session(
@@ -149,7 +158,7 @@ async def guest_session(
         trainer = GuestTrainer(name, guest, job, spans)
         traffic = [link.traffic for link in links.values()]
         observer = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule), spans)
-        plan: Plan = AutoPlan(job, schedule) if job.auto else FixedPlan(job, schedule)
+        plan = _plan(job, schedule, guest)
         checkpointer = Checkpointer(job, checkpoints, trainer, plan, observer)
         with closing(trainer.loader), _flushing_on_error(checkpoints):
             resume_point = checkpointer.resume(agreement.round)
@@ -166,11 +175,12 @@ async def guest_session(
                 trainer, links, schedule, plan, observer, checkpointer, resume_point
             )
             checkpointer.flush()
+        model, mean_z = await name_model(name, job, links, trainer, agreement.run, rounds)
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
         await report_failure(links, error)
         raise
-    return _result(rounds, trainer, observer, plan.choices)
+    return _result(rounds, trainer, observer, plan.choices, model, mean_z)
 
 
 def _schedule(name: str, job: Job, train: Dataset, test: Dataset) -> Schedule:
@@ -186,7 +196,18 @@ def _schedule(name: str, job: Job, train: Dataset, test: Dataset) -> Schedule:
         evaluate_every=job.evaluation.every,
         test_rows=min(test.num_rows, job.evaluation.rows or test.num_rows),
         part_rows=job.batch_size,
+        local_steps_after_update=job.method.local_step_order == "after-update",
     )
+
+
+def _plan(job: Job, schedule: Schedule, guest: Guest) -> Plan:
+    if not job.auto:
+        return FixedPlan(job, schedule)
+    deviation = None
+    if guest.loss in LOSSES.values() and guest.train.labels is not None:
+        deviation = loss_deviation(guest.loss.output, guest.train.labels)
+        deviation /= math.sqrt(job.batch_size)  # of a batch's mean
+    return AutoPlan(job, schedule, deviation)
 
 
 def _report_every(schedule: Schedule) -> int:
@@ -248,7 +269,7 @@ def _flushing_on_error(checkpoints: Checkpoints | None) -> Iterator[None]:
     """If an error ends the run, wait for the checkpoint that is being written."""
     try:
         yield
-    except (Exception, KeyboardInterrupt):
+    except (Exception, KeyboardInterrupt, SystemExit):
         if checkpoints is not None:
             with suppress(CheckpointError):  # the first error is the one to report
                 checkpoints.flush()
@@ -263,7 +284,12 @@ def _announce(emit: Callback, schedule: Schedule, resume_point: ResumePoint) -> 
 
 
 def _result(
-    rounds: int, trainer: HostTrainer | GuestTrainer, observer: Observer, choices: list[Choice]
+    rounds: int,
+    trainer: HostTrainer | GuestTrainer,
+    observer: Observer,
+    choices: list[Choice],
+    model: ModelIdentity,
+    mean_z: dict[str, list[float]] | None = None,
 ) -> Result:
     workset = trainer.workset
     return Result(
@@ -273,4 +299,6 @@ def _result(
         observer.evaluations,
         observer.bytes(),
         choices,
+        model,
+        mean_z or {},
     )

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
 from celu.config.link import LinkSettings, find_link
-from celu.errors import ConfigError, ProtocolError
+from celu.errors import ConfigError
 from celu.events import Callback, call_all
 from celu.party import Guest, Host
 from celu.session import Result, guest_session, host_session
 from celu.transport.emulation import LinkEmulator
-from celu.transport.memory import MemoryLink, memory_links
+from celu.transport.memory import memory_links, run_together
 from celu.transport.virtual_clock import VirtualClock
 
 
@@ -39,7 +38,7 @@ def simulate(
 
     `callbacks` are called with each of the guest's events, `host_callbacks` with those of the hosts
     that they name. A job without hosts trains the guest alone: the baseline that a federation has
-    to beat. Raises the error of the first party that fails.
+    to beat. Raises the error of the first party that fails; CallbackError if a callback raises.
 
     With a `link` (a profile such as "wan-300", or settings), the seconds in events and evaluations
     are virtual: the time that the run would take with each party on a machine of its own, `speed`
@@ -91,33 +90,4 @@ def simulate(
     )
     # Without virtual time there is no need to synchronize with a GPU to measure it.
     timed = None if link is None else clocks
-    return _run_together(programs, list(to_hosts.values()), timed)[job.guest]
-
-
-def _run_together(
-    programs: dict[str, Coroutine[Any, Any, Result]],
-    links: list[MemoryLink],
-    clocks: Mapping[str, VirtualClock] | None = None,
-) -> dict[str, Result]:
-    results: dict[str, Result] = {}
-    try:
-        while len(results) < len(programs):
-            before = _progress(links) + len(results)
-            for name, program in programs.items():
-                if name not in results:
-                    with clocks[name].running() if clocks else nullcontext():
-                        try:
-                            program.send(None)
-                        except StopIteration as done:
-                            results[name] = done.value
-            if _progress(links) + len(results) == before:
-                waiting = ", ".join(sorted(programs.keys() - results.keys()))
-                raise ProtocolError(f"deadlock: these parties wait for each other: {waiting}")
-    finally:
-        for program in programs.values():
-            program.close()
-    return results
-
-
-def _progress(links: list[MemoryLink]) -> int:
-    return sum(link.traffic.sent.messages + link.traffic.received.messages for link in links)
+    return run_together(programs, list(to_hosts.values()), timed)[job.guest]

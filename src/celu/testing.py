@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from celu.certs import make_authority, make_party
 from celu.errors import CeluError
 
+_STOP_S = 30.0  # for a server to answer the requests in progress
 EventDict = dict[str, Any]  # an event as events.jsonl has it
 
 
@@ -120,6 +122,32 @@ def diagnose_parties(
     logs = {name: folder / name / "doctor.log" for name in names}
     _run_together(commands, logs, timeout_s)
     return {name: json.loads(out.read_text(encoding="utf-8")) for name, out in outs.items()}
+
+
+@contextmanager
+def serving_parties(folder: Path, names: list[str], serving: Path) -> Iterator[None]:
+    """Run `celu serve` with each FOLDER/NAME/party.toml and FOLDER/NAME/models, while in the block.
+
+    It does not wait until they are ready: the guest answers `/v2/health/ready` over HTTP.
+    """
+    processes = []
+    try:
+        for name in names:
+            command = [sys.executable, "-m", "celu.cli.app", "serve"]
+            command += [str(folder / name / "party.toml"), "--serving", str(serving)]
+            command += ["--models", str(folder / name / "models")]
+            with (folder / name / "serve.log").open("w", encoding="utf-8") as log:
+                processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _command(command: str, folder: Path, job: Path) -> list[str]:

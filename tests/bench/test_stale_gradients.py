@@ -16,6 +16,7 @@ from bench.paper.gradients import (
     guest_gradient,
     host_gradient,
     joint_gradients,
+    no_weights,
     prediction_bias,
 )
 from bench.paper.stale_gradients import FILL, _Moments, lockstep
@@ -83,7 +84,7 @@ def test_the_gradients_of_a_batch_just_exchanged_are_the_true_ones() -> None:
         (entry,) = [e for e in both.guest.workset.table if e.round == 1]
         batches = {"guest": entry, "host": Entry(1, both.host.loader.batch(1), (), ())}
         true, _ = joint_gradients(guest, host, batches)
-        stale = guest_gradient(guest, entry, lambda fresh, stale: None)
+        stale = guest_gradient(guest, entry, no_weights)
         torch.testing.assert_close(stale, true["guest"])
         assert dz.tensor is not None
         entry_at_host = Entry(1, both.host.loader.batch(1), entry.z, (dz.tensor,))

@@ -133,3 +133,37 @@ def test_without_faults_it_behaves_like_a_real_disk(real: bool, tmp_path: Path) 
     disk.remove(here / "deeper")
     disk.remove(here / "b")
     assert disk.names(here) == []
+
+
+def test_an_appended_line_may_be_torn_by_a_power_cut(disk: SimDisk) -> None:
+    disk.append(RUN / "log", b"1\n")
+    disk.sync_folder(RUN)
+    disk.append(RUN / "log", b"2\n")
+    assert disk.read(RUN / "log") == b"1\n2\n"
+    assert after_power_cuts(disk, content(RUN / "log")) == {b"", b"1", b"1\n", b"1\n2", b"1\n2\n"}
+    disk.truncate(RUN / "log", 2)
+    assert disk.read(RUN / "log") == b"1\n"
+
+
+def test_an_interrupted_append_leaves_a_part_of_the_line(disk: SimDisk) -> None:
+    disk.append(RUN / "log", b"1\n")
+    disk.interrupt = lambda operation: Interruption(OSError(errno.ENOSPC, "full"), 0.5)
+    with pytest.raises(OSError, match="full"):
+        disk.append(RUN / "log", b"234\n")
+    assert disk.read(RUN / "log") == b"1\n23"
+
+
+def test_what_is_lost_does_not_return_after_a_power_cut(disk: SimDisk) -> None:
+    disk.make_folder(RUN / "checkpoints")
+    disk.write(RUN / "checkpoints" / "a", [b"1"])
+    disk.sync_folder(RUN)
+    disk.write(RUN / "b", [b"2"])
+    disk.lose(RUN / "checkpoints")
+    assert after_power_cuts(disk, lambda d: tuple(d.names(RUN))) == {(), ("b",)}
+
+
+def test_damage_survives_a_power_cut(disk: SimDisk) -> None:
+    disk.write(RUN / "a", [b"1234"])
+    disk.sync_folder(RUN)
+    disk.damage(RUN / "a", lambda data: data[:2])
+    assert after_power_cuts(disk, content(RUN / "a")) == {b"12"}

@@ -15,8 +15,7 @@ from celu.checkpoint.writer import InlineWriter
 from celu.errors import CheckpointError, PeerFailed, ProtocolError
 from celu.events import ignore
 from celu.session import guest_session, host_session
-from celu.simulation import _run_together
-from celu.transport.memory import memory_links
+from celu.transport.memory import memory_links, run_together
 from celu.transport.message import Kind, Message
 from checkpoint.disks import QuickDisk
 from federation import Federation, assert_same_bits, federation
@@ -127,7 +126,7 @@ def run(fed: Federation, guest_at: Path, host_at: Path) -> celu.Result:
             checkpoints=checkpoints[guest_at],
         ),
     }
-    return _run_together(programs, [to_host])["guest"]
+    return run_together(programs, [to_host])["guest"]
 
 
 def test_folders_of_different_runs_are_refused_at_both_sides(tmp_path: Path) -> None:
@@ -190,7 +189,7 @@ def test_a_guest_that_resumes_from_a_round_that_the_host_lacks_is_refused(tmp_pa
         checkpoints=Checkpoints(tmp_path, QuickDisk(), InlineWriter()),
     )
     with pytest.raises(ProtocolError, match="round 3"):
-        _run_together({"host": host, "guest": rogue()}, [to_host])  # type: ignore[dict-item]
+        run_together({"host": host, "guest": rogue()}, [to_host])  # type: ignore[dict-item]
     assert not (tmp_path / "run.json").exists()
 
 
@@ -249,7 +248,7 @@ def test_a_guest_cannot_make_a_host_give_up_its_checkpoints(
         checkpoints=Checkpoints(tmp_path / "host", QuickDisk(), InlineWriter()),
     )
     with pytest.raises(CheckpointError, match="would repeat more than 2 checkpoints"):
-        _run_together({"host": host, "guest": rogue()}, [to_host])  # type: ignore[dict-item]
+        run_together({"host": host, "guest": rogue()}, [to_host])  # type: ignore[dict-item]
     assert content(tmp_path) == before
 
 

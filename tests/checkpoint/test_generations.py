@@ -255,3 +255,17 @@ def test_tensors_of_every_dtype_and_shape_round_trip() -> None:
         list(serialize_tensors({"c": torch.zeros(1, dtype=torch.complex64)}))
     with pytest.raises(ValueError, match="safetensors"):
         load_tensors(b"no such thing")
+
+
+def test_the_thread_of_a_background_writer_ends_with_its_job() -> None:
+    # A party makes a writer for each session, and a session ends whenever a peer restarts.
+    writers = [BackgroundWriter() for _ in range(20)]
+    threads: list[threading.Thread] = []
+    for writer in writers:
+        writer.submit(lambda: threads.append(threading.current_thread()))
+        writer.flush()
+    assert len(threads) == 20
+    for thread in threads:
+        assert thread is not threading.current_thread()
+        thread.join(60)
+        assert not thread.is_alive()

@@ -27,9 +27,11 @@ TINY = SettingsTemplate(
 )
 
 
-def celu(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def celu(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "celu.cli.app", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=cwd
+    )
 
 
 @dataclass

@@ -21,7 +21,7 @@ from stores import write_store
 
 COMMANDS = (
     *("demo", "certs", "data", "prepare", "split", "inspect", "align", "doctor", "run"),
-    *("simulate", "report", "bench", "version"),
+    *("simulate", "export", "predict", "evaluate", "report", "bench", "version"),
 )
 
 
@@ -128,7 +128,8 @@ def test_version_prints_what_a_bug_report_needs() -> None:
     needed = ("celu", "python", "torch", "torch build", "grpcio", "cpus", "platform")
     assert all(re.search(rf"^{name} \S", text, re.MULTILINE) for name in needed)
     assert re.findall(r"^extra (\w+) \S", text, re.MULTILINE) == [
-        *("flights", "zstd", "websocket", "figures", "dashboard", "tensorboard")
+        *("flights", "zstd", "websocket", "figures", "dashboard", "serve"),
+        *("tensorboard", "onnx"),
     ]
 
 

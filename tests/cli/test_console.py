@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from rich.markup import escape
 from rich.table import Table
 
+from celu import cli
 from celu.cli.console import Console
 from cli.pair import DEADLINE_S
 from stores import write_store
@@ -128,3 +130,23 @@ def test_a_command_whose_output_cannot_be_written_ends_by_its_result(
             check=False,
         )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_every_command_prints_through_the_console() -> None:
+    allowed = {"console.py"}
+    for path in Path(cli.__file__).parent.glob("*.py"):
+        called = {
+            ast.unparse(node.func)
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Call)
+        }
+        writes = {"print", "typer.echo", "typer.secho", "click.echo", "rich.print"} & called
+        direct = {name for name in called if name.startswith(("sys.stdout.", "sys.stderr."))}
+        assert path.name in allowed or not writes | direct, path
+
+
+def test_a_folders_name_cannot_control_the_terminal(tmp_path: Path) -> None:
+    made = run("certs", "ca", "--dir", tmp_path / HOSTILE.replace("/", ""))
+    assert made.returncode == 0, made.stderr
+    assert b"\x1b" not in made.stdout and b"\x07" not in made.stdout
+    assert HARMLESS.replace("/", "") in made.stdout.decode()

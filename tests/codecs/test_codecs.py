@@ -81,6 +81,19 @@ def test_rounding_is_unbiased(name: str) -> None:
     assert float((backs.mean(dim=0) - x).abs().max()) < 6 * spread / math.sqrt(600) + 1e-6
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_without_a_generator_rounding_is_to_nearest(name: str) -> None:
+    codec = find_codec(name, "codec")
+    x = torch.randn(40, 32, generator=noise(5))
+    payload = codec.encode(x, None)
+    assert torch.equal(payload, codec.encode(x, None))
+    error = (codec.decode(payload, *x.shape) - x).abs()
+    assert float((error - (round_trip(name, x) - x).abs()).mean()) <= 0
+    if name == "int8":
+        steps = (x.amax(dim=1) - x.amin(dim=1)) / LEVELS[name]
+        assert bool((error <= 0.501 * steps[:, None]).all())
+
+
 def test_the_mean_row_and_the_rotation_reduce_the_error_of_outliers() -> None:
     x = torch.randn(256, 64, generator=noise(6))
     x[:, 3] += 40.0  # like an activation that is always on

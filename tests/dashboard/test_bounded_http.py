@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from celu.dashboard import bounded_http
+from celu import http_limits
 from celu.dashboard.server import Dashboard
 from record.folders import events, write_run
 
@@ -54,17 +54,17 @@ def is_closed(sock: socket.socket) -> bool:
 def test_idle_connections_are_bounded_in_number(
     served: Dashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounded_http, "REQUEST_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(http_limits, "REQUEST_S", 2 * DEADLINE_S)
     with ExitStack() as stack:
         idle = [stack.enter_context(connect(served)) for _ in range(NUM_IDLE)]
-        excess = NUM_IDLE - bounded_http.MAX_CONNECTIONS
+        excess = NUM_IDLE - http_limits.BoundedHttp.max_connections
         assert wait_for_closed(idle, excess) == excess
 
 
 def test_a_dashboard_answers_again_after_idle_connections_timed_out(
     served: Dashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounded_http, "REQUEST_S", 0.5)
+    monkeypatch.setattr(http_limits, "REQUEST_S", 0.5)
     with ExitStack() as stack:
         idle = [stack.enter_context(connect(served)) for _ in range(NUM_IDLE)]
         assert wait_for_closed(idle, NUM_IDLE) == NUM_IDLE
@@ -78,7 +78,7 @@ def test_a_dashboard_answers_again_after_idle_connections_timed_out(
 def test_a_request_that_arrives_byte_by_byte_is_cut_off(
     served: Dashboard, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
-    monkeypatch.setattr(bounded_http, "REQUEST_S", 0.5)
+    monkeypatch.setattr(http_limits, "REQUEST_S", 0.5)
     over = threading.Event()
 
     def dribble() -> None:
@@ -95,3 +95,23 @@ def test_a_request_that_arrives_byte_by_byte_is_cut_off(
         assert wait_for_closed([client], 1) == 1
         over.set()
         thread.join(DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno number\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n\0\0\0\r\n\r\n",
+        b"\0\0\0\r\n\r\n",
+    ],
+)
+def test_bytes_that_are_not_http_end_their_connection_and_log_nothing(
+    served: Dashboard, caplog: pytest.LogCaptureFixture, garbage: bytes
+) -> None:
+    with connect(served) as client:
+        client.sendall(garbage)
+        assert wait_for_closed([client], 1) == 1
+    with connect(served) as client:  # its answer comes after whatever the garbage caused
+        client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert client.recv(16).startswith(b"HTTP/1.1 200")
+    assert not caplog.records

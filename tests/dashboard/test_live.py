@@ -71,6 +71,89 @@ def test_a_long_run_is_downsampled_and_retains_few_spans(tmp_path: Path) -> None
     assert run.state()["window"]["last"] == 2500
 
 
+def test_a_run_with_very_many_events_stays_small_in_memory(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", events(10))
+    run = open_run(folder)
+    best, num_retained, num_written = 12_345, [], len(events(10))
+    for first in range(11, 40_011, 5000):
+        new: list[dict[str, Any]] = []
+        for n in range(first, first + 5000):
+            new.append(evaluation_event(n, 0.9 if n == best else 0.6 + n / 1e6))
+            new.append({"t": 1.0 + 0.5 * n, "event": "checkpoint", "round": n, "seconds": 0.5 * n})
+            if n % 50 == 0:
+                new += [
+                    {"t": 0.5 * n, "event": "link_down", "peer": "weather", "reason": "cut"},
+                    {"t": 0.5 * n, "event": "link_up", "peer": "weather", "seconds": 1.0},
+                    round_event(n, spans=[]),
+                ]
+        append(folder, *new)
+        num_written += len(new)
+        run.refresh()
+        num_retained.append(len(run.record.events))
+        assert run.position == num_written
+    assert max(num_retained) <= 10_000 and num_retained[-1] <= num_retained[2] + 1000
+    assert run.generation == 0  # a page that is open needs no new snapshot because of this
+    summary = run.state()["summary"]
+    assert (summary["best"], summary["best_round"], summary["attempts"]) == (0.9, best, 1)
+    evaluations = run.record.evaluations
+    rounds = [event.round for event in evaluations]
+    assert rounds == sorted(set(rounds)) and rounds[-1] == 40_010
+    # No part of the run has faded: some evaluations remain in each of 100 parts of it.
+    assert {round_ * 100 // 40_011 for round_ in rounds} == set(range(100))
+    # A page's position is still valid: it gets the points after it.
+    append(folder, evaluation_event(40_011, 0.7))
+    position = run.position
+    run.refresh()
+    points = run.new_points(position - 300, position)
+    assert points is not None and points["held_out"]["auc"]["round"] == [40_011]
+    earlier = run.new_points(position - 300, position - 10)
+    assert earlier is not None and len(earlier["held_out"]["auc"]["round"]) in (5, 6)
+
+
+def test_the_file_of_a_long_run_is_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celu.dashboard.live._READ_BYTES", 1000)
+    folder = write_run(tmp_path / "run", events(300))
+    run = open_run(folder)
+    assert run.position == len(events(300)) and run.series()["loss"]["round"][-1] == 300
+    sizes = []
+    refresh = run.record.refresh
+    monkeypatch.setattr(run.record, "refresh", lambda: sizes.append(new := refresh()) or new)
+    append(folder, *(round_event(n) for n in range(301, 321)))
+    run.refresh()
+    assert run.series()["loss"]["round"][-1] == 320 and run.generation == 0
+    assert sum(map(len, sizes)) == 20 and max(map(len, sizes)) <= 3
+
+
+def test_a_damaged_line_in_a_later_part_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celu.dashboard.live._READ_BYTES", 1000)
+    folder = write_run(tmp_path / "run", events(100))
+    run = open_run(folder)
+    generation = run.generation
+    with (folder / "events.jsonl").open("a") as file:
+        file.write("damaged\n")
+    for _ in range(3):
+        run.refresh()
+        assert "expected an event as celu writes it" in run.state()["warnings"][0][1]
+    assert run.generation == generation and run.series()["loss"]["round"][-1] == 100
+
+
+def test_a_compacted_record_forgets_rounds_that_a_resumed_run_repeats(tmp_path: Path) -> None:
+    written = events(1)[:3]
+    for start in (0, 3000, 6000):  # each attempt repeats all rounds after 1000
+        written += [{"t": 0.0, "event": "attempt", "number": 2 + start // 3000}]
+        written += [{"t": 0.0, "event": "resumed", "round": min(start, 1000), "num_rounds": 9000}]
+        written += [round_event(n, spans=[]) for n in range(min(start, 1000) + 1, 6001)]
+    record = open_run(write_run(tmp_path / "run", written)).record
+    assert len(record.events) < len(written) / 2 and record.num_read == len(written)
+    rounds = [event.round for event in record.rounds]
+    assert rounds == sorted(set(rounds)) and rounds[0] == 1 and rounds[-1] == 6000
+    assert (record.attempts, record.num_rounds) == (4, 9000)
+
+
 def test_after_many_new_points_a_new_snapshot_is_needed(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", events(10))
     run = open_run(folder)

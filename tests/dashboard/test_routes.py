@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from celu.dashboard.routes import AllowedHosts
 from celu.dashboard.server import Dashboard
 from celu.errors import ConfigError
+from celu.http_limits import AllowedHosts
 from record.folders import events, round_event, write_run
 
 DEADLINE_S = 600.0

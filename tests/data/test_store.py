@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -110,3 +112,48 @@ def test_class_labels_are_int64(tmp_path: Path) -> None:
     labels = rows_of(open_store(store.path)).train.labels
     assert labels is not None
     assert labels.dtype == torch.int64
+
+
+def test_a_file_that_declares_a_thousand_times_its_size_is_refused_before_it_is_read(
+    store: Store,
+) -> None:
+    table = pq.read_table(store.file("train"))
+    padded = pa.array(["a" * ((100 << 20) // ROWS)] * ROWS)
+    table = table.set_column(table.schema.get_field_index("id"), "id", padded)
+    pq.write_table(
+        table, store.file("train"), compression="zstd", use_dictionary=False, data_page_size=1 << 30
+    )
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    previous = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(DataError, match=r"column 'id': row group 0 declares .* 1000 times"):
+            open_datasets(open_store(store.path))
+    finally:
+        pa.set_memory_pool(previous)
+    assert pool.max_memory() < 16 << 20
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_more_or_fewer_rows_than_the_schema_are_refused_while_they_are_read(
+    store: Store, change: int
+) -> None:
+    rows = {**store.schema.rows, "train": ROWS + change}
+    other = Store(store.path, store.schema.model_copy(update={"rows": rows}))
+    with pytest.raises(DataError, match=rf"expected {ROWS + change} rows, as in the schema, got"):
+        open_datasets(other)
+    with pytest.raises(DataError, match=rf"expected {ROWS + change} rows, as in the schema, got"):
+        other.tags("train")
+
+
+def test_a_mapped_file_of_another_size_is_written_again(store: Store) -> None:
+    expected = rows_of(store).train.inputs["numbers"].clone()
+    (folder,) = (store.path / "columns").iterdir()
+    facts = json.loads((folder / "columns.json").read_text())
+    file = folder / "train.numbers.bin"
+    short = file.read_bytes()[:8]
+    file.unlink()  # it may still be mapped
+    file.write_bytes(short)
+    facts["files"][file.name] = 8  # the list agrees with the file, and both are wrong
+    (folder / "columns.json").write_text(json.dumps(facts))
+    assert torch.equal(rows_of(store).train.inputs["numbers"], expected)

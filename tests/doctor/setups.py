@@ -14,10 +14,9 @@ from celu.doctor.facts import Finding, LinkFacts
 from celu.doctor.measure import ProbePlan
 from celu.doctor.measurement import Measurement
 from celu.doctor.probes import Clocks
-from celu.simulation import _run_together
 from celu.transport.emulation import LinkEmulator
 from celu.transport.link import Link
-from celu.transport.memory import memory_links
+from celu.transport.memory import memory_links, run_together
 from celu.transport.virtual_clock import VirtualClock
 
 # Virtual seconds cost nothing, but every megabyte is copied.
@@ -79,7 +78,7 @@ class Setup:
             "guest", self.job, links, self.plan, clocks_of(clocks["guest"]), lambda text: None
         )
         ends = [end for pair in pairs.values() for end in pair]
-        results: dict[str, Any] = _run_together(programs, ends, clocks)
+        results: dict[str, Any] = run_together(programs, ends, clocks)
         for name in names:
             assert results[name]["guest"].measured == results["guest"][name].measured
         return results["guest"], clocks

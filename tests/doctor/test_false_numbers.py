@@ -13,10 +13,9 @@ import torch
 from celu.doctor.diagnosis import diagnose_guest
 from celu.doctor.probes import Clocks
 from celu.errors import ProtocolError, ShapeError
-from celu.simulation import _run_together
 from celu.transport.emulation import LinkEmulator
 from celu.transport.link import Link
-from celu.transport.memory import memory_links
+from celu.transport.memory import memory_links, run_together
 from celu.transport.message import Kind, Message
 from doctor.setups import Setup, make_job
 from psi.parties import Wrapped
@@ -98,7 +97,7 @@ def test_a_probe_of_another_size_than_requested_is_refused() -> None:
             return replace(message, tensor=message.tensor[:-1])
         return message
 
-    with pytest.raises(ShapeError, match="PROBE of round 1: expected 4096 rows, got 4095"):
+    with pytest.raises(ShapeError, match="PROBE of round 1 from guest: expected 4096 rows"):
         setup(wrap=tampering(shorten)).diagnose()
 
 
@@ -119,7 +118,7 @@ def test_malformed_versions_are_refused(claim: Any) -> None:
             return replace(message, body={**(message.body or {}), "versions": claim})
         return message
 
-    with pytest.raises(ProtocolError, match=r"HELLO: .*expected"):
+    with pytest.raises(ProtocolError, match=r"HELLO from host: .*expected"):
         setup(wrap_host=tampering(change)).diagnose()
 
 
@@ -134,4 +133,4 @@ def test_a_measurement_that_never_ends_is_refused() -> None:
 
     host = diagnose_guest("host", make_job(), to_guest, Clocks(), lambda text: None)
     with pytest.raises(ProtocolError, match="the measurement did not end"):
-        _run_together({"host": host, "guest": guest()}, [to_host, to_guest])  # type: ignore[dict-item]
+        run_together({"host": host, "guest": guest()}, [to_host, to_guest])  # type: ignore[dict-item]

@@ -11,10 +11,9 @@ from celu.config.link import PROFILES
 from celu.doctor.measure import ProbePlan
 from celu.errors import ContractMismatch
 from celu.events import ignore
-from celu.simulation import _run_together
 from celu.transport.emulation import PAYLOAD_FRACTION, LinkEmulator
 from celu.transport.link import Link
-from celu.transport.memory import memory_links
+from celu.transport.memory import memory_links, run_together
 from celu.transport.message import Kind, Message
 from doctor.setups import Setup, make_facts, make_job, warned
 from psi.parties import Wrapped
@@ -150,7 +149,7 @@ def test_a_peer_that_runs_another_command_is_refused() -> None:
         "guest": _diagnose(fed.job, to_host),
     }
     with pytest.raises(ContractMismatch, match=r"`celu run`.*`celu doctor`|doctor`.*`celu run`"):
-        _run_together(programs, [to_host])  # type: ignore[arg-type]
+        run_together(programs, [to_host])  # type: ignore[arg-type]
 
 
 def _diagnose(job: celu.Job, link: Link) -> object:

@@ -1,4 +1,4 @@
-"""Training with codecs: equal bits over any transport, and both sides cache decoded tensors."""
+"""Training with codecs: equal bits over any transport; a party caches what it sent exactly."""
 
 from __future__ import annotations
 
@@ -40,23 +40,30 @@ def test_a_codec_gives_equal_bits_over_grpc_and_in_memory_and_is_lossy(
 def test_rounding_depends_on_seed_and_round_only() -> None:
     coding = [Coding(federation(codec="4bit", seed=seed).job, "host") for seed in (1, 2)]
     z = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
-    a, b = (c.pack(Message(Kind.ACTIVATION, 3, tensor=z))[1] for c in coding)
-    again = coding[0].pack(Message(Kind.ACTIVATION, 3, tensor=z))[1]
-    other_round = coding[0].pack(Message(Kind.ACTIVATION, 4, tensor=z))[1]
+    a, b = (c.pack(Message(Kind.ACTIVATION, 3, tensor=z)).tensor for c in coding)
+    again = coding[0].pack(Message(Kind.ACTIVATION, 3, tensor=z)).tensor
+    other_round = coding[0].pack(Message(Kind.ACTIVATION, 4, tensor=z)).tensor
+    assert a is not None and b is not None and again is not None and other_round is not None
     assert torch.equal(a, again)
     assert not torch.equal(a, b) and not torch.equal(a, other_round)
 
 
-def test_both_sides_cache_the_decoded_tensors() -> None:
+def test_a_party_caches_what_it_sent_exactly_and_what_it_received_as_decoded() -> None:
     fed = federation(codec="4bit", method=celu.Method(R=3))
     host = HostTrainer("host", fed.hosts["host"], fed.job)
     guest = GuestTrainer("guest", fed.guest, fed.job)
+    with torch.no_grad():
+        exact = fed.hosts["host"].bottom(**host.loader.batch(0).inputs)
     activation = host.compute_activation(0)
     _, (derivative,) = guest.compute_derivatives(0, [activation])
     host.update(0, derivative)
+    coding = Coding(fed.job, "host")
     (at_guest,), (at_host,) = guest.workset.table, host.workset.table
-    assert torch.equal(at_guest.z[0], at_host.z[0])
-    assert torch.equal(at_guest.dz[0], at_host.dz[0])
+    assert torch.equal(at_host.z[0], exact)
+    assert torch.equal(at_guest.z[0], coding.unpack(activation, 32))
+    assert torch.equal(at_host.dz[0], coding.unpack(derivative, 32))
+    assert not torch.equal(at_guest.z[0], at_host.z[0])
+    assert not torch.equal(at_guest.dz[0], at_host.dz[0])
     assert activation.tensor is not None
     assert activation.tensor.numel() == 4 * 6 + 32 * (4 + 4)
 
@@ -77,7 +84,7 @@ def test_nan_and_inf_are_refused_before_encoding_and_after_decoding(bad: float) 
     z[3, 2] = bad
     with pytest.raises(NonFiniteError, match="ACTIVATION of round 7"):
         coding.pack(Message(Kind.ACTIVATION, 7, tensor=z))
-    packed, _ = coding.pack(Message(Kind.ACTIVATION, 7, tensor=torch.ones(32, 6)))
+    packed = coding.pack(Message(Kind.ACTIVATION, 7, tensor=torch.ones(32, 6)))
     assert packed.tensor is not None
     packed.tensor[:4, 0] = torch.tensor([bad]).view(torch.uint8)
     with pytest.raises(NonFiniteError, match="round 7"):
@@ -86,7 +93,7 @@ def test_nan_and_inf_are_refused_before_encoding_and_after_decoding(bad: float) 
 
 def test_a_message_with_another_number_of_rows_is_refused() -> None:
     coding = Coding(federation(codec="int8").job, "host")
-    packed, _ = coding.pack(Message(Kind.DERIVATIVE, 2, tensor=torch.ones(31, 6)))
+    packed = coding.pack(Message(Kind.DERIVATIVE, 2, tensor=torch.ones(31, 6)))
     with pytest.raises(ShapeError, match="DERIVATIVE of round 2: expected 448 bytes"):
         coding.unpack(packed, 32)
 

@@ -16,6 +16,7 @@ from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.host_trainer import HostTrainer
 from celu.errors import ModelError
 from celu.transport.message import Kind, Message
+from celu.workset.weighting import StaleDerivatives, StaleLosses, Weights
 from federation import federation, train_in_memory
 
 NO_TAGS = np.zeros((0, 16), np.uint8)
@@ -62,7 +63,9 @@ def host_with_cached(stale: Tensor, dz: Tensor, xi: float) -> tuple[HostTrainer,
     bottom = Scale([1.0, 1.0])
     table = celu.Dataset({"x": X})
     trainer = HostTrainer(
-        "host", celu.Host(bottom=bottom, train=table, test=table), job(W=1, R=2, xi=xi)
+        "host",
+        celu.Host(bottom=bottom, train=table, test=table),
+        job(W=1, R=2, xi=xi, weighting="cosine"),
     )
     trainer.workset.insert(0, Batch({"x": X}, None, NO_TAGS), (stale,), (dz,))
     return trainer, bottom
@@ -109,7 +112,7 @@ def guest(loss: Callable[[Tensor, Tensor], Tensor], xi: float) -> tuple[GuestTra
 
 def activation(trainer: GuestTrainer, z: Tensor) -> Message:
     plain = Message(Kind.ACTIVATION, 0, tensor=z, row_digest=trainer.loader.batch(0).row_digest)
-    return Coding(job(), "host").pack(plain)[0]
+    return Coding(job(), "host").pack(plain)
 
 
 def test_the_guests_local_step_weights_the_losses_of_instances() -> None:
@@ -205,10 +208,12 @@ class HalfWeights:
     def __init__(self, xi_degrees: float) -> None:
         del xi_degrees
 
-    def weigh(self, fresh_BD: Tensor, stale_BD: Tensor) -> object:
-        from celu.workset.weighting import Weights
+    def weigh_derivatives(self, stale: StaleDerivatives) -> Weights:
+        half = torch.full((len(stale.dz_BD),), 0.5)
+        return Weights(half, half)
 
-        half = torch.full((len(fresh_BD),), 0.5)
+    def weigh_losses(self, stale: StaleLosses) -> Weights:
+        half = torch.full((len(stale.fresh_BD),), 0.5)
         return Weights(half, half)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from celu.engine.observer import quantiles
-from celu.events import SIMILARITY_QUANTILES
+import celu
+from celu.engine.observer import Observer, quantiles
+from celu.engine.spans import Spans
+from celu.events import SIMILARITY_QUANTILES, ignore
+from celu.workset.workset import Workset
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 4096])
@@ -15,3 +18,17 @@ def test_quantiles_equal_those_of_torch(count: int, dtype: torch.dtype) -> None:
     numbers = torch.rand(count, generator=torch.Generator().manual_seed(count)).to(dtype)
     expected = torch.quantile(numbers.float(), torch.tensor(SIMILARITY_QUANTILES))
     torch.testing.assert_close(torch.tensor(quantiles(numbers)), expected)
+
+
+def test_an_evaluation_between_measured_rounds_is_not_measured() -> None:
+    now = [0.0]
+    observer = Observer(ignore, [], 100, 1, Spans(lambda: now[0]))
+    workset = Workset.from_job(celu.Job(rounds=1, hosts={}), "guest")
+    observer.start_measuring(workset)
+    now[0] += 2
+    with observer.waiting():
+        now[0] += 1
+    with observer.evaluating(), observer.waiting():
+        now[0] += 10
+    timings = observer.timings(4, workset)
+    assert (timings.seconds, timings.waited_s) == (3, 1)

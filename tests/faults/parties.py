@@ -14,11 +14,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -84,6 +84,22 @@ _SETTINGS: dict[str, Any] = {
 _LINK = "link = { mbps = 100, delay_ms = 2 }"
 
 
+class Starter(Protocol):
+    """Starts parties, and knows how they end."""
+
+    def start(self, arguments: list[str], log: Path) -> int:
+        """Start `celu` with these arguments; returns its process id."""
+        ...
+
+    def poll(self, pid: int) -> int | None:
+        """The exit code of a process, as in `subprocess`; None while it runs."""
+        ...
+
+    def stop(self) -> None:
+        """End every party that still runs."""
+        ...
+
+
 class Server:
     """The process that parties are forked from (`server.py`)."""
 
@@ -117,7 +133,9 @@ class Server:
 class Party:
     """One party's files, and its process while there is one."""
 
-    def __init__(self, name: str, folder: Path, job: Path, server: Server) -> None:
+    def __init__(
+        self, name: str, folder: Path, job: Path, server: Starter, options: Sequence[str] = ()
+    ) -> None:
         self.name = name
         self.folder = folder
         self.run = folder / "run"
@@ -128,11 +146,12 @@ class Party:
         self._bytes_read = 0
         self._job = job
         self._server = server
+        self._options = options
 
     def start(self) -> None:
         """Start `celu run`, with the same command line every time."""
         assert self.pid is None, f"{self.name} is running"
-        line = ["run", str(self.folder / "party.toml"), "--job", str(self._job)]
+        line = ["run", str(self.folder / "party.toml"), "--job", str(self._job), *self._options]
         self.pid = self._server.start(line, self.log)
 
     @property
@@ -280,10 +299,10 @@ class Federation:
 class Environment:
     """Shared by all federations: rows, keys, and the server that starts parties."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server: Starter | None = None) -> None:
         self.folder = folder
         self.keys = folder / "keys"
-        self.server = Server()
+        self.server = server or Server()
         self._ports = random.Random(os.getpid())
         make_keys(self.keys, [GUEST, *HOSTS])
         rng = np.random.default_rng(1)
@@ -300,18 +319,24 @@ class Environment:
         hosts: int = 1,
         via: int | None = None,
         keys: Path | None = None,
+        job_text: str = _JOB,
+        link: str = _LINK,
+        options: Sequence[str] = (),
         **settings: Any,
     ) -> Federation:
-        """A federation in a folder; hosts connect to the port `via`, if it is not the guest's."""
+        """A federation in a folder; hosts connect to the port `via`, if it is not the guest's.
+
+        `options` are those of every party's `celu run`.
+        """
         names, port = HOSTS[:hosts], self.free_port()
         folder.mkdir(parents=True, exist_ok=True)
         job = folder / "job.toml"
-        job.write_text(_JOB + "".join(_HOST_TERMS.format(name=name) for name in names))
+        job.write_text(job_text + "".join(_HOST_TERMS.format(name=name) for name in names))
         for name in (GUEST, *names):
             is_guest, peers = name == GUEST, names if name == GUEST else [GUEST]
             values = {**_SETTINGS, **settings}
             lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-            lines += [_LINK, f'listen = "127.0.0.1:{port}"' if is_guest else ""]
+            lines += [link, f'listen = "127.0.0.1:{port}"' if is_guest else ""]
             certs = keys or self.keys
             text = _PARTY.format(
                 role="guest" if is_guest else "host",
@@ -326,7 +351,9 @@ class Environment:
                 text += "" if is_guest else f'connect = "127.0.0.1:{via or port}"\n'
             (folder / name).mkdir()
             (folder / name / "party.toml").write_text(text)
-        parties = {name: Party(name, folder / name, job, self.server) for name in (GUEST, *names)}
+        parties = {
+            name: Party(name, folder / name, job, self.server, options) for name in (GUEST, *names)
+        }
         return Federation(folder, parties, port)
 
     def free_port(self) -> int:
@@ -349,9 +376,9 @@ class Environment:
 
 
 @contextmanager
-def open_environment(folder: Path) -> Iterator[Environment]:
+def open_environment(folder: Path, server: Starter | None = None) -> Iterator[Environment]:
     """An environment whose processes are killed at the end."""
-    environment = Environment(folder)
+    environment = Environment(folder, server)
     try:
         yield environment
     finally:

@@ -102,7 +102,6 @@ class Proxy:
     def _forget(self) -> None:
         for task in self._tasks:
             task.cancel()
-        self._tasks.clear()
 
     async def _listen(self) -> None:
         self._server = await asyncio.start_server(self._carry, "127.0.0.1", self.port)
@@ -117,7 +116,10 @@ class Proxy:
             return writer.close()
         self._open |= {writer, back}
         ways = [self._forward(reader, back), self._forward(there, writer)]
-        self._tasks |= {asyncio.ensure_future(way) for way in ways}
+        for way in ways:
+            task = asyncio.ensure_future(way)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         return None
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -27,6 +25,15 @@ from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
 from stores import write_store
 
+from .model_files import model_files
+from .more_files import (
+    Reader,
+    alignment_files,
+    certificate_files,
+    raw_files,
+    run_files,
+    score_files,
+)
 from .values import mutated_body, mutated_bytes
 
 JOB = """
@@ -95,16 +102,6 @@ def _train(run: Path) -> celu.Result:
     job = celu.Job(batch_size=8, rounds=4, hosts={}, checkpoint={"every": 2})
     checkpoints = Checkpoints(run, writer=InlineWriter())
     return celu.simulate(job, guest, {}, checkpoints={job.guest: checkpoints})
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A file below a folder, how to mutate it, and celu's own reader of the folder."""
-
-    name: str
-    file: str
-    mutate: Callable[[Random, bytes], bytes]
-    read: Callable[[Path], object]
 
 
 def mutated_toml(random: Random, data: bytes) -> bytes:
@@ -184,4 +181,10 @@ def make_files(folder: Path) -> list[Reader]:
         Reader("state.json", f"run/{GENERATION}/state.json", mutated_body, resume),
         Reader("tensors", f"run/{GENERATION}/tensors.safetensors", mutated_bytes, resume),
         Reader("train.parquet", "store/train.parquet", mutated_bytes, open_aligned),
+        *run_files(folder),
+        *raw_files(folder),
+        *score_files(folder),
+        *certificate_files(folder),
+        *alignment_files(folder),
+        *model_files(folder),
     ]  # fmt: skip

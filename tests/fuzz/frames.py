@@ -6,6 +6,7 @@ a random generator and a stream, and returns the pieces to deliver instead.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,14 @@ from .values import NUMBERS, mutated_body, mutated_bytes
 FIELDS = [
     "magic", "version", "kind", "dtype", "rank",
     "sequence", "received", "round", "part", "rows", "width", "length", "digest",
+    "curvature",
 ]  # fmt: skip
-_BITS = {"B": 8, "H": 16, "I": 32, "Q": 64, "s": 0}  # 0: bytes
+CURVATURES = (0.0, -0.0, 0.5, 5e-324, 1e12, 1.1e12, 1e300, -1.0, math.inf, -math.inf, math.nan)
+_BITS = {"B": 8, "H": 16, "I": 32, "Q": 64, "s": 0, "d": 0}  # 0: bytes or a float
 BITS = dict(
     zip(
         FIELDS,
-        (_BITS[code] for _, code in re.findall(r"(\d*)([BHIQs])", HEADER.format)),
+        (_BITS[code] for _, code in re.findall(r"(\d*)([BHIQsd])", HEADER.format)),
         strict=True,
     )
 )
@@ -35,7 +38,7 @@ NUMERIC = [field for field in FIELDS if BITS[field]]
 class Frame:
     """A message on the wire: its header by fields, and the bytes that follow."""
 
-    fields: dict[str, int | bytes]
+    fields: dict[str, int | float | bytes]
     payload: bytes
     is_body: bool
 
@@ -45,9 +48,9 @@ class Frame:
         fields = dict(zip(FIELDS, HEADER.unpack(header), strict=True))
         return Frame(fields, b"".join(payload), message.tensor is None)
 
-    def with_fields(self, **changes: int | bytes) -> Frame:
+    def with_fields(self, **changes: int | float | bytes) -> Frame:
         fitting = {  # modulo the size of the field
-            name: value if isinstance(value, bytes) else value % (1 << BITS[name])
+            name: value % (1 << BITS[name]) if isinstance(value, int) else value
             for name, value in changes.items()
         }
         return Frame({**self.fields, **fitting}, self.payload, self.is_body)
@@ -87,6 +90,12 @@ def change_fields(random: Random, stream: Stream) -> list[bytes]:
         return frame
 
     return _change_one(random, stream, change)
+
+
+def change_curvature(random: Random, stream: Stream) -> list[bytes]:
+    """Claim another curvature: negative, not finite, or too large."""
+    curvature = random.choice(CURVATURES)
+    return _change_one(random, stream, lambda frame: frame.with_fields(curvature=curvature))
 
 
 def claim_a_shape(random: Random, stream: Stream) -> list[bytes]:
@@ -184,6 +193,7 @@ def recut(random: Random, stream: Stream) -> list[bytes]:
 
 MUTATIONS: tuple[Mutation, ...] = (
     change_fields,
+    change_curvature,
     claim_a_shape,
     change_payload,
     change_body,

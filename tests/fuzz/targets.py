@@ -6,21 +6,24 @@ refused. After a message is accepted, `reset` restores it for the next message.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import celu
 from celu.checkpoint.agreement import Agreement, Inventory
 from celu.codecs.registry import CODECS, ZSTD
+from celu.config.serving import Serving
 from celu.data.order import BatchOrder
 from celu.doctor import diagnosis, probes
 from celu.doctor.measurement import MAX_WALL_S, Direction, Measurement, number, read_measurement
-from celu.engine.coding import Coding
+from celu.engine.coding import Coding, check_same_rows
 from celu.engine.cost_model import Costs
 from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.host_trainer import HostTrainer
@@ -34,12 +37,22 @@ from celu.models.tower import Tower
 from celu.psi import exchange, protocol, selection
 from celu.psi.state import VALUE_BYTES, ExchangeState
 from celu.psi.workers import Workers
+from celu.serving import predict_session
+from celu.serving.announcement import HostModels, read_wanted, wanted_message
+from celu.serving.coding import ServingCoding
+from celu.serving.host_link import GuestParts
+from celu.serving.pushing import HostPush
+from celu.serving.row_index import ServedRows
+from celu.transport.ask import MAX_ROW, MAX_SLOT, Ask, Refusal, ask_spec
+from celu.transport.asker import Asker, Call
 from celu.transport.delivery import ConnectionProtocol, Delivery
 from celu.transport.link import run_blocking
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message, TensorSpec, expect, peer_failure, require_rows
+from celu.transport.stream import StreamLink
 from celu.transport.stripes import Stripe
 from celu.transport.wire import encode
+from stores import write_store
 
 ROWS, WIDTH = 8, 3
 ROUND = 4
@@ -89,6 +102,11 @@ def open_targets(folder: Path) -> Iterator[list[Target]]:
             alignment_hello(folder),
             alignment_elements(),
             alignment_selection(),
+            asks(),
+            answers(),
+            *announcements(),
+            pushed_chunks(folder),
+            *scoring(),
         ]
 
 
@@ -105,7 +123,7 @@ def codecs() -> Iterator[Target]:
             x_BD = coding.unpack(message, ROWS)
             assert x_BD.shape == (ROWS, WIDTH) and bool(torch.isfinite(x_BD).all())
 
-        packed = [coding.pack(message)[0] for message in sent]
+        packed = [coding.pack(message) for message in sent]
         yield Target(f"codec {name}", packed, read, coding.specs(*kinds), weight=0.4)
 
 
@@ -249,8 +267,8 @@ def verdict() -> Target:
     tuning = make_job(method=celu.Method(W=4, R=2), codec="int8").tuning()
     stages = [
         Stage(Segment(here, 50, tuning)),
-        Stage(Segment(here, 20, tuning, evaluates=False), save="base"),
-        Stage(Segment(here, 9, tuning), save="best", restore="best", drop_savepoints=True),
+        Stage(Segment(here, 20, tuning), save="base"),
+        Stage(Segment(here, 9, tuning), save="base", restore="base", drop_savepoints=True),
     ]
 
     def read(message: Message) -> None:
@@ -273,15 +291,15 @@ def verdict() -> Target:
 
 def report() -> Target:
     """A host's timings, and the costs that a guest derives from them."""
-    times = Timings(4, 1.5, 0.5, 0.25, 3, 0.1, 4096)
+    times = Timings(4, 1.5, 0.5, 0.25, 3, 0.1, 4096, 0.7)
     segment = Segment(0, 4, make_job().tuning())
 
     def read(message: Message) -> None:
         reported = Timings.from_body(expect(message, Kind.REPORT, 3).body, 4)
-        outcome = Outcome(segment, None, [], times, (reported, times))
+        outcome = Outcome(segment, times, (reported, times))
         costs = Costs.from_outcome(outcome, 1 << 22, 1 << 22).updated(outcome)
         assert costs.depth(1 << 22, 1 << 22) >= 1
-        assert min(costs.free_steps(1 << 22, 1 << 22)) >= 1
+        assert min(costs.max_steps(1 << 22, 1 << 22, 1.5)) >= 1
 
     return Target("report", [Message(Kind.REPORT, 3, body=times.to_body())], read)
 
@@ -325,7 +343,7 @@ def versions() -> Target:
     sent = Message(Kind.HELLO, body={"versions": diagnosis.own_versions()})
 
     def read(message: Message) -> None:
-        diagnosis._read_versions((expect(message, Kind.HELLO).body or {}).get("versions"))
+        diagnosis._read_versions("host", (expect(message, Kind.HELLO).body or {}).get("versions"))
 
     return Target("versions", [sent], read, weight=0.3)
 
@@ -394,3 +412,127 @@ def alignment_selection() -> Target:
 
     specs = {Kind.KEPT: TensorSpec(2, 1, torch.uint8)}
     return Target("alignment selection", [Message(Kind.KEPT, 0, tensor=bits)], read, specs)
+
+
+def asks() -> Target:
+    """The asks that a guest sends to a host that serves."""
+
+    def read(message: Message) -> None:
+        ask = Ask.from_message(expect(message, Kind.ASK, ROUND))
+        assert 0 <= ask.slot < MAX_SLOT and 0 < len(ask.rows) <= ROWS
+        assert ask.rows.min() >= 0 and ask.rows.max() < MAX_ROW
+
+    sent = Ask(ROUND, 3, np.arange(ROWS), time.monotonic() + 60.0).to_message()
+    return Target("asks", [sent], read, {Kind.ASK: ask_spec(ROWS)})
+
+
+def answers() -> Target:
+    """The answers and refusals of a host, of which each caller gets its rows or none."""
+    spec = TensorSpec(ROWS, WIDTH)
+    asker = Asker(StreamLink("host", deadline_s=1.0), spec, max_rows=ROWS)
+    calls: list[Call] = []
+
+    def reset() -> None:
+        calls[:] = [Call(0, np.arange(rows), 0.0) for rows in (ROWS - 1, 1)]
+        asker._queue.clear()
+        asker._in_flight.clear()
+        asker._in_flight[ROUND] = list(calls)
+
+    def read(message: Message) -> None:
+        if message.kind is Kind.REFUSAL:
+            asker._on_refusal(message)
+        else:
+            asker._on_answer(expect(message, Kind.ANSWER, message.round))
+            shapes = [call.answer.shape for call in calls if call.answer is not None]
+            assert shapes == [(ROWS - 1, WIDTH), (1, WIDTH)]
+
+    reset()
+    sent = [Message(Kind.ANSWER, ROUND, tensor=torch.randn(ROWS, WIDTH))]
+    sent += [Message(Kind.REFUSAL, ROUND, body={"reason": reason.value}) for reason in Refusal]
+    return Target(
+        "answers",
+        sent,
+        read,
+        {Kind.ANSWER: spec},
+        lambda: (list(asker._in_flight), [call.answer is None for call in calls]),
+        reset,
+    )
+
+
+def announcements() -> Iterator[Target]:
+    """The models that hosts hold, and those that a guest wants."""
+    name, other = "ab" * 8, "cd" * 8
+
+    def read_host(message: Message) -> None:
+        models = HostModels.from_message(expect(message, Kind.ANNOUNCE))
+        assert all(len(held) == 16 for held in models.held)
+        assert all(0 <= slot < MAX_SLOT for slot in (models.slots or {}).values())
+
+    yield Target("host models", [HostModels((name, other), {name: 1}).to_message()], read_host)
+
+    def read_guest(message: Message) -> None:
+        wanted, complete = read_wanted(expect(message, Kind.ANNOUNCE))
+        assert len(wanted) <= 2 and all(len(model) == 16 for model in (*wanted, *complete))
+
+    yield Target("wanted models", [wanted_message([name, other], [other])], read_guest)
+
+
+def pushed_chunks(folder: Path) -> Target:
+    """Z that a host pushes: a chunk is written if it is the next one, of our rows and finite."""
+    store = write_store(folder / "pushed-store", {"a": np.zeros(ROWS, np.float32)})
+    rows = ServedRows(store, None)
+    name = "ab" * 8
+    serving = Serving(guest="guest", hosts=["host"], mode="pushed", chunk_rows=ROWS)
+    host = HostPush("host", GuestParts("guest", serving, rows), lambda: {name: WIDTH}, folder)
+    host.models = HostModels((name,), {name: 1})
+    host._wanted = (name,)
+
+    def reset() -> None:
+        host._incoming.clear()
+        host._targets.clear()
+        host._files.clear()
+
+    spec = TensorSpec(host._max_bytes(ROWS), 1, torch.uint8)
+    z = torch.randn(ROWS, WIDTH).view(torch.uint8).reshape(-1, 1)
+    sent = Message(Kind.SCORING_ACTIVATION, 0, 1, tensor=z, row_digest=rows.digest(0, ROWS))
+    return Target(
+        "pushed chunks",
+        [sent],
+        lambda message: host._on_chunk(expect(message, Kind.SCORING_ACTIVATION, 0, 1)),
+        {Kind.SCORING_ACTIVATION: spec},
+        lambda: sorted(host._files),
+        reset,
+    )
+
+
+def scoring() -> Iterator[Target]:
+    """The messages of a prediction: Z of rows to score, HELLO and READY."""
+    batch = _dataset().take(slice(0, ROWS))
+    for codec in ("fp32", "int8+zstd"):
+        coding = ServingCoding(codec, WIDTH, ROWS)
+        sent = Message(
+            Kind.SCORING_ACTIVATION,
+            ROUND,
+            tensor=torch.randn(ROWS, WIDTH),
+            row_digest=batch.row_digest,
+        )
+
+        def read(message: Message, coding: ServingCoding = coding) -> None:
+            expect(message, Kind.SCORING_ACTIVATION, ROUND)
+            check_same_rows(message, batch)
+            x_BD = coding.unpack(message, ROWS)
+            assert x_BD.shape == (ROWS, WIDTH) and bool(torch.isfinite(x_BD).all())
+
+        specs = {Kind.SCORING_ACTIVATION: coding.spec()}
+        yield Target(f"scoring {codec}", [coding.pack(sent)], read, specs, weight=0.4)
+
+    def hello(message: Message) -> None:
+        body = expect(message, Kind.HELLO).body or {}
+        assert len(predict_session.read_token("host", body)) == 64
+
+    def ready(message: Message) -> None:
+        first = predict_session.read_first_chunk("guest", expect(message, Kind.READY).body, 9)
+        assert 0 <= first <= 9
+
+    yield Target("scoring hello", [Message(Kind.HELLO, body={"rows": "0a" * 32})], hello)
+    yield Target("scoring ready", [Message(Kind.READY, body={"chunk": 4})], ready)

@@ -46,9 +46,8 @@ def norms(weights: dict[str, Tensor]) -> dict[str, float]:
 
 def main() -> None:
     """Write trajectories.json and the interrupted runs."""
-    from engine.test_resume import CASES, attempt
-
     from federation import train_in_memory
+    from slow.engine.test_resume import CASES, attempt
 
     file = HERE / "trajectories.json"
     recorded = json.loads(file.read_text()) if file.exists() else {}
@@ -61,7 +60,7 @@ def main() -> None:
     for name in INTERRUPTED:
         folder = HERE / "interrupted" / name.replace(" ", "-")
         shutil.rmtree(folder, ignore_errors=True)
-        assert attempt(CASES[name](), folder, turns=14)[0] is None
+        assert attempt(CASES[name](), folder, turns=8)[0] is None
 
 
 if __name__ == "__main__":

@@ -253,8 +253,8 @@ def test_a_peer_that_replays_our_messages_cannot_claim_our_rows(
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (more, "KEPT of round 0: expected 4 rows, got 5"),
-        (fewer, "KEPT of round 0: expected 4 rows, got 3"),
+        (more, "KEPT of round 0 from guest: expected 4 rows, got 5"),
+        (fewer, "KEPT of round 0 from guest: expected 4 rows, got 3"),
         (lambda data: data | 1, "expected a bit for each common row"),
     ],
 )

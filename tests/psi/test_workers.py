@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 
 import pytest
 
 from celu.errors import CeluError, ProtocolError
 from celu.psi.group import GROUPS, ID_BYTES
-from celu.psi.workers import Workers, run_worker
+from celu.psi.workers import Workers, result_of, run_worker
 
 KEY, SESSION = b"k" * 32, b"s" * 32
 WAIT_S = 600.0  # a process has to start, perhaps on a busy machine
@@ -45,6 +46,14 @@ def test_a_worker_that_dies_is_reported() -> None:
         workers._processes[0].wait(WAIT_S)
         with pytest.raises(CeluError, match="a worker process died"):
             workers.blind(KEY, SESSION, bytes(ID_BYTES)).result(WAIT_S)
+
+
+def test_a_suspended_worker_is_reported_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Workers(1) as workers:
+        workers._processes[0].send_signal(signal.SIGSTOP)
+        monkeypatch.setattr("celu.psi.workers.ANSWER_S", 0.1)
+        with pytest.raises(CeluError, match=r"gave no answer in 0\.1 s"):
+            result_of(workers.blind(KEY, SESSION, bytes(ID_BYTES)))
 
 
 def test_closing_cancels_pending_requests_and_may_be_repeated() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,19 @@ def test_a_choice_emitted_again_after_an_interruption_counts_once(tmp_path: Path
         ('{"event": "x"}', "without a time and an event name"),
         ('{"t": 1, "event": "round", "seconds": 1}', "round: Field required"),
         ('{"t": 1, "event": ["x"]}', "without a time and an event name"),
+        ("[" * 100_000, "invalid JSON"),
+        ('{"t": 1, "event": "x", "a":' + "[" * 500 + "]" * 500 + "}", "invalid JSON"),
+        ('{"t": NaN, "event": "x"}', "t: Input should be a finite number"),
+        ('{"t": 1, "event": "round", "round": -1, "seconds": 1}', "round: Input should be"),
+        ('{"t": 1, "event": "round", "round": 1, "seconds": 1e300}', "seconds: Input should be"),
+        (
+            '{"t": 1, "event": "round", "round": 1, "seconds": 1, "similarity_quantiles": [1]}',
+            "similarity_quantiles: List should have at least 6 items",
+        ),
+        (
+            '{"t": 1, "event": "evaluation", "round": 1, "seconds": 1, "auc": 1' + "0" * 400 + "}",
+            "too many digits",
+        ),
     ],
 )
 def test_a_line_that_is_not_an_event_is_named(tmp_path: Path, line: str, got: str) -> None:
@@ -125,6 +139,35 @@ def test_a_folder_without_a_run_is_refused_and_the_missing_file_named(tmp_path: 
     (folder / "settings.json").unlink()
     with pytest.raises(ConfigError, match=r"settings.json is missing"):
         RunRecord(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"job": []}, "job"),
+        ({"party": 1.5}, "party"),
+        ({"versions": {"celu": 1}}, "versions.celu"),
+        ({"simulated": "yes"}, "simulated"),
+        ({"job": {"hosts": 3}}, "job.hosts"),
+        ({"job": {"method": {"R": []}}}, "job.method.R"),
+        ({"party": {"outage_s": "long"}}, "party.outage_s"),
+    ],
+)
+def test_a_damaged_setting_is_named(tmp_path: Path, changes: dict[str, object], key: str) -> None:
+    folder = write_run(tmp_path / "run")
+    settings = json.loads((folder / "settings.json").read_text())
+    (folder / "settings.json").write_text(json.dumps(settings | changes))
+    with pytest.raises(ConfigError, match=rf"settings.json: {re.escape(key)}"):
+        RunRecord(folder)
+
+
+@pytest.mark.parametrize("name", ["settings.json", "summary.json", "run.json"])
+@pytest.mark.parametrize("levels", [500, 100_000])
+def test_json_with_many_levels_is_refused(tmp_path: Path, name: str, levels: int) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / name).write_text('{"a":' + "[" * levels + "]" * levels + "}")
+    with pytest.raises(ConfigError, match=rf"{name}: expected JSON as celu writes it"):
+        _ = RunRecord(folder).run_id
 
 
 def test_a_resumed_run_does_not_have_the_status_of_its_earlier_attempt(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 
 from celu.errors import ConfigError
 from celu.events import RoundDone
+from celu.page.file import write
 from celu.record.downsample import MAX_POINTS, downsample
 from celu.record.folders import read_runs
 from celu.record.series import throughput
 from celu.record.timeline import choose_window, spans_in
 from celu.report.content import content
-from celu.report.render import write
 from record.folders import evaluation_event, events, round_event, write_run
 
 

@@ -258,7 +258,7 @@ def federate(
 
         yield make
     for thread in threading.enumerate():
-        if thread.name.startswith(("from-", "to-", "reconnect-", "celu-websocket")):
+        if thread.name.startswith(("from-", "to-", "reconnect-", "celu-")):
             thread.join(timeout=600)
             stack = sys._current_frames().get(thread.ident or 0)
             where = "".join(traceback.format_stack(stack)[-6:]) if thread.is_alive() else ""

@@ -13,14 +13,15 @@ from celu.transport.delivery import (
     MAX_UNACKED_BYTES,
     MAX_UNACKED_MESSAGES,
     MIN_UNACKED_MESSAGES,
+    SMALL_MESSAGE_BYTES,
     ConnectionProtocol,
     Delivery,
 )
 from celu.transport.message import Kind, Message, TensorSpec
-from celu.transport.wire import encode
+from celu.transport.wire import HEADER, encode
 from fuzz.frames import Frame
 
-SPECS = {Kind.ACTIVATION: TensorSpec(100, 8)}
+SPECS = {Kind.ACTIVATION: TensorSpec(1000, 8)}
 
 
 def deliveries() -> tuple[Delivery, Delivery]:
@@ -66,7 +67,8 @@ def test_each_message_arrives_once_in_order_over_connections_cut_anywhere(seed: 
         if min(map(len, got)) == 20:
             break
         connections = [
-            ConnectionProtocol(side, dials=i == 0, piece_bytes=64) for i, side in enumerate(sides)
+            ConnectionProtocol(side, dials=i == 0, piece_bytes=rng.choice((64, 300)))
+            for i, side in enumerate(sides)
         ]
         in_flight: tuple[deque[bytes], ...] = (deque(), deque())  # by sender
         for _ in range(rng.randrange(1, 120)):  # then it breaks, and what is in flight is lost
@@ -108,7 +110,7 @@ def test_only_messages_that_the_peer_lacks_are_resent() -> None:
 
 def test_a_message_that_arrived_in_part_is_resent_from_its_start() -> None:
     host, guest = deliveries()
-    host.enqueue(tensor(0))
+    host.enqueue(tensor(0, rows=1000))
     ours, theirs = connect(host, guest)
     header = ours.next_piece()
     assert header is not None and theirs.receive_piece(header) is None
@@ -126,6 +128,53 @@ def test_a_heartbeat_acknowledges_received_messages() -> None:
     assert host.unacknowledged == 2
     assert ours.receive_piece(theirs.heartbeat()) is None
     assert host.unacknowledged == 0
+
+
+def test_a_small_message_is_one_piece_and_a_large_one_starts_with_its_header() -> None:
+    host, guest = deliveries()
+    ours, theirs = connect(host, guest)
+    for message in (tensor(0), Message(Kind.READY, 1, body={"a": 1})):
+        size = host.enqueue(message)
+        (piece,) = iter(ours.next_piece, None)
+        assert len(piece) == size <= SMALL_MESSAGE_BYTES
+        arrived = theirs.receive_piece(piece)
+        assert arrived is not None and arrived.kind is message.kind
+    size = host.enqueue(tensor(2, rows=1000))
+    assert size > SMALL_MESSAGE_BYTES
+    assert list(map(len, iter(ours.next_piece, None))) == [HEADER.size, size - HEADER.size]
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_header_with_a_payload_of_another_size_is_refused_and_changes_nothing(
+    change: int,
+) -> None:
+    host, guest = deliveries()
+    guest.enqueue(Message(Kind.READY))
+    ours, theirs = connect(host, guest)
+    transfer(theirs, ours)
+    host.enqueue(tensor(0))
+    piece = ours.next_piece()
+    assert piece is not None
+    with pytest.raises(ProtocolError, match=f"all of its 32 bytes, got {32 + change} of them"):
+        theirs.receive_piece((piece + b"x")[: len(piece) + change])
+    assert (guest.received, guest.unacknowledged) == (0, 1)
+    assert theirs.receive_piece(piece) is not None
+
+
+def test_a_connection_knows_whether_its_peer_waits_for_an_acknowledgement() -> None:
+    host, guest = deliveries()
+    ours, theirs = connect(host, guest)
+    host.enqueue(tensor(0))
+    transfer(ours, theirs)
+    assert theirs.owes_acknowledgement
+    guest.enqueue(tensor(0))
+    transfer(theirs, ours)
+    assert not theirs.owes_acknowledgement, "the header of the message acknowledges"
+    assert host.unacknowledged == 0 and ours.owes_acknowledgement
+    theirs.receive_piece(ours.heartbeat())
+    assert not ours.owes_acknowledgement
+    ours, theirs = connect(host, guest)
+    assert not ours.owes_acknowledgement, "the greeting acknowledges"
 
 
 def test_a_restarted_peer_is_distinguished_from_a_broken_connection() -> None:

@@ -13,9 +13,17 @@ from celu.config.party import MAX_DIRECT_STRIPES
 from celu.errors import PeerLost
 from celu.transport import stream, stripes
 from celu.transport.carrier import Admission
+from celu.transport.connection import Connection
 from celu.transport.grpc_carrier import Listener, grpc  # gRPC's, configured by our module
 from celu.transport.stream import StreamLink
-from celu.transport.stripes import RoundRobin, gather, piece_bytes
+from celu.transport.stripes import (
+    RoundRobin,
+    StreamCount,
+    Stripe,
+    StripeGroups,
+    gather,
+    piece_bytes,
+)
 from celu.transport.wire import PIECE_BYTES
 
 TOKEN = "0123456789abcdef" * 2
@@ -115,6 +123,18 @@ def test_an_invalid_stripe_is_refused_with_a_reason(
         listener.wait(0)
 
 
+def test_a_listener_that_has_stopped_leaves_no_thread(listener: Listener, call: Any) -> None:
+    earlier = set(threading.enumerate())
+    rejection(call(stripe="1/1", token=TOKEN))
+    threads = set(threading.enumerate()) - earlier
+    assert any(thread.name.startswith("celu-listen") for thread in threads)
+    listener.stop()
+    for thread in threads:
+        if thread.name.startswith("celu-listen"):
+            thread.join(30)
+            assert not thread.is_alive()
+
+
 @pytest.mark.parametrize("token", ["", "abc", TOKEN.upper(), TOKEN + "0"])
 def test_an_invalid_token_is_refused(call: Any, token: str) -> None:
     assert "expected a token" in rejection(call(stripe="0/2", token=token))
@@ -164,13 +184,74 @@ def test_the_number_of_stripes_that_wait_for_others_is_bounded(
     _until_waiting(listener, MAX_DIRECT_STRIPES - 1, groups=False)
 
 
+def test_stripes_of_one_peer_do_not_keep_another_out() -> None:
+    groups = StripeGroups(max_waiting=1)
+    never: Any = None
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [
+            pool.submit(groups.add_stream, name, Stripe(0, 2, TOKEN), iter(()), never)
+            for name in ("bank", "clinic")
+        ]
+        while groups._num_waiting("bank") + groups._num_waiting("clinic") < 2:
+            assert not any(future.done() for future in waiting)
+        with pytest.raises(PeerLost, match="stripes that wait"):
+            groups.add_stream("bank", Stripe(0, 2, TOKEN[::-1]), iter(()), never)
+        groups.stop(PeerLost("no longer listening"))
+        for future in waiting:
+            with pytest.raises(PeerLost, match="no longer listening"):
+                future.result(600)
+
+
+def test_a_stripe_that_arrives_after_the_listener_stopped_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stripes, "COMPLETE_S", 1200.0)
+    groups = StripeGroups(max_waiting=2)
+    groups.stop(PeerLost("no longer listening"))
+    never: Any = None
+    with pytest.raises(PeerLost, match="no longer listening"):
+        groups.add_stream("bank", Stripe(0, 2, TOKEN), iter(()), never)
+
+
+def test_the_streams_of_a_peer_are_bounded_in_number() -> None:
+    streams = StreamCount(max_streams=1)
+    too_many = pytest.raises(PeerLost, match="too many streams")
+    with streams.added("bank"), streams.added("clinic"), too_many, streams.added("bank"):
+        raise AssertionError("a second stream was accepted")
+    with streams.added("bank"):
+        pass
+
+
+def test_a_bug_in_connecting_does_not_leave_the_other_stripes_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stripes, "COMPLETE_S", 1200.0)
+    groups = StripeGroups(max_waiting=2)
+
+    def fail(streams: list[Iterator[bytes]]) -> Connection:
+        raise ZeroDivisionError
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(groups.add_stream, "bank", Stripe(0, 2, TOKEN), iter(()), fail)
+        while groups._num_waiting("bank") < 1:
+            assert not first.done()
+        with pytest.raises(ZeroDivisionError):
+            groups.add_stream("bank", Stripe(1, 2, TOKEN), iter(()), fail)
+        with pytest.raises(PeerLost, match="could not be opened"):
+            first.result(600)
+
+
+def test_a_client_with_too_many_headers_is_refused(call: Any) -> None:
+    assert "at most 100 headers" in rejection(call(**{f"x-{i}": "" for i in range(100)}))
+
+
 def test_stripes_may_arrive_in_any_order(listener: Listener, call: Any) -> None:
     for index in (2, 0, 1):
         call(stripe=f"{index}/3", token=TOKEN)
     link = listener.admission._links["bank"]
     done = threading.Event()
     for _ in range(1000):
-        if link._connections:
+        if link._connections.all:
             return
         done.wait(0.01)
     raise AssertionError("no connection")
@@ -180,7 +261,7 @@ def _until_waiting(listener: Listener, number: int, *, groups: bool = True) -> N
     """Wait until this many groups are incomplete, or this many streams wait."""
     done, waiting = threading.Event(), listener._groups
     for _ in range(1000):
-        if (len(waiting._incomplete) if groups else waiting._num_waiting()) == number:
+        if (len(waiting._incomplete) if groups else waiting._num_waiting("bank")) == number:
             return
         done.wait(0.01)
     raise AssertionError("the stripes did not arrive")

@@ -439,3 +439,24 @@ def test_an_insecure_listener_still_requires_a_name_of_the_contract() -> None:
         assert_nobody_connected(listener)
     finally:
         listener.stop()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(b"\x03\x42\x00\x04", bytes(64)), (b"\xa0\x03\x02\x01", b"\x0a")],
+    ids=["key", "version"],
+)
+def test_a_certificate_with_a_damaged_field_is_named(
+    companies: dict[str, Any], tmp_path: Path, field: bytes, value: bytes
+) -> None:
+    guest, bank = companies["guest"], companies["bank"]
+    der = bytearray(ssl.PEM_cert_to_DER_cert(guest.certificate.read_text()))
+    start = der.index(field) + len(field)
+    der[start : start + len(value)] = value
+    damaged = tmp_path / "damaged.pem"
+    damaged.write_text(ssl.DER_cert_to_PEM_cert(bytes(der)))
+    _, key, authorities = guest.keys(bank)
+    with pytest.raises(CertificateError, match=r"damaged.pem: expected a certificate"):
+        Credentials.read(damaged, key, authorities)
+    with pytest.raises(CertificateError, match=r"damaged.pem: expected a certificate"):
+        Credentials.read(guest.certificate, key, {"bank": damaged})

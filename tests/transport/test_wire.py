@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import struct
 import tracemalloc
 from collections.abc import Iterable
@@ -25,7 +26,15 @@ from celu.errors import (
 )
 from celu.transport import wire
 from celu.transport.link import run_blocking
-from celu.transport.message import TENSORS, Kind, Message, TensorSpec, expect, require_rows
+from celu.transport.message import (
+    MAX_CURVATURE,
+    TENSORS,
+    Kind,
+    Message,
+    TensorSpec,
+    expect,
+    require_rows,
+)
 from celu.transport.stream import StreamLink
 from celu.transport.wire import HEADER, PIECE_BYTES, Header, decode_header, encode
 from decoding import decode
@@ -56,11 +65,12 @@ def body_of(payload: bytes) -> Message:
 
 def test_the_header_is_laid_out_as_documented() -> None:
     header = bytes.fromhex(
-        "43454c55 03 03 01 02 0500000000000000 0000000000000000 "
+        "43454c55 04 03 01 02 0500000000000000 0000000000000000 "
         "0900000000000000 02000000 04000000 03000000"
-        "3000000000000000 000102030405060708090a0b0c0d0e0f"
+        "3000000000000000 000102030405060708090a0b0c0d0e0f 000000000000e03f"
     )
-    assert next(encode(replace(TENSOR, row_digest=bytes(range(16))), 5)) == header
+    message = replace(TENSOR, row_digest=bytes(range(16)), curvature=0.5)
+    assert next(encode(message, 5)) == header
 
 
 @pytest.mark.parametrize("kind", [Kind.ACTIVATION, Kind.DERIVATIVE, Kind.TEST_ACTIVATION])
@@ -71,6 +81,19 @@ def test_a_tensor_survives_the_round_trip_bit_for_bit(kind: Kind) -> None:
     assert arrived.tensor is not None
     assert arrived.body is None
     assert torch.equal(arrived.tensor.view(torch.int32), tensor.view(torch.int32))
+
+
+@pytest.mark.parametrize("curvature", [0.0, 5e-324, 0.1, 1.0, MAX_CURVATURE])
+def test_a_curvature_survives_the_round_trip_bit_for_bit(curvature: float) -> None:
+    message = Message(Kind.DERIVATIVE, 1, tensor=torch.ones(1, 3), curvature=curvature)
+    assert round_trip(message).curvature == curvature
+
+
+@pytest.mark.parametrize("curvature", [math.nan, -1.0, math.inf, -math.inf, 1e300, 1.1e12])
+def test_a_curvature_out_of_range_is_refused_by_name(curvature: float) -> None:
+    message = Message(Kind.DERIVATIVE, 1, tensor=torch.ones(1, 3), curvature=curvature)
+    with pytest.raises(ProtocolError, match=r"DERIVATIVE: expected a curvature from 0 to 1e\+12"):
+        round_trip(message)
 
 
 @pytest.mark.parametrize("kind", sorted(set(Kind) - TENSORS - {Kind.HEARTBEAT}))
@@ -109,7 +132,7 @@ def test_num_bytes_is_the_size_on_the_wire() -> None:
         (TENSOR, {"magic": b"HTTP", "version": 0}, ProtocolError),
         (TENSOR, {"version": 0}, ProtocolError),
         (TENSOR, {"version": 2}, ProtocolError),
-        (TENSOR, {"version": 4}, ProtocolError),
+        (TENSOR, {"version": 5}, ProtocolError),
         (TENSOR, {"kind": 0}, ProtocolError),
         (TENSOR, {"kind": Kind.BLINDED}, ProtocolError),
         (TENSOR, {"kind": 13}, ProtocolError),
@@ -117,7 +140,8 @@ def test_num_bytes_is_the_size_on_the_wire() -> None:
         (TENSOR, {"kind": Kind.HELLO}, ProtocolError),
         (TENSOR, {"dtype": 0}, ProtocolError),
         (TENSOR, {"dtype": 2}, ShapeError),
-        (TENSOR, {"dtype": 3}, ProtocolError),
+        (TENSOR, {"dtype": 3}, ShapeError),
+        (TENSOR, {"dtype": 4}, ProtocolError),
         (TENSOR, {"rank": 0}, ProtocolError),
         (TENSOR, {"rank": 1}, ProtocolError),
         (TENSOR, {"rank": 3}, ProtocolError),
@@ -207,7 +231,7 @@ def test_arbitrary_bytes_are_refused_with_a_protocol_error(data: bytes) -> None:
 @given(
     st.tuples(
         st.sampled_from([wire.MAGIC, b"CELV"]),
-        *(st.integers(0, limit) for limit in (3, 17, 4, 3, 6)),
+        *(st.integers(0, limit) for limit in (wire.VERSION, 21, 5, 3, 6)),
         st.integers(0, 2**64 - 1),
         st.integers(0, 2**64 - 1),
         st.integers(0, 2**32 - 1),
@@ -215,6 +239,7 @@ def test_arbitrary_bytes_are_refused_with_a_protocol_error(data: bytes) -> None:
         st.integers(0, 4),
         st.integers(0, 100) | st.integers(0, 2**64 - 1),
         st.binary(min_size=16, max_size=16),
+        st.floats(),
     )
 )
 def test_headers_that_look_right_are_refused_or_within_the_contract(fields: Any) -> None:

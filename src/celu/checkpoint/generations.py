@@ -108,13 +108,15 @@ class Checkpoints:
         The next session cannot resume from them, and does not miss them. They stay on disk until
         training has passed them. Raises CheckpointError if there is no checkpoint of this round.
         """
-        _, rounds = self.scan()
+        identity, rounds = self.scan()
         if round_ not in rounds:
             raise CheckpointError(
                 f"{self._folder}: cannot restart from round {round_}; expected one of "
                 f"{', '.join(map(str, rounds))}"
             )
         self._scanned = None
+        if identity is not None:  # `run.json` may be lost, and then only they identify the run
+            write_identity(self._run_folder, self._disk, identity)
         try:
             for state in (_CURRENT, _SUPERSEDED):
                 for other in self._rounds(state):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Protocol
 
 from celu.errors import CheckpointError
+from celu.threads import DaemonThreads
 
 _TIMEOUT_S = 600.0  # for one checkpoint
 
@@ -38,33 +39,36 @@ class InlineWriter:
 
 
 class BackgroundWriter:
-    """Runs jobs on its own thread, so that neither training nor a link waits for the disk.
+    """Runs each job on a thread, so that neither training nor a link waits for the disk.
 
-    See `Writer`. `submit` waits for the previous job, so at most two snapshots are in memory.
+    See `Writer`. `submit` waits for the previous job, so at most two snapshots are in memory. A
+    job is complete only after `flush`: the end of the process does not wait for the thread. The
+    thread ends with its job: a party whose peer restarts often uses many writers.
     """
 
     def __init__(self, timeout_s: float = _TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
-        self._thread = ThreadPoolExecutor(1, "celu-checkpoint", initializer=_lower_priority)
         self._last: Future[None] | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
         """See `Writer`."""
         self.flush()
-        self._last = self._thread.submit(job)
+        thread = DaemonThreads(1, "celu-checkpoint", _lower_priority)
+        self._last = thread.submit(job)
+        thread.shutdown(wait=False)
 
     def flush(self) -> None:
         """See `Writer`."""
         last, self._last = self._last, None
         if last is None:
             return
-        try:
-            last.result(self._timeout_s)
-        except TimeoutError as error:
+        wait([last], self._timeout_s)
+        if not last.done():
             raise CheckpointError(
                 f"a checkpoint was not written within {self._timeout_s:g} s; check the disk, and "
                 "start again to resume from the previous checkpoint"
-            ) from error
+            )
+        last.result()
 
 
 def _lower_priority() -> None:

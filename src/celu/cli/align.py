@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -14,7 +15,8 @@ from celu.cli.console import Console
 from celu.cli.progress import link_message, megabytes
 from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, with_options
 from celu.config.job import read_job
-from celu.config.party import check_names, read_party
+from celu.config.party import DataSettings, PartySettings, check_names, read_party
+from celu.errors import ConfigError
 from celu.events import AlignmentProgress, Event
 
 
@@ -28,6 +30,12 @@ def align(
     job: JobFile = Path("job.toml"),
     connect: Connect = None,
     listen: Listen = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Align this store instead, such as rows to predict.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for the alignment; overrides party.toml.")
+    ] = None,
 ) -> None:
     """Find the rows that all parties have: private set intersection (ECDH on P-256).
 
@@ -36,7 +44,7 @@ def align(
     the others' remaining ids. If it is interrupted, it resumes when all parties start it again.
     """
     contract = read_job(job)
-    settings = with_options(read_party(party), connect, listen)
+    settings = _with_store(with_options(read_party(party), connect, listen), store, out)
     check_names(contract, settings, party)
     console = Console()
     started = time.monotonic()
@@ -64,6 +72,18 @@ def align(
     table.add_row("time", f"{time.monotonic() - started:,.1f} s")
     console.print(table)
     console.print(f"written to {escape(str(alignment.path))}", soft_wrap=True)
+
+
+def _with_store(settings: PartySettings, store: Path | None, out: Path | None) -> PartySettings:
+    """The settings with another store and another folder for the alignment."""
+    if store is None and out is None:
+        return settings
+    if out is None:
+        raise ConfigError(
+            "--store: expected --out too, or the alignment of the training rows would be replaced"
+        )
+    data = DataSettings(store=store or settings.require_data().store, alignment=out)
+    return settings.model_copy(update={"data": data})
 
 
 class _ProgressBar:

@@ -10,13 +10,15 @@ from rich.markup import escape
 
 from celu.cli.console import Console
 from celu.errors import CeluError
+from celu.threads import exit_within
 
 _INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
+_EXIT_S = 30.0  # for threads to end after an error
 
 app = typer.Typer(
     name="celu",
     help="Train one neural network across companies that may not share their data.\n\n"
-    "Start with [bold]celu demo[/bold]: two parties, one machine, under four minutes.",
+    "Start with [bold]celu demo[/bold]: two parties, one machine, five minutes.",
     epilog="Exit codes: 0 done, 2 command line, 3 settings, 4 data, 5 model, 6 certificates, "
     "7 contracts differ, 8 protocol, 9 tensor shape, 10 NaN or Inf, 11 peer lost, "
     "12 peer failed, 13 rows not aligned, 14 checkpoint, 130 interrupted, 1 anything else.",
@@ -36,6 +38,10 @@ for _name in (
     "doctor",
     "run",
     "simulate",
+    "export",
+    "predict",
+    "evaluate",
+    "serve",
     "report",
     "dashboard",
     "bench",
@@ -45,8 +51,15 @@ for _name in (
 
 
 def main() -> None:
-    """Run the command line."""
-    run_app(app)
+    """Run the command line as a process, which ends soon after an error."""
+    try:
+        run_app(app)
+    except BaseException as error:
+        code = error.code if isinstance(error, SystemExit) else 1
+        if code:
+            Console().file.flush()
+            exit_within(_EXIT_S, code if isinstance(code, int) else 1)
+        raise
 
 
 def run_app(app: typer.Typer) -> None:
@@ -62,7 +75,9 @@ def run_app(app: typer.Typer) -> None:
         if isinstance(stop, SystemExit) and stop.code != _INTERRUPTED:
             raise
         # Typer turns an interrupt into an exit and prints nothing.
-        Console(stderr=True).print("[bold]interrupted[/bold]; start run or align again to resume")
+        Console(stderr=True).print(
+            "[bold]interrupted[/bold]; start the same command again to resume"
+        )
         sys.exit(_INTERRUPTED)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from celu.certs import make_authority, make_party
+from celu.cli.console import Console
 
 _Folder = Annotated[Path, typer.Option("--dir", help="Folder of the certificates and keys.")]
 
@@ -32,8 +33,9 @@ def ca(
 ) -> None:
     """Make your company's certificate authority: ca.pem (public) and ca.key (secret)."""
     path = make_authority(folder, name, days)
-    typer.echo(f"{path}: send this file to the other company, which sets it as ca of this peer.")
-    typer.echo(f"{path.with_suffix('.key')}: keep this one secret.")
+    console = Console()
+    console.echo(f"{path}: send this file to the other company, which sets it as ca of this peer.")
+    console.echo(f"{path.with_suffix('.key')}: keep this one secret.")
 
 
 def party(
@@ -43,7 +45,8 @@ def party(
 ) -> None:
     """Make a party's certificate and key, signed by the authority in --dir."""
     path = make_party(folder, name, days)
-    typer.echo("In your party.toml:\n")
-    typer.echo(
+    console = Console()
+    console.echo("In your party.toml:\n")
+    console.echo(
         f'[keys]\ncertificate = "{path.resolve()}"\nkey = "{path.with_suffix(".key").resolve()}"'
     )

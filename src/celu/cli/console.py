@@ -30,6 +30,10 @@ class Console(rich.console.Console):
             emoji=False,  # ":x:" in a name is not an emoji
         )
 
+    def echo(self, text: str) -> None:
+        """Print text as it is: no markup, no colours, no line breaks of our own."""
+        self.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def render_str(self, text: str, **options: Any) -> Text:
         """Render a string, a table's cell or a title; control characters in it become "?"."""
         return super().render_str(printable_lines(text), **options)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from celu.cli.console import Console
 from celu.config.templates import AVAZU, CRITEO, FLIGHTS, write_settings
 
 _Folder = Annotated[Path, typer.Argument(help="The folder to write to.")]
@@ -74,6 +75,7 @@ def _write_clicks(
 
 
 def _print_next_step(folder: Path) -> None:
-    typer.echo(f"written to {folder}. Try it in one process:")
+    console = Console()
+    console.echo(f"written to {folder}. Try it in one process:")
     parties = " ".join(str(p) for p in sorted(folder.glob("*/party.toml")))
-    typer.echo(f"  celu simulate {parties} --job {folder / 'job.toml'} --out {folder / 'run'}")
+    console.echo(f"  celu simulate {parties} --job {folder / 'job.toml'} --out {folder / 'run'}")

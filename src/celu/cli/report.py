@@ -26,8 +26,9 @@ def report(
     interrupted or still running. Like the run folders, the report holds the parties' private
     settings: check it before you share it.
     """
+    from celu.page.file import write
     from celu.record.folders import read_runs
-    from celu.report.render import render, write
+    from celu.report.render import render
 
     records = read_runs(runs)
     write(render(records), out)

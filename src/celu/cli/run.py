@@ -130,7 +130,9 @@ def with_options(
     return validate(PartySettings, values, Path("the command line"))
 
 
-def invitation(settings: PartySettings, port: int, command: str) -> str:
+def invitation(
+    settings: PartySettings, port: int, command: str, options: str = "--job job.toml"
+) -> str:
     """The text with which a listening party's operator invites the other side."""
     host = (settings.listen or "").rsplit(":", 1)[0]
     if host in ("0.0.0.0", "[::]", "::"):  # noqa: S104 - compared with, not bound to
@@ -146,7 +148,6 @@ def invitation(settings: PartySettings, port: int, command: str) -> str:
     for name, peer in settings.peers.items():
         if peer.connect is None:
             lines.append(
-                f"  {name}:  celu {command} party.toml --job job.toml "
-                f"--connect {settings.name}={where}"
+                f"  {name}:  celu {command} party.toml {options} --connect {settings.name}={where}"
             )
     return "\n".join(lines)

@@ -15,6 +15,7 @@ from celu.cli.progress import RunProgress, summary_table
 from celu.config.job import read_job
 from celu.config.link import find_link
 from celu.config.party import check_names, read_party
+from celu.config.schema import SCHEMA_FILE
 from celu.errors import ConfigError
 from celu.events import Warned
 from celu.run_folder import RunFolder
@@ -76,7 +77,7 @@ def simulate(
     import torch
 
     from celu.launch.loading import load_party, read_datasets
-    from celu.launch.recording import record_result, recording_failure
+    from celu.launch.recording import record_model, record_result, recording_failure
     from celu.party import Guest, Host
     from celu.simulation import simulate as run_all
 
@@ -97,6 +98,7 @@ def simulate(
         with RunProgress(console, "all parties") as progress:
             folder.add_callback(progress.event)
             for name, read in rows.items():
+                folders[name].write(SCHEMA_FILE, read.schema.to_json())
                 for warning in read.warnings:
                     folder.emit(Warned(message=f"{name}: {warning}"))
             result = run_all(
@@ -108,11 +110,12 @@ def simulate(
                 callbacks=[folder.emit],
                 host_callbacks={name: [folders[name].emit] for name in hosts},
             )
-        modules = {"guest.bottom": guest.bottom, "guest.top": guest.top}
-        modules |= {f"{name}.bottom": host.bottom for name, host in hosts.items()}
-        record_result(folder, contract, result, modules)
-        for name in hosts:
-            folders[name].finish({"status": "done", "rounds": result.rounds})
+        record_result(folder, contract, result, guest)
+        for name, host in hosts.items():
+            record_model(folders[name], result, host)
+            folders[name].finish(
+                {"status": "done", "rounds": result.rounds, "model": result.model.name}
+            )
     console.print(summary_table("simulation", result, time.monotonic() - started))
     if link is not None and result.evaluations:
         seconds = result.evaluations[-1]["seconds"]

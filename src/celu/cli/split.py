@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from celu.cli.console import Console
 from celu.config.reading import PARTY_NAME
 from celu.errors import ConfigError
 
@@ -44,8 +45,9 @@ def split(
     if len(parties) < len(party):
         raise ConfigError("--party: expected each name once, got one twice")
     counts = split_table(table, row_id, parties, out, keep=keep, seed=seed)
+    console = Console()
     for name, count in counts.items():
-        typer.echo(f"{out / name}.parquet: {count:,} rows")
+        console.echo(f"{out / name}.parquet: {count:,} rows")
 
 
 def _party(text: str) -> tuple[str, list[str]]:

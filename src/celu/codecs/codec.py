@@ -2,8 +2,9 @@
 
 Both parties continue with the decoded tensor, the sender too, so decoding must give the same bits
 on every machine. It therefore uses only elementwise operations and sums in a fixed order, never
-a matrix product. Rounding is stochastic, so that errors average out over rows and rounds; only the
-sender needs the random generator, which the caller seeds.
+a matrix product. In training, rounding is stochastic, so that errors average out over rows and
+rounds; only the sender needs the random generator, which the caller seeds. Without a generator,
+rounding is to nearest: the same rows always give the same bytes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ class Codec(Protocol):
         """The maximum size of an encoded matrix of this shape."""
         ...
 
-    def encode(self, x_BD: Tensor, generator: torch.Generator) -> Tensor:
-        """Encode a finite matrix: uint8 [bytes], on the matrix's device."""
+    def encode(self, x_BD: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Encode a finite matrix: uint8 [bytes], on the matrix's device.
+
+        With a generator, which is on the same device, rounding is stochastic.
+        """
         ...
 
     def decode(self, payload: Tensor, rows: int, width: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Quantizers: stochastic rounding to evenly spaced levels between the min and max of a row."""
+"""Quantizers: rounding to evenly spaced levels between the min and max of a row."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class RowQuantizer:
         """See `Codec`."""
         return rows * (2 * self._range_dtype.itemsize + -(-width // self._per_byte))
 
-    def encode(self, x_BD: Tensor, generator: torch.Generator) -> Tensor:
+    def encode(self, x_BD: Tensor, generator: torch.Generator | None) -> Tensor:
         """See `Codec`."""
         payload = torch.empty(self.max_bytes(*x_BD.shape), dtype=torch.uint8, device=x_BD.device)
         ranges, codes = self._parts(payload, len(x_BD))
         x_BD = _clamp(x_BD, headroom=4)
-        noise_BD = _rounding_noise(x_BD.shape, generator)
+        noise_BD = _rounding_noise(x_BD.shape, generator, x_BD.device)
         for chunk in _chunks(x_BD):
             self._encode_rows(x_BD[chunk], noise_BD[chunk], ranges[:, chunk], codes[chunk])
         return payload
@@ -109,7 +109,7 @@ class RotatedQuantizer(RowQuantizer):
         """See `Codec`."""
         return 4 * width + super().max_bytes(rows, _rotated_width(width))
 
-    def encode(self, x_BD: Tensor, generator: torch.Generator) -> Tensor:
+    def encode(self, x_BD: Tensor, generator: torch.Generator | None) -> Tensor:
         """See `Codec`."""
         rows, width = x_BD.shape
         payload = torch.empty(self.max_bytes(rows, width), dtype=torch.uint8, device=x_BD.device)
@@ -119,7 +119,7 @@ class RotatedQuantizer(RowQuantizer):
         mean_D = from_bytes(payload[: 4 * width])
         mean_D.copy_(x_BD.mean(dim=0))
         ranges, codes = self._parts(payload[4 * width :], rows)
-        noise_BE = _rounding_noise((rows, rotated), generator)
+        noise_BE = _rounding_noise((rows, rotated), generator, x_BD.device)
         signs_E = _signs(rotated, x_BD.device)
         for chunk in _chunks(noise_BE):
             rest_BE = functional.pad(x_BD[chunk] - mean_D, (0, rotated - width)).mul_(signs_E)
@@ -187,8 +187,15 @@ def _chunks(x_BD: Tensor) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, rows, size))
 
 
-def _rounding_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Uniform noise in [-1/2, 1/2), times 65536: int16, which is quick to generate."""
+def _rounding_noise(
+    shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device
+) -> Tensor:
+    """Uniform noise in [-1/2, 1/2), times 65536: int16, which is quick to generate.
+
+    Zeros without a generator.
+    """
+    if generator is None:
+        return torch.zeros(shape, dtype=torch.int16, device=device)
     count = math.prod(shape)
     words = torch.empty(-(-count // 4), dtype=torch.int64, device=generator.device)
     halves = words.random_(-(2**63), None, generator=generator).view(torch.int16)[:count]

@@ -29,7 +29,7 @@ class Zstd:
         size = self._inner.max_bytes(rows, width)
         return size + (size >> 8) + 64 + max(0, (128 * 1024 - size) >> 11)
 
-    def encode(self, x_BD: Tensor, generator: torch.Generator) -> Tensor:
+    def encode(self, x_BD: Tensor, generator: torch.Generator | None) -> Tensor:
         """See `Codec`."""
         plain = self._inner.encode(x_BD, generator).cpu().numpy()
         packed = self._zstd.ZstdCompressor(level=_LEVEL).compress(plain.data)

@@ -105,7 +105,13 @@ class Method(Settings):
     workset table. xi is the angle, in degrees, beyond which a stale instance gets weight 0; above
     90 degrees weights are negative, so instances between 90 and xi are un-learned.
     Each is one value for both roles, as in the paper, or one per role. `depth` is the number of
-    rounds in flight. `sampling` and `weighting` name policies, built in or "module:Class".
+    rounds in flight. `sampling` names a policy: "round-robin" or "module:Class". So does
+    `weighting`: "cosine" weights stale instances by similarity; "compensated" corrects a host's
+    stale derivatives for how far Z has moved, and is "cosine" at the guest; "none" does neither.
+
+    `local_step_order`: "overlapped" makes a round's local steps before its exchanged update, while
+    messages are in flight; "after-update" makes them after it, as the paper prints algorithm 1, so
+    the link is idle meanwhile. Without local steps (R=1) both are the same.
 
     With `auto`, the guest measures, and chooses W, R, depth and codec while it trains. It does
     not change a value that is given; `method = "auto"` alone lets it choose all of them.
@@ -117,7 +123,8 @@ class Method(Settings):
     xi: RoleDegrees = DegreesByRole(guest=60, host=60)
     depth: PositiveInt = 1
     sampling: str = "round-robin"
-    weighting: str = "cosine"
+    weighting: str = "compensated"
+    local_step_order: Literal["overlapped", "after-update"] = "overlapped"
 
     def xi_of(self, role: Role) -> float:
         """The angle of one role."""
@@ -204,7 +211,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # The protocol of the paper's section 5.1, with values for the constants that it does not give.
     "paper": {
         "batch_size": 4096,
-        "method": {"W": 5, "R": 5, "xi": 60.0},
+        "method": {"W": 5, "R": 5, "xi": 60.0, "weighting": "cosine"},
         "optimizer": {"name": "adagrad", "lr": 0.05, "initial_accumulator": 0.1},
     },
 }

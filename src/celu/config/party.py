@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,23 +16,16 @@ from pydantic import (
 
 from celu.config.job import Job, Role
 from celu.config.link import AnyLink
-from celu.config.reading import FilePath, PartyName, Settings, read_settings
+from celu.config.reading import Address, FilePath, PartyName, Settings, read_settings
 from celu.config.schema import RESERVED
+from celu.config.serve import ServeSettings
+from celu.config.serving import Serving
 from celu.errors import ConfigError
 
-
-def _has_a_port(address: str) -> str:
-    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:]+):(\d{1,5})", address)
-    if not found or int(found[2]) > 65535:
-        raise ValueError(f"expected HOST:PORT with a port up to 65535, got {address!r}")
-    return address
-
-
-Address = Annotated[str, AfterValidator(_has_a_port)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
-# Streams of one link. Each fills a buffer at the receiver while it is not read: 256 KiB behind a
-# gateway; without one up to 4 MiB, as gRPC adapts it to the link.
-MAX_STRIPES, MAX_DIRECT_STRIPES = 64, 16
+# Streams of one link. Each fills a buffer at the receiver while it is not read: 128 KiB behind a
+# gateway, 3 MiB without.
+MAX_STRIPES, MAX_DIRECT_STRIPES = 64, 4
 
 
 class ModelSpec(Settings):
@@ -167,6 +159,7 @@ class PartySettings(Settings):
     outage_s: Seconds = 600.0  # the longest wait for a link to come up again
     heartbeat_s: Seconds = 10.0  # a peer silent for two of these counts as gone
     link: AnyLink | None = None  # emulates a slow link for the messages that this party sends
+    serve: ServeSettings = ServeSettings()
     tracking: list[Literal["tensorboard"]] = []  # where metrics also go, besides the run folder
 
     def require_data(self) -> DataSettings:
@@ -176,6 +169,13 @@ class PartySettings(Settings):
                 "party.toml: [data] is missing: name the store that celu prepare wrote"
             )
         return self.data
+
+    def own_width(self, job: Job) -> int:
+        """The width of this party's Z: a host's is in the contract, the guest chooses its own."""
+        if self.role == "host":
+            return job.hosts[self.name].z_width
+        first = next((host.z_width for host in job.hosts.values()), 64)
+        return self.require_model().z_width or first
 
     def require_model(self) -> ModelSettings:
         """The `[model]` section; raises ConfigError if there is none."""
@@ -246,13 +246,13 @@ def read_party(path: Path) -> PartySettings:
     return read_settings(PartySettings, path)
 
 
-def check_names(job: Job, party: PartySettings, path: Path) -> None:
-    """Check that the job gives this party its name and role; raises ConfigError."""
+def check_names(job: Job | Serving, party: PartySettings, path: Path) -> None:
+    """Check that a contract gives this party its name and role; raises ConfigError."""
     expected = {job.guest: "guest", **dict.fromkeys(job.hosts, "host")}
     if expected.get(party.name) != party.role:
         parts = ", ".join(f"{name} ({role})" for name, role in expected.items())
         raise ConfigError(
-            f"{path}: name: expected one of the job's parties, {parts}; "
+            f"{path}: name: expected one of the contract's parties, {parts}; "
             f"got {party.name} ({party.role})"
         )
     peers = set(job.hosts) if party.role == "guest" else {job.guest}

@@ -10,7 +10,15 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+)
 
 from celu.errors import ConfigError
 
@@ -36,6 +44,16 @@ def _relative_to_file(value: Any, info: ValidationInfo) -> Any:
 
 
 FilePath = Annotated[Path, BeforeValidator(_relative_to_file)]
+
+
+def _has_a_port(address: str) -> str:
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:]+):(\d{1,5})", address)
+    if not found or int(found[2]) > 65535:
+        raise ValueError(f"expected HOST:PORT with a port up to 65535, got {address!r}")
+    return address
+
+
+Address = Annotated[str, AfterValidator(_has_a_port)]
 
 _T = TypeVar("_T", bound=Settings)
 

@@ -158,10 +158,18 @@ class StoreSchema(_Columns):
         meaning = self.model_dump(mode="json", exclude=_NOT_MEANING)
         return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
+    def to_json(self) -> str:
+        """The content of `schema.json`."""
+        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
+
     def write(self, folder: Path) -> None:
         """Write `schema.json` into the folder of a store."""
-        text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)
-        (folder / SCHEMA_FILE).write_text(text + "\n", encoding="utf-8")
+        (folder / SCHEMA_FILE).write_text(self.to_json(), encoding="utf-8")
+
+    def inputs(self) -> dict[str, list[str]]:
+        """All features as inputs of a bottom model: "ids" and "numbers", where there are any."""
+        named = {IDS: list(self.categories), NUMBERS: list(self.numbers)}
+        return {name: columns for name, columns in named.items() if columns}
 
 
 def read_raw_schema(path: Path) -> RawSchema:

@@ -1,13 +1,13 @@
 """A run that is followed live: a snapshot for a page that opens, and updates since then.
 
-It reads one of this party's own run folders and never writes to it. Memory use stays small: a run
-emits at most a few thousand events, and only the most recent ones retain their spans.
+It reads one of this party's own run folders and never writes to it. Memory use stays small: of a
+long run it retains some thousand events, and only the most recent ones retain their spans.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,11 @@ from celu.record.summary import describe_event, summarize
 from celu.record.tail import EVENTS
 from celu.record.timeline import choose_window, spans_in
 
-_MAX_POINTS = 600  # of a snapshot's series; as many may be appended before a new snapshot
+# Of a snapshot's series; as many may be appended before a new snapshot. `compact` leaves the latest
+# events in place, and these are more.
+_MAX_POINTS = 600
+_MAX_EVENTS = 10_000  # then `compact` drops about half of them
+_READ_BYTES = 4 * 1024 * 1024  # at a time, and then events are dropped again
 _MAX_LOG_ENTRIES = 30  # the most recent ones
 
 
@@ -46,32 +50,32 @@ class LiveRun:
         self._read_error: str | None = None
         # What depends on the record alone, and the version of the record it was computed for.
         self._cached: tuple[object, RunStatus, dict[str, Any]] | None = None
-        self.record.drop_spans(NUM_RECENT)
+        _bound_memory(record)
+        self.refresh()
+        self.generation = 0
 
     @property
     def position(self) -> int:
         """The number of events read so far."""
-        return len(self.record.events)
+        return self.record.num_read
 
     def refresh(self) -> None:
         """Read new events. A folder that cannot be read becomes a warning, not an error."""
-        before = self.position
         try:
-            new = self.record.refresh()
-            is_replaced = len(new) != self.position - before
+            for needs_snapshot in _read_parts(self.record):
+                self.generation += needs_snapshot
         except ConfigError:
             # Another run may have taken the folder: try to read it from the start.
             try:
-                self.record = RunRecord(self.record.path)
+                other = RunRecord(self.record.path, _READ_BYTES)
+                for _ in _read_parts(other):
+                    pass
             except ConfigError as error:
                 self._read_error = str(error)
                 return
-            new, is_replaced = self.record.events, True
-        self._read_error = None
-        if is_replaced or any(isinstance(event, TrainingStarted) for event in new):
+            self.record = other
             self.generation += 1
-        if new:
-            self.record.drop_spans(NUM_RECENT)
+        self._read_error = None
 
     def series(self) -> dict[str, Any]:
         """The series of the whole run, downsampled."""
@@ -86,7 +90,8 @@ class LiveRun:
         appended = self.position - snapshot_position
         if appended > _MAX_POINTS:
             raise ValueError(f"expected at most {_MAX_POINTS} new events, got {appended}")
-        new = self.record.events[position:]
+        # Counted from the end, since `compact` drops earlier events.
+        new = self.record.events[len(self.record.events) - (self.position - position) :]
         rounds = [event for event in new if isinstance(event, RoundDone)]
         evaluations = [event for event in new if isinstance(event, Evaluated)]
         return learning_series(rounds, evaluations) if rounds or evaluations else None
@@ -148,8 +153,26 @@ class LiveRun:
 
 def open_runs(paths: Sequence[Path]) -> list[LiveRun]:
     """Follow these run folders; raises ConfigError for a bad folder or one that is given twice."""
-    records = read_runs(paths)
+    records = read_runs(paths, _READ_BYTES)
     return [LiveRun(*one) for one in zip(records, labels(records), strict=True)]
+
+
+def _read_parts(record: RunRecord) -> Iterator[bool]:
+    """Read all new events, in parts; yields whether a page needs a new snapshot after a part."""
+    while True:
+        before = record.num_read
+        new = record.refresh()
+        is_replaced = len(new) != record.num_read - before
+        yield is_replaced or any(isinstance(event, TrainingStarted) for event in new)
+        if not new:
+            return
+        _bound_memory(record)
+
+
+def _bound_memory(record: RunRecord) -> None:
+    record.drop_spans(NUM_RECENT)
+    if len(record.events) > _MAX_EVENTS:
+        record.compact()
 
 
 def _recent_window(rounds: Sequence[RoundDone]) -> dict[str, Any] | None:

@@ -8,11 +8,8 @@ name was rebound to this machine (DNS rebinding).
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass
-from ipaddress import ip_address
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -23,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celu.dashboard.live import LiveRun
 from celu.dashboard.metrics import CONTENT_TYPE, metrics_text
+from celu.http_limits import AllowedHosts
 from celu.page.assemble import ICON, SCRIPTS, STYLES, asset, linked_page, script_safe_json
 
 _MIN_POLL_S = 0.5  # between two reads of the run folders
@@ -41,27 +39,6 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-
-
-@dataclass(frozen=True)
-class AllowedHosts:
-    """The Host headers that the dashboard answers to.
-
-    `any_address` also allows any IP address, which DNS rebinding cannot fake. Any port is
-    allowed, because ports may be forwarded.
-    """
-
-    names: Collection[str] = LOOPBACK
-    any_address: bool = False
-
-    def allows(self, host: str) -> bool:
-        """Whether a request with this Host header is answered."""
-        found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]\s]+)(:\d{1,5})?", host)
-        if found is None:
-            return False
-        name = found[1].lower()
-        return name in self.names or (self.any_address and _is_address(name))
 
 
 def application(
@@ -174,11 +151,3 @@ async def _stream(runs: Sequence[LiveRun], is_closing: Callable[[], bool]) -> As
             return
         idle_s = min(_MAX_IDLE_S, _IDLE_FACTOR * (time.monotonic() - started))
         await asyncio.sleep(max(_MIN_POLL_S, idle_s))
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True

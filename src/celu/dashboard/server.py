@@ -15,14 +15,16 @@ from celu.errors import ConfigError
 try:
     import uvicorn
 
-    from celu.dashboard.bounded_http import MAX_CONCURRENT, BoundedHttp
-    from celu.dashboard.routes import LOOPBACK, AllowedHosts, application
+    from celu.dashboard.routes import application
+    from celu.http_limits import LOOPBACK, AllowedHosts, BoundedHttp
 except ImportError as error:
     raise ConfigError(
         "dashboard: the packages starlette and uvicorn are not installed; "
         'install them with: pip install "celu[dashboard]"'
     ) from error
 
+# Requests and streams; a page has one stream. Above it, a request is answered with 503.
+MAX_CONCURRENT = 32
 _STOP_S = 5.0  # for streams to send their last update
 
 
@@ -70,6 +72,8 @@ class Dashboard:
                 proxy_headers=False,
                 server_header=False,
                 limit_concurrency=MAX_CONCURRENT,
+                # asyncio accepts that many at a time before it closes those that are too many.
+                backlog=BoundedHttp.max_connections,
                 timeout_graceful_shutdown=round(_STOP_S),
             )
         )

@@ -27,6 +27,7 @@ from celu.errors import AlignmentError, DataError
 _FACTS_FILE = "alignment.json"
 Rows = npt.NDArray[np.int64]
 Count = Annotated[int, Field(ge=0)]
+_WINDOW = 1 << 18  # row numbers that are checked at a time
 
 
 class AlignmentFacts(Settings):
@@ -48,6 +49,19 @@ class Alignment:
     path: Path
     facts: AlignmentFacts
     rows: dict[Part, Rows]
+
+    def numbers(self, part: Part, start: int, stop: int) -> Rows:
+        """A copy of some row numbers: memory does not grow with what was read before."""
+        return _window(self.path / f"{part}.npy", start, stop)
+
+    def is_ascending(self) -> bool:
+        """Whether the row numbers of each part ascend: the store is in the order of the tags."""
+        for part, count in self.facts.rows.items():
+            for start in range(0, count, _WINDOW):
+                window = self.numbers(part, max(0, start - 1), start + _WINDOW)
+                if (np.diff(window) <= 0).any():
+                    return False
+        return True
 
 
 def write_alignment(
@@ -114,6 +128,17 @@ def _read_rows(file: Path, facts: AlignmentFacts, part: Part) -> Rows:
         raise DataError(f"{file}: expected row numbers, got: {error}") from error
     if rows.dtype != np.int64 or rows.shape != (count,):
         raise DataError(f"{file}: expected {count} row numbers, got {rows.dtype} {rows.shape}")
-    if count and not (rows.min() >= 0 and rows.max() < facts.store_rows[part]):
-        raise DataError(f"{file}: expected row numbers within the store, got others")
+    for start in range(0, count, _WINDOW):
+        window = _window(file, start, start + _WINDOW)
+        if not (window.min() >= 0 and window.max() < facts.store_rows[part]):
+            raise DataError(f"{file}: expected row numbers within the store, got others")
     return np.asarray(rows)
+
+
+def _window(file: Path, start: int, stop: int) -> Rows:
+    """A copy of some numbers, through a mapping of its own: its pages are released at once."""
+    try:
+        rows: Rows = np.lib.format.open_memmap(file, mode="r")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: expected row numbers, got: {error}") from error
+    return np.array(rows[start:stop])

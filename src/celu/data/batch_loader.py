@@ -7,15 +7,18 @@ gathered in the calling thread. A batch is a function of its round alone.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 
 import torch
 
 from celu.data.dataset import Batch, Dataset
 from celu.data.order import BatchOrder
+from celu.errors import DataError
+from celu.threads import DaemonThreads
 
 # For a dataset up to this size, gathering a batch is faster than waking a thread.
 _SMALL_BYTES = 64 * 1024
+_TIMEOUT_S = 600.0  # for one batch
 
 
 class BatchLoader:
@@ -26,28 +29,30 @@ class BatchLoader:
         self._order = order
         self._device = device
         self._windows: dict[tuple[int, int], Dataset] = {}
-        self._thread = (
-            ThreadPoolExecutor(1, thread_name_prefix="celu-loader")
-            if dataset.num_bytes > _SMALL_BYTES
-            else None
-        )
+        self._thread = DaemonThreads(1, "celu-loader") if dataset.num_bytes > _SMALL_BYTES else None
         self._next: tuple[int, Future[Batch]] | None = None
 
     def batch(self, round_: int) -> Batch:
-        """The batch of a round, on the device."""
+        """The batch of a round, on the device; raises DataError if reading it takes too long."""
         if self._thread is None:
             return self._gather(round_)
         prefetched, self._next = self._next, None
         if prefetched is None or prefetched[0] != round_:
             prefetched = (round_, self._thread.submit(self._gather, round_))
+        wait([prefetched[1]], _TIMEOUT_S)
+        if not prefetched[1].done():
+            raise DataError(
+                f"the rows of round {round_} were not read within {_TIMEOUT_S:g} s; check the disk "
+                "of the data, and start again to resume from the last checkpoint"
+            )
         batch = prefetched[1].result()
         self._next = (round_ + 1, self._thread.submit(self._gather, round_ + 1))
         return batch
 
     def close(self) -> None:
-        """Stop the thread and drop the prefetched batch."""
+        """Stop the thread and drop the prefetched batch; a thread that is stuck is left behind."""
         if self._thread is not None:
-            self._thread.shutdown(wait=True, cancel_futures=True)
+            self._thread.close()
 
     def _gather(self, round_: int) -> Batch:
         if self._order.by_blocks:

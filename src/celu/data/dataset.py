@@ -205,10 +205,10 @@ class Dataset:
         if self.tags is not None:
             return self.tags[rows if isinstance(rows, slice) else rows.cpu().numpy()]
         if isinstance(rows, slice):
-            numbers = np.arange(*rows.indices(self.num_rows))
+            numbers = np.arange(*rows.indices(self.num_rows), dtype="<i8")
         else:
-            numbers = rows.cpu().numpy()
-        return numbers.astype("<i8").view(np.uint8).reshape(-1, 8)
+            numbers = rows.cpu().numpy().astype("<i8", copy=False)
+        return numbers.view(np.uint8).reshape(-1, 8)
 
 
 def _select(tensor: Tensor, rows: Tensor | slice) -> Tensor:

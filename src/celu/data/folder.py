@@ -19,16 +19,19 @@ class NewFolder:
     """Use as a context manager: write to `path`, then `publish` renames it.
 
     Without `publish` nothing is left. With `replace`, an existing folder that has a file `marker`
-    is replaced. Raises ConfigError if the name is taken by anything else, or if another process
-    is writing the folder.
+    is replaced. With `private`, the folder and its files are readable by their owner only. Raises
+    ConfigError if the name is taken by anything else, or if another process is writing the folder.
     """
 
-    def __init__(self, out: Path, marker: str, *, replace: bool = False) -> None:
+    def __init__(
+        self, out: Path, marker: str, *, replace: bool = False, private: bool = False
+    ) -> None:
         self._out = out
         self._marker = marker
         self.path = out.parent / f".{out.name}.partial"
         self._old = out.parent / f".{out.name}.old"
         self._replace = replace
+        self._private = private
         self._lock = -1
         self._parents: list[Path] = []
 
@@ -44,6 +47,8 @@ class NewFolder:
             raise ConfigError(f"{self._out}: cannot be written: {error.strerror}") from None
         try:
             self._recover()
+            if self._private:
+                self.path.chmod(0o700)
             for leftover in self.path.iterdir():
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         except BaseException:
@@ -64,6 +69,8 @@ class NewFolder:
     def publish(self) -> None:
         """Flush everything in it to disk and rename it to its final name."""
         for file in self.path.iterdir():
+            if self._private:
+                file.chmod(0o600)  # until now, the folder's own mode protected it
             sync(file)
         sync(self.path)
         self._check()

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from celu.config.schema import ID, LABEL, TAG, Part
+from celu.config.schema import ID, LABEL, TAG, Part, StoreSchema
 from celu.data.alignment import Alignment
 from celu.data.dataset import Dataset
 from celu.data.folder import sync
@@ -49,7 +49,7 @@ class StoreDatasets:
     train: Dataset
     test: Dataset
     warnings: list[str]
-    schema: str  # the digest of the store's schema; rows to predict must have the same
+    schema: StoreSchema  # rows to predict must have one with the same digest
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,10 @@ class _Matrix:
     @property
     def width(self) -> int:
         return TAG_BYTES if self.name == TAG else len(self.columns)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * self.dtype.itemsize
 
 
 def open_datasets(
@@ -90,9 +94,17 @@ def open_datasets(
     matrices = _matrices(store, inputs, label)
     key = _key(store, matrices, alignment)
     folder = store.path / "columns" / key
-    warnings = _read_cached(folder, key)
+    counts = store.schema.rows
+    if alignment is not None:
+        counts = {part: len(alignment.rows[part]) for part in PARTS}
+    files = {
+        f"{part}.{matrix.name}.bin": counts[part] * matrix.row_bytes
+        for part in PARTS
+        for matrix in matrices
+    }
+    warnings = _read_cached(folder, key, files)
     if warnings is None:
-        warnings = _write(store, matrices, alignment, folder, key)
+        warnings = _write(store, matrices, alignment, folder, key, files)
     sizes = {
         name: tuple(store.schema.categories[c].size for c in columns)
         for name, columns in inputs.items()
@@ -100,13 +112,12 @@ def open_datasets(
     }
     datasets = []
     for part in PARTS:
-        count = store.schema.rows[part] if alignment is None else len(alignment.rows[part])
-        mapped = {m.name: _map(folder, part, m, count) for m in matrices}
+        mapped = {m.name: _map(folder, part, m, counts[part]) for m in matrices}
         tags = mapped.pop(TAG)
         labels = torch.from_numpy(mapped.pop(LABEL)).reshape(-1) if label else None
         tensors = {name: torch.from_numpy(array) for name, array in mapped.items()}
         datasets.append(Dataset(tensors, labels, sizes, tags))
-    return StoreDatasets(datasets[0], datasets[1], warnings, store.schema.digest())
+    return StoreDatasets(datasets[0], datasets[1], warnings, store.schema)
 
 
 def _matrices(store: Store, inputs: Mapping[str, Sequence[str]], label: bool) -> list[_Matrix]:
@@ -149,12 +160,12 @@ def _key(store: Store, matrices: list[_Matrix], alignment: Alignment | None) -> 
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _read_cached(folder: Path, key: str) -> list[str] | None:
-    """The warnings of files that are complete; None if they must be written."""
+def _read_cached(folder: Path, key: str, files: Mapping[str, int]) -> list[str] | None:
+    """The warnings of files that have these sizes; None if they must be written."""
     try:
         facts = json.loads((folder / "columns.json").read_text(encoding="utf-8"))
         is_complete = facts["key"] == key and all(
-            (folder / name).stat().st_size == size for name, size in facts["files"].items()
+            (folder / name).stat().st_size == size for name, size in files.items()
         )
         return list(facts["warnings"]) if is_complete else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -162,7 +173,12 @@ def _read_cached(folder: Path, key: str) -> list[str] | None:
 
 
 def _write(
-    store: Store, matrices: list[_Matrix], alignment: Alignment | None, folder: Path, key: str
+    store: Store,
+    matrices: list[_Matrix],
+    alignment: Alignment | None,
+    folder: Path,
+    key: str,
+    files: Mapping[str, int],
 ) -> list[str]:
     folder.parent.mkdir(exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
@@ -177,19 +193,18 @@ def _write(
                     'run "celu align" again at all parties'
                 )
         warnings = raise_errors(store, gate.findings())
-        sizes = {file.name: file.stat().st_size for file in partial.iterdir()}
-        facts = {"key": key, "files": sizes, "warnings": warnings}
+        facts = {"key": key, "files": files, "warnings": warnings}
         (partial / "columns.json").write_text(json.dumps(facts), encoding="utf-8")
         for file in partial.iterdir():
             sync(file)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     except OSError as error:
-        if _read_cached(folder, key) is None:  # another process may have written it first
+        if _read_cached(folder, key, files) is None:  # another process may have written it first
             raise DataError(
                 f"{folder}: cannot be written: {error.strerror}; check the disk of the store"
             ) from error
-        return _read_cached(folder, key) or []
+        return _read_cached(folder, key, files) or []
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return warnings

@@ -19,9 +19,7 @@ import numpy as np
 
 from celu.config.schema import (
     ID,
-    IDS,
     LABEL,
-    NUMBERS,
     RESERVED,
     SCHEMA_FILE,
     TAG,
@@ -33,6 +31,7 @@ from celu.config.schema import (
     read_store_schema,
 )
 from celu.data.folder import NewFolder
+from celu.data.parquet_sizes import check_sizes
 from celu.data.tags import TAG_BYTES, Tags, make_tags
 from celu.errors import DataError
 
@@ -57,8 +56,7 @@ class Store:
 
     def inputs(self) -> dict[str, list[str]]:
         """All features as inputs of a bottom model: "ids" and "numbers", where there are any."""
-        named = {IDS: list(self.schema.categories), NUMBERS: list(self.schema.numbers)}
-        return {name: columns for name, columns in named.items() if columns}
+        return self.schema.inputs()
 
     def datasets(
         self,
@@ -78,19 +76,55 @@ class Store:
             alignment = read_alignment(alignment, self)
         return open_datasets(self, inputs, label=label, alignment=alignment)
 
-    def batches(self, part: Part, columns: Sequence[str]) -> Iterator[Any]:
-        """The rows of a part as Arrow record batches of these columns, in the store's order."""
+    def batches(self, part: Part, columns: Sequence[str], *, start: int = 0) -> Iterator[Any]:
+        """The rows of a part as Arrow record batches of these columns, in the store's order.
+
+        With `start`, from this row on; earlier row groups are not read.
+        """
         import pyarrow.parquet as pq
 
         with _readable(self.file(part)):
             file = pq.ParquetFile(self.file(part), page_checksum_verification=True)
-            yield from file.iter_batches(READ_ROWS, columns=list(columns), use_threads=False)
+            check_sizes(self.file(part), columns)
+            groups, num_rows = _groups_from(file.metadata, start)
+            for batch in _read_groups(file, groups, columns):
+                num_rows += batch.num_rows
+                self._check_rows(part, num_rows, num_rows <= self.schema.rows[part])
+                early = max(0, start - (num_rows - batch.num_rows))
+                if early < batch.num_rows:
+                    yield batch.slice(early)
+            self._check_rows(part, num_rows, num_rows == self.schema.rows[part])
+
+    def _check_rows(self, part: Part, num_rows: int, is_valid: bool) -> None:
+        if not is_valid:
+            raise DataError(
+                f"{self.file(part)}: expected {self.schema.rows[part]} rows, as in the schema, "
+                f"got {num_rows}; prepare the store again"
+            )
 
     def tags(self, part: Part) -> Tags:
         """The tags of a part's rows, in the store's order."""
         return np.concatenate(
             [np.zeros((0, TAG_BYTES), np.uint8), *map(tags_of, self.batches(part, [TAG]))]
         )
+
+
+def _read_groups(file: Any, groups: Sequence[int], columns: Sequence[str]) -> Iterator[Any]:
+    """The record batches of row groups; one reader for all would hold what it has read."""
+    for group in groups:
+        yield from file.iter_batches(
+            READ_ROWS, row_groups=[group], columns=list(columns), use_threads=False
+        )
+
+
+def _groups_from(metadata: Any, start: int) -> tuple[list[int], int]:
+    """The row groups with the rows from `start` on, and the number of rows before them."""
+    num_rows = 0
+    for group in range(metadata.num_row_groups):
+        if num_rows + metadata.row_group(group).num_rows > start:
+            return list(range(group, metadata.num_row_groups)), num_rows
+        num_rows += metadata.row_group(group).num_rows
+    return [], num_rows
 
 
 def tags_of(batch: Any) -> Tags:
@@ -128,11 +162,7 @@ def open_store(path: Path | str) -> Store:
                     f"{file}: column {field.name!r}: expected {field.type}, as in the schema, "
                     f"got {found.field(at).type}"
                 )
-        if metadata.num_rows != schema.rows[part]:
-            raise DataError(
-                f"{file}: expected {schema.rows[part]} rows, as in the schema, "
-                f"got {metadata.num_rows}; prepare the store again"
-            )
+        store._check_rows(part, metadata.num_rows, metadata.num_rows == schema.rows[part])
     return store
 
 

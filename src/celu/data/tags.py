@@ -52,10 +52,26 @@ def ascending(tags: Tags) -> npt.NDArray[np.int64]:
     return order
 
 
-def commitment(tags: Tags) -> str:
+class Commitment:
     """Identifies a list of rows in order: equal for equal lists, and reveals no single row."""
-    data = np.ascontiguousarray(tags)
-    return hashlib.blake2b(data.data, digest_size=32, person=b"celu.rows").hexdigest()
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=32, person=b"celu.rows")
+
+    def add(self, tags: Tags) -> None:
+        """Append rows to the list."""
+        self._hash.update(np.ascontiguousarray(tags).data)
+
+    def hexdigest(self) -> str:
+        """The commitment to the rows so far."""
+        return self._hash.hexdigest()
+
+
+def commitment(tags: Tags) -> str:
+    """The `Commitment` to rows that are in memory."""
+    made = Commitment()
+    made.add(tags)
+    return made.hexdigest()
 
 
 def digest_rows(tags: Tags) -> bytes:

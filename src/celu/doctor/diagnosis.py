@@ -13,7 +13,7 @@ from typing import Any
 from celu.config.job import Job
 from celu.doctor.measure import Log, ProbePlan, answer, measure
 from celu.doctor.measurement import Measurement
-from celu.doctor.probes import SPECS, Clocks, Prober
+from celu.doctor.probes import MAX_GUEST_S, MAX_HOST_S, SPECS, Clocks, Prober
 from celu.errors import ProtocolError
 from celu.handshake import (
     check_peer,
@@ -63,7 +63,9 @@ async def diagnose_hosts(
 
         for peer, link in links.items():
             del waiting[peer]
-            measured = await measure(Prober(link, clocks), plan, log, send_still_working)
+            measured = await measure(
+                Prober(link, clocks, MAX_HOST_S), plan, log, send_still_working
+            )
             diagnoses[peer] = Diagnosis(peer, measured, *peers[peer])
             await close_session({peer: link})
             del open_links[peer]
@@ -81,7 +83,7 @@ async def diagnose_guest(
     try:
         peers = await _handshake(name, job, links)
         log(f"{link.peer} measures the link")
-        measured = await answer(Prober(link, clocks))
+        measured = await answer(Prober(link, clocks, MAX_GUEST_S))
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
         await report_failure(links, error)
@@ -101,7 +103,7 @@ async def _handshake(
     for peer, link in links.items():
         body = check_peer(name, hello, peer, await link.receive())
         differing = contract_differences(name, ours, peer, body["contract"])[:_MAX_DIFFERING]
-        peers[peer] = _read_versions(body.get("versions")), differing
+        peers[peer] = _read_versions(peer, body.get("versions")), differing
         link.allow(SPECS)  # before READY: tensors may follow it
     for link in links.values():
         await link.send(Message(Kind.READY))
@@ -110,13 +112,13 @@ async def _handshake(
     return peers
 
 
-def _read_versions(claimed: Any) -> dict[str, str]:
+def _read_versions(peer: str, claimed: Any) -> dict[str, str]:
     if not isinstance(claimed, dict):
-        raise ProtocolError("HELLO: expected versions, got none")
+        raise ProtocolError(f"HELLO from {peer}: expected versions, got none")
     found = {name: claimed.get(name) for name in _COMPARED}
     for name, value in found.items():
         if not isinstance(value, str) or not value.isprintable() or len(value) > 40:
             raise ProtocolError(
-                f"HELLO: versions: expected the version of {name}, at most 40 letters"
+                f"HELLO from {peer}: versions: expected the version of {name}, at most 40 letters"
             )
     return {name: str(value) for name, value in found.items()}

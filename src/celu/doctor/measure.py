@@ -18,7 +18,6 @@ from celu.doctor.measurement import (
     MAX_WALL_S,
     Direction,
     Measurement,
-    number,
     read_measurement,
 )
 from celu.doctor.probes import Probe, Prober
@@ -51,11 +50,11 @@ async def measure(
 
     Raises ProtocolError for an impossible number, and the errors of the link.
     """
-    peer = prober.link.peer
+    peer = prober.peer
     numbers = iter(range(1, _MAX_STEPS))
 
     async def run(probe: Probe) -> tuple[float, float]:
-        await prober.link.send(probe.to_message())
+        await prober.send_message(probe.to_message())
         times = await _run_probe(prober, probe, "to_host")
         await after_step()
         return times
@@ -101,7 +100,7 @@ async def measure(
         to_host=Direction(to_host[0], probe.mbps("to_host", sent_s), *to_host[1:]),
         to_guest=Direction(to_guest[0], probe.mbps("to_guest", received_s), *to_guest[1:]),
     )
-    await prober.link.send(Message(Kind.FINDINGS, body={"do": "end", **measured.to_body()}))
+    await prober.send_message(Message(Kind.FINDINGS, body={"do": "end", **measured.to_body()}))
     return measured
 
 
@@ -111,12 +110,12 @@ async def answer(prober: Prober) -> Measurement:
     Raises ProtocolError for an invalid request or result, and the errors of the link.
     """
     for _ in range(_MAX_STEPS):
-        message = await prober.link.receive()
+        message = await prober.receive_message()
         if message.kind is Kind.READY:  # the guest is busy with another host
             continue
         if message.kind is Kind.PROBE:
             at = prober.clocks.wall()
-            await prober.link.send(Message(Kind.FINDINGS, message.round, body={"at": at}))
+            await prober.send_message(Message(Kind.FINDINGS, message.round, body={"at": at}))
             continue
         body = expect(message, Kind.FINDINGS, message.round).body or {}
         if body.get("do") == "end":
@@ -146,10 +145,10 @@ async def _ping(prober: Prober, count: int) -> tuple[list[float], list[float]]:
         # The time of day second: a preemption in between then stays within the stated error.
         started = prober.clocks.clock()
         wall = prober.clocks.wall()
-        await prober.link.send(Message(Kind.PROBE, ping, tensor=_PING))
-        message = expect(await prober.link.receive(), Kind.FINDINGS, ping)
+        await prober.send_message(Message(Kind.PROBE, ping, tensor=_PING))
+        message = expect(await prober.receive_message(), Kind.FINDINGS, ping)
         rtt_s = prober.clocks.clock() - started
-        at = number(message.body or {}, "at", 0.0, MAX_WALL_S)
+        at = prober.read_number(message, "at", 0.0, MAX_WALL_S)
         if ping > 0:  # the first one is slower: connections are set up
             rtts.append(rtt_s)
             clocks.append(at - wall - rtt_s / 2)

@@ -33,6 +33,8 @@ AHEAD = 8
 _MIN_MESSAGES = 16
 _MIN_BYTES = 1024
 _MIN_GAP_S = 1e-7  # shorter than any real gap between two messages
+MAX_HOST_S = 1200.0  # that a guest spends on one host; a link of 10 kbps takes 300
+MAX_GUEST_S = 3600.0  # that a host waits for the guest, which measures other hosts as well
 _SLACK, _SLACK_S = 1.05, 0.05  # two clocks run at slightly different speeds
 
 
@@ -119,11 +121,17 @@ def _size(total: float, num_messages: int) -> int:
 
 
 class Prober:
-    """Sends and receives probes over one party's end of a link."""
+    """Sends and receives probes over one party's end of a link.
 
-    def __init__(self, link: Link, clocks: Clocks) -> None:
-        self.link = link
+    After `max_s` seconds it raises ProtocolError: a peer could answer each message just in time.
+    """
+
+    def __init__(self, link: Link, clocks: Clocks, max_s: float) -> None:
+        self.peer = link.peer
         self.clocks = clocks
+        self._link = link
+        self._max_s = max_s
+        self._started = clocks.clock()
         # Random, so that nothing on the path can compress it.
         self._bytes = torch.frombuffer(bytearray(os.urandom(MAX_BYTES)), dtype=torch.uint8)
 
@@ -169,22 +177,46 @@ class Prober:
         await self._send_seconds(probe, span_s=span_s)
         return await self._receive_seconds(probe, "span_s", probe.min_span_s, started), span_s
 
+    async def send_message(self, message: Message) -> None:
+        """Send one message within the time limit."""
+        self._check_time()
+        await self._link.send(message)
+
+    async def receive_message(self) -> Message:
+        """Receive one message within the time limit; waits at most for the link's deadline."""
+        message = await self._link.receive()
+        self._check_time()
+        return message
+
+    def _check_time(self) -> None:
+        if self.clocks.clock() - self._started > self._max_s:
+            raise ProtocolError(
+                f"the measurement with {self.peer} did not end within {self._max_s:g} s"
+            )
+
     async def _send_probe(self, probe: Probe, part: int, size: int) -> None:
         tensor = self._bytes[:size].reshape(-1, 1)
-        await self.link.send(Message(Kind.PROBE, probe.number, part, tensor))
+        await self.send_message(Message(Kind.PROBE, probe.number, part, tensor))
 
     async def _receive_probe(self, probe: Probe, part: int, size: int) -> None:
-        require_rows(expect(await self.link.receive(), Kind.PROBE, probe.number, part), size)
+        require_rows(expect(await self.receive_message(), Kind.PROBE, probe.number, part), size)
 
     async def _send_seconds(self, probe: Probe, **seconds: float) -> None:
-        await self.link.send(Message(Kind.FINDINGS, probe.number, body=seconds))
+        await self.send_message(Message(Kind.FINDINGS, probe.number, body=seconds))
 
     async def _receive_seconds(
         self, probe: Probe, key: str, low: float, started: float | None = None
     ) -> float:
         """The seconds that the peer reports; at most those since we `started`."""
-        message = expect(await self.link.receive(), Kind.FINDINGS, probe.number)
+        message = expect(await self.receive_message(), Kind.FINDINGS, probe.number)
         high = MAX_S
         if started is not None:
             high = (self.clocks.clock() - started) * _SLACK + _SLACK_S
-        return number(message.body or {}, key, low, high)
+        return self.read_number(message, key, low, high)
+
+    def read_number(self, message: Message, key: str, low: float, high: float) -> float:
+        """A number that the peer sent; raises ProtocolError, which names the peer."""
+        try:
+            return number(message.body or {}, key, low, high)
+        except ProtocolError as error:
+            raise ProtocolError(f"from {self.peer}: {error}") from error

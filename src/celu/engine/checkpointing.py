@@ -53,7 +53,7 @@ class _Trainer(Protocol):
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]: ...
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None: ...
     def parameter_names(self) -> set[str]: ...
-    def unanswered_bytes(self) -> int: ...
+    def repeated_bytes(self) -> dict[str, int]: ...
 
 
 class _Plan(Protocol):
@@ -111,6 +111,11 @@ class Checkpointer:
         stage = self._plan.load_state_dict(state.plan, round_)
         if stage is not None and round_ > stage.segment.start:
             self._trainer.apply_tuning(stage.segment.tuning)  # otherwise `enter_stage` applies it
+        if found := _non_finite(self._checked(snapshot.tensors)):
+            raise CheckpointError(
+                f"the checkpoint of round {round_}: {found} contain NaN or Inf, which celu never "
+                "writes; remove the checkpoint, and start again to resume from the previous one"
+            )
         self._trainer.load_state_dict(state.trainer, snapshot.tensors)
         self._observer.load_progress(state.record)
         return ResumePoint(round_, None if state.done else stage)
@@ -120,9 +125,20 @@ class Checkpointer:
 
         Raises CheckpointError, and NonFiniteError instead of writing a state that has diverged.
         """
-        if not savepoints and round_ - self._last >= self._every:
-            self._save(round_, done=False)
-            self._unannounced = self._checkpoints is not None
+        self.save(self.maybe_capture(round_, savepoints))
+
+    def maybe_capture(self, round_: int, savepoints: Mapping[str, TrainerState]) -> Snapshot | None:
+        """Copy the state after `round_` rounds if a checkpoint is due, for a later `save`.
+
+        Raises NonFiniteError for a state that has diverged.
+        """
+        is_due = not savepoints and round_ - self._last >= self._every
+        return self._capture(round_, done=False) if is_due else None
+
+    def save(self, snapshot: Snapshot | None) -> None:
+        """Take a checkpoint of what `maybe_capture` returned; raises CheckpointError."""
+        self._write(snapshot)
+        self._unannounced = self._unannounced or snapshot is not None
 
     def announce(self) -> None:
         """Emit the event of a checkpoint that `maybe_save` took.
@@ -136,49 +152,57 @@ class Checkpointer:
 
     def save_final(self, round_: int) -> None:
         """Take the last checkpoint of a finished run; raises what `maybe_save` raises."""
-        self._save(round_, done=True)
+        self._write(self._capture(round_, done=True))
 
     def flush(self) -> None:
         """Wait until all checkpoints are on disk; raises CheckpointError."""
         if self._checkpoints is not None:
             self._checkpoints.flush()
 
-    def _save(self, round_: int, *, done: bool) -> None:
+    def _write(self, snapshot: Snapshot | None) -> None:
+        if self._checkpoints is not None and snapshot is not None:
+            self._checkpoints.save(snapshot, self._generations)
+            self._last = snapshot.round
+
+    def _checked(self, tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+        """The tensors that must be finite; a buffer may hold Inf on purpose: a mask."""
+        parameters = self._trainer.parameter_names()
+        return {
+            "the weights": [t for name, t in tensors.items() if name in parameters],
+            "the optimizer's state": [
+                t for name, t in tensors.items() if name.startswith("optimizer.")
+            ],
+        }
+
+    def _capture(self, round_: int, *, done: bool) -> Snapshot | None:
         if self._checkpoints is None:
-            return
+            return None
         metadata, tensors = self._trainer.state_dict()
-        parameters = self._trainer.parameter_names()  # a buffer may hold Inf on purpose: a mask
-        _check_finite(
-            round_,
-            {
-                "the weights": [t for name, t in tensors.items() if name in parameters],
-                "the optimizer's state": [
-                    t for name, t in tensors.items() if name.startswith("optimizer.")
-                ],
-            },
-        )
+        if found := _non_finite(self._checked(tensors)):
+            raise NonFiniteError(
+                f"after {round_} rounds {found} contained NaN or Inf; no checkpoint was written. "
+                "Earlier checkpoints are intact. Look for extreme values in the inputs or from a "
+                "peer, and start again to resume from the last one; or lower the learning rate in "
+                "a new run"
+            )
         state = _CheckpointState(
             done=done,
             plan=self._plan.state_dict(round_),
             trainer=metadata,
-            record=self._observer.progress(self._trainer.unanswered_bytes()),
+            record=self._observer.progress({} if done else self._trainer.repeated_bytes()),
         )
-        self._checkpoints.save(Snapshot(round_, tensors, state.model_dump()), self._generations)
-        self._last = round_
+        return Snapshot(round_, tensors, state.model_dump())
 
 
-def _check_finite(round_: int, tensors: Mapping[str, list[Tensor]]) -> None:
-    """Raise NonFiniteError, which names the key, if a tensor holds NaN or Inf."""
+def _non_finite(tensors: Mapping[str, list[Tensor]]) -> str | None:
+    """The first key of which a tensor holds NaN or Inf."""
     for what, found in tensors.items():
         floats = [tensor for tensor in found if tensor.is_floating_point()]
         # A sum is finite only if every term is; one stack, so that a GPU synchronizes once.
         sums = torch.stack([tensor.sum().float() for tensor in floats] or [torch.zeros(())])
         if bool(torch.isfinite(sums).all()):
             continue
-        if all(bool(torch.isfinite(tensor).all()) for tensor in floats):
-            continue  # a sum may overflow although every term is finite
-        raise NonFiniteError(
-            f"after {round_} rounds {what} contained NaN or Inf; no checkpoint was written. "
-            "Earlier checkpoints are intact. Look for extreme values in the inputs or from a peer, "
-            "and start again to resume from the last one; or lower the learning rate in a new run"
-        )
+        # A sum may overflow although every term is finite.
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in floats):
+            return what
+    return None

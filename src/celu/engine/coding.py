@@ -1,6 +1,5 @@
 """Encodes tensors into messages and decodes them, with the contract's codecs.
 
-The sender continues with the decoded tensor as well, so that both sides cache the same numbers.
 float32 tensors are sent as they are: the link checks them for NaN and Inf, and its thread copies
 them.
 """
@@ -26,7 +25,7 @@ def check_same_rows(message: Message, batch: Batch) -> None:
     """Raise AlignmentError if the peer computed its tensor from rows other than ours."""
     if message.row_digest != batch.row_digest:
         raise AlignmentError(
-            f"{message.kind.name} of round {message.round}: the peer used rows other than ours; "
+            f"{message.described}: the peer used rows other than ours; "
             "no step was applied. A store may have changed since the parties were aligned: run "
             '"celu align" again at all parties'
         )
@@ -55,6 +54,10 @@ class Coding:
         self._codecs = {kind: find_codec(name, "codec") for kind, name in names.items()}
         self._exact = {kind for kind, name in names.items() if name == "fp32"}
 
+    def is_exact(self, kind: Kind) -> bool:
+        """Whether the peer receives tensors of this kind without loss."""
+        return kind in self._exact
+
     def specs(self, *kinds: Kind) -> dict[Kind, TensorSpec]:
         """The largest tensors that a peer may send of these kinds."""
         rows, width = self._batch_size, self._width
@@ -65,8 +68,8 @@ class Coding:
             for kind in kinds
         }
 
-    def pack(self, message: Message) -> tuple[Message, Tensor]:
-        """The message with its tensor encoded, and the tensor as the peer will decode it.
+    def pack(self, message: Message) -> Message:
+        """The message with its tensor encoded.
 
         Raises NonFiniteError for NaN or Inf, which codecs cannot represent.
         """
@@ -76,14 +79,13 @@ class Coding:
         # differ in the last bit.
         x_BD = x_BD.detach().contiguous()
         if message.kind in self._exact:
-            return replace(message, tensor=x_BD), x_BD
+            return replace(message, tensor=x_BD)
         with self._spans.record("encode"):
             check_finite(x_BD, message.kind.name, message.round)
             codec = self._codecs[message.kind]
             payload = codec.encode(x_BD, self._generator(message, x_BD.device))
             total = None if x_BD.device.type == "cpu" else x_BD.sum()
-            packed = replace(message, tensor=payload.reshape(-1, 1), total=total)
-            return packed, codec.decode(payload, *x_BD.shape).to(x_BD.device)
+            return replace(message, tensor=payload.reshape(-1, 1), total=total)
 
     def unpack(self, message: Message, rows: int) -> Tensor:
         """Decode the tensor of a message, which must have `rows` rows.
@@ -93,16 +95,17 @@ class Coding:
         """
         if message.kind in self._exact:
             return require_rows(message, rows)
-        where = f"{message.kind.name} of round {message.round}"
         if message.tensor is None:
-            raise ProtocolError(f"{where}: expected a tensor, got none")
+            raise ProtocolError(f"{message.described}: expected a tensor, got none")
         with self._spans.record("encode"):
             try:
                 codec = self._codecs[message.kind]
                 x_BD = codec.decode(message.tensor.reshape(-1), rows, self._width)
             except ProtocolError as error:
-                raise type(error)(f"{where}: {error}") from error
-            check_finite(x_BD, f"{message.kind.name} from a peer", message.round)
+                raise type(error)(f"{message.described}: {error}") from error
+            check_finite(
+                x_BD, f"{message.kind.name} from {message.sender or 'a peer'}", message.round
+            )
             return x_BD
 
     def _generator(self, message: Message, device: torch.device) -> torch.Generator:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from celu.engine.outcome import Outcome
 from celu.engine.plan import MAX_DEPTH, MAX_R
 
+Pair = tuple[int, int]  # R of the guest, R of the hosts
 _MIN_ROUNDS = 3  # fewer measured rounds are too noisy
 
 
@@ -51,8 +52,11 @@ class Costs:
         if guest.rounds < _MIN_ROUNDS:
             return self
         slowest = max(hosts, key=lambda h: h.exchange_s, default=None)
+        down_byte_s = max((h.byte_s for h in hosts), default=0.0)
         return replace(
             self,
+            up_byte_s=guest.byte_s or self.up_byte_s,
+            down_byte_s=down_byte_s or self.down_byte_s,
             guest_s=guest.exchange_s,
             guest_step_s=guest.step_s if guest.local_steps else self.guest_step_s,
             host_s=slowest.exchange_s if slowest else 0.0,
@@ -63,19 +67,23 @@ class Costs:
         """How long a round's messages occupy the link, in the slower direction."""
         return max(up * self.up_byte_s, down * self.down_byte_s)
 
-    def round_s(self, up: int, down: int) -> float:
+    def round_s(self, up: int, down: int, R: Pair = (1, 1)) -> float:
         """How long a round takes if enough rounds are in flight."""
-        return max(self.transfer_s(up, down), self.guest_s, self.host_s)
+        return max(
+            self.transfer_s(up, down),
+            self.guest_s + (R[0] - 1) * self.guest_step_s,
+            self.host_s + (R[1] - 1) * self.host_step_s,
+        )
 
-    def depth(self, up: int, down: int) -> int:
+    def depth(self, up: int, down: int, R: Pair = (1, 1)) -> int:
         """How many rounds must be in flight for a round to take `round_s`."""
-        round_s = self.round_s(up, down)
+        round_s = self.round_s(up, down, R)
         latency_s = self.round_trip_s + up * self.up_byte_s + down * self.down_byte_s + self.host_s
         return min(MAX_DEPTH, max(1, math.ceil((latency_s + round_s) / max(round_s, 1e-9))))
 
-    def free_steps(self, up: int, down: int) -> tuple[int, int]:
-        """The largest R of guest and hosts whose local steps do not delay a round."""
-        spare_s = self.round_s(up, down)
+    def max_steps(self, up: int, down: int, stretch: float) -> Pair:
+        """The largest R of guest and hosts that makes a round at most `stretch` times as long."""
+        spare_s = stretch * self.round_s(up, down)
         guest = 1 + int((spare_s - self.guest_s) / max(self.guest_step_s, 1e-9))
         host = 1 + int((spare_s - self.host_s) / max(self.host_step_s, 1e-9))
         return min(guest, MAX_R), min(host, MAX_R)

@@ -15,6 +15,7 @@ from torch import Tensor
 from celu.config.job import Evaluation
 from celu.engine.observer import Observer
 from celu.engine.schedule import Schedule
+from celu.errors import NonFiniteError
 from celu.models.losses import HIGHER_IS_BETTER, Loss
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
@@ -41,6 +42,19 @@ class Evaluator:
         output, losses, labels = (torch.cat(part) for part in zip(*scores, strict=True))
         return {"loss": float(losses.double().mean()), **self._loss.metrics(output, labels)}
 
+    def check(self, metrics: Mapping[str, float], round_: int) -> None:
+        """Raise NonFiniteError if the loss or the contract's metric is NaN or Inf.
+
+        An AUC of NaN is no error where the loss is finite: rows of a single class have none.
+        """
+        for name in ("loss", self._metric):
+            value = metrics.get(name, 0.0)
+            if not math.isfinite(value) and name != "auc":
+                raise NonFiniteError(
+                    f"the {name} of the evaluation after round {round_} is NaN or Inf; lower the "
+                    "learning rate or check the inputs; the run resumes from its last checkpoint"
+                )
+
     def reached_target(self, metrics: Mapping[str, float]) -> bool:
         """Whether these metrics meet the contract's target."""
         if self._target is None or self._metric not in metrics:
@@ -49,15 +63,9 @@ class Evaluator:
         return value >= self._target if HIGHER_IS_BETTER[self._metric] else value <= self._target
 
     def objective(self, metrics: Mapping[str, float]) -> float:
-        """The contract's metric (the loss if it is missing), negated where lower is better.
-
-        A batch of a single class has no AUC: it counts as 0 for every tuning that is tried on it.
-        """
+        """The contract's metric (the loss if it is missing), negated where lower is better."""
         metric = self._metric if self._metric in metrics else "loss"
-        value = metrics[metric]
-        if math.isnan(value):
-            return 0.0
-        return value if HIGHER_IS_BETTER[metric] else -value
+        return metrics[metric] if HIGHER_IS_BETTER[metric] else -metrics[metric]
 
 
 class _Trainer(Protocol):
@@ -73,7 +81,10 @@ async def evaluate(
     round_: int,
     observer: Observer,
 ) -> dict[str, float]:
-    """Score the held-out rows, part by part, and return the metrics over all of them."""
+    """Score the held-out rows, part by part, and return the metrics over all of them.
+
+    Raises NonFiniteError.
+    """
     scores = []
     for part, start, stop in schedule.test_parts():
         with observer.waiting():
@@ -82,4 +93,6 @@ async def evaluate(
                 for link in links.values()
             ]
         scores.append(trainer.score(start, stop, activations))
-    return trainer.evaluator.metrics(scores)
+    metrics = trainer.evaluator.metrics(scores)
+    trainer.evaluator.check(metrics, round_)
+    return metrics

@@ -1,12 +1,14 @@
 """The guest's training loop: rounds, evaluations, checkpoints and verdicts.
 
-A verdict is the guest's message to its hosts at the end of a segment: stop, or continue. With
-`method = "auto"` it contains the next stage.
+A verdict is the guest's message to its hosts after an evaluation and at the end of a segment: stop,
+or continue. With `method = "auto"` it contains the next stage at the end of a segment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from torch import Tensor
 
 from celu.engine.checkpointing import Checkpointer, ResumePoint
 from celu.engine.evaluation import evaluate
@@ -38,26 +40,31 @@ async def train_guest(
         segment, last = stage.segment, stage.segment.stop - 1
         if rounds_done == segment.start:
             enter_stage(stage, trainer, savepoints)
-        fresh_scores: list[float] = []
         for round_ in range(rounds_done, segment.stop):
-            await _exchange_round(trainer, links, segment, round_, observer)
-            if segment.scores_fresh_batches:
-                fresh_scores.append(trainer.score_fresh_batch())
-            if round_ < last:
-                checkpointer.maybe_save(round_ + 1, savepoints)
-                checkpointer.announce()
+            loss = await _exchange_round(trainer, links, schedule, segment, round_, observer)
+            plan.observe_loss(round_, loss)
+            if round_ == last:
+                break
+            metrics = await _maybe_evaluate(trainer, links, schedule, segment, round_, observer)
+            if metrics:
+                plan.observe_score(trainer.evaluator.objective(metrics))
+            if trainer.evaluator.reached_target(metrics):
+                # The hosts have sent this Z without waiting for the verdict.
+                await _receive_early(trainer, links, round_, segment.last_sent(round_ + 1))
+                checkpointer.save_final(round_ + 1)
+                await _send_verdict(links, round_, {"stop": True})
+                return round_ + 1
+            checkpointer.maybe_save(round_ + 1, savepoints)
+            if metrics:
+                await _send_verdict(links, round_, {"stop": False})
+            checkpointer.announce()
         timings = observer.timings(len(segment.measured), trainer.workset)
-        metrics: dict[str, float] = {}
-        if segment.evaluates:
-            # An evaluation that only the plan asks for counts as training time.
-            with observer.evaluating(counted=schedule.is_evaluation(segment.stop)):
-                metrics = await evaluate(trainer, links, schedule, last, observer)
-        target_reached = trainer.evaluator.reached_target(metrics)
+        metrics = await _maybe_evaluate(trainer, links, schedule, segment, last, observer)
         if metrics:
-            observer.evaluated(last, metrics, target_reached)
+            plan.observe_score(trainer.evaluator.objective(metrics))
+        target_reached = trainer.evaluator.reached_target(metrics)
         host_timings = await _receive_timings(links, segment) if plan.is_adaptive else ()
-        held_out = trainer.evaluator.objective(metrics) if metrics else None
-        outcome = Outcome(segment, held_out, fresh_scores, timings, host_timings)
+        outcome = Outcome(segment, timings, host_timings)
         next_ = None if target_reached else plan.next(outcome)
         rounds_done = segment.stop
         if next_ is None:
@@ -79,33 +86,71 @@ async def train_guest(
 async def _exchange_round(
     trainer: GuestTrainer,
     links: Mapping[str, Link],
+    schedule: Schedule,
     segment: Segment,
     round_: int,
     observer: Observer,
-) -> None:
-    _, R = segment.tuning.for_role("guest")
+) -> Tensor:
     if round_ == segment.measured.start:
         observer.start_measuring(trainer.workset)
-    with observer.local_steps():  # while the last dZ and the next Z are in flight
-        for _ in range(R - 1):
-            trainer.local_step()
+    if not schedule.local_steps_after_update:  # while the last dZ and the next Z are in flight
+        _make_local_steps(trainer, segment, observer)
     with observer.waiting():
-        activations = [
-            expect(await link.receive(), Kind.ACTIVATION, round_) for link in links.values()
-        ]
+        await _receive_early(trainer, links, round_ - 1, round_)
+    activations = [trainer.early[host].popleft() for host in links]
     with observer.computing():
         loss, derivatives = trainer.compute_derivatives(round_, activations)
         for link, derivative in zip(links.values(), derivatives, strict=True):
             await link.send(derivative)
         trainer.apply_update()  # after sending: the hosts wait for dZ, not for our update
+    if schedule.local_steps_after_update:
+        _make_local_steps(trainer, segment, observer)
     observer.round_done(round_, trainer.workset, loss)
+    return loss
+
+
+def _make_local_steps(trainer: GuestTrainer, segment: Segment, observer: Observer) -> None:
+    _, R = segment.tuning.for_role("guest")
+    with observer.local_steps():
+        for _ in range(R - 1):
+            trainer.local_step()
+
+
+async def _maybe_evaluate(
+    trainer: GuestTrainer,
+    links: Mapping[str, Link],
+    schedule: Schedule,
+    segment: Segment,
+    round_: int,
+    observer: Observer,
+) -> dict[str, float]:
+    """Score the held-out rows with the weights after `round_`, if due, and report the metrics."""
+    if not schedule.is_evaluation(round_ + 1):
+        return {}
+    with observer.evaluating():
+        with observer.waiting():
+            await _receive_early(trainer, links, round_, segment.last_sent(round_))
+        metrics = await evaluate(trainer, links, schedule, round_, observer)
+    observer.evaluated(round_, metrics, trainer.evaluator.reached_target(metrics))
+    return metrics
+
+
+async def _receive_early(
+    trainer: GuestTrainer, links: Mapping[str, Link], done: int, until: int
+) -> None:
+    """Buffer the Z of the rounds after `done` up to `until`, as far as it has not arrived."""
+    for host, link in links.items():
+        early = trainer.early[host]
+        for round_ in range(done + 1 + len(early), until + 1):
+            early.append(expect(await link.receive(), Kind.ACTIVATION, round_))
 
 
 async def _receive_timings(links: Mapping[str, Link], segment: Segment) -> tuple[Timings, ...]:
     reports = [
         expect(await link.receive(), Kind.REPORT, segment.stop - 1) for link in links.values()
     ]
-    return tuple(Timings.from_body(report.body, len(segment.measured)) for report in reports)
+    rounds = len(segment.measured)
+    return tuple(Timings.from_body(report.body, rounds, report.sender) for report in reports)
 
 
 async def _send_verdict(links: Mapping[str, Link], round_: int, verdict: dict[str, object]) -> None:

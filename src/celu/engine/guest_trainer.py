@@ -7,6 +7,7 @@ true loss; only Z is stale. `guest_program` decides the order of the calls and d
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 import torch
@@ -32,9 +33,11 @@ from celu.engine.state_dict import (
     to_state_dict,
 )
 from celu.errors import ModelError
+from celu.model_identity import weights_of
 from celu.party import Guest
-from celu.transport.message import Kind, Message, TensorSpec
-from celu.transport.wire import check_finite
+from celu.transport.message import MAX_CURVATURE, Kind, Message, TensorSpec
+from celu.transport.wire import check_finite, num_bytes
+from celu.workset.weighting import StaleLosses
 from celu.workset.workset import Workset
 
 
@@ -59,6 +62,8 @@ class GuestTrainer:
         self._optimizer = Optimizer(self._modules.values(), job.optimizer)
         self.workset = Workset.from_job(job, "guest")
         self.latest: tuple[Tensor, Batch] | None = None  # output and batch of the latest exchange
+        # Z of later rounds, which arrived before an evaluation's; at most `depth` of each host.
+        self.early: dict[str, deque[Message]] = {host: deque() for host in job.hosts}
 
     def compute_derivatives(
         self, round_: int, activations: list[Message]
@@ -76,15 +81,23 @@ class GuestTrainer:
         loss = self._losses(batch, output).mean()
         check_finite(loss.detach(), "the loss", round_)
         loss.backward()
-        derivatives, decoded = [], []
+        curvature = self._curvature(batch, output)
+        derivatives, exact = [], []
         for leaf, (host, coding) in zip(leaves, self._codings.items(), strict=True):
-            dz_BD = self._gradient(leaf, host)
-            message, decoded_BD = coding.pack(
-                Message(Kind.DERIVATIVE, round_, tensor=dz_BD, row_digest=batch.row_digest)
+            dz_BD = self._gradient(leaf, host).contiguous()
+            derivatives.append(
+                coding.pack(
+                    Message(
+                        Kind.DERIVATIVE,
+                        round_,
+                        tensor=dz_BD,
+                        row_digest=batch.row_digest,
+                        curvature=curvature,
+                    )
+                )
             )
-            derivatives.append(message)
-            decoded.append(decoded_BD)
-        self.workset.insert(round_, batch, z, tuple(decoded))
+            exact.append(dz_BD)
+        self.workset.insert(round_, batch, z, tuple(exact))
         return loss.detach(), derivatives
 
     def apply_update(self) -> None:
@@ -107,12 +120,15 @@ class GuestTrainer:
         losses_B = self._losses(entry.batch, self._forward(entry.batch, leaves))
         if leaves and self.workset.weighting is not None:
             fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
-            weights_B = self.workset.weigh(
-                torch.cat(fresh, dim=1), torch.cat(entry.dz, dim=1), entry
-            )
+            stale = StaleLosses(torch.cat(fresh, dim=1), torch.cat(entry.dz, dim=1))
+            weights_B = self.workset.weigh(stale, entry)
             losses_B = losses_B if weights_B is None else weights_B * losses_B
         losses_B.mean().backward(inputs=self._optimizer.parameters)
         self._optimizer.step()
+
+    def model_weights(self) -> dict[str, Tensor]:
+        """The trained weights, as a run folder holds them."""
+        return weights_of(self._modules)
 
     def score(self, start: int, stop: int, activations: list[Message]) -> Scores:
         """Score held-out rows from `start` to before `stop`."""
@@ -127,16 +143,6 @@ class GuestTrainer:
         for module in self._modules.values():
             module.train()
         return Scores(output.cpu(), losses_B.cpu(), batch.labels.cpu())
-
-    def score_fresh_batch(self) -> float:
-        """The objective on the latest fresh batch, predicted before any update from that batch."""
-        assert self.latest is not None
-        output, batch = self.latest
-        with torch.no_grad():
-            losses_B = self._losses(batch, output)
-        assert batch.labels is not None
-        scores = Scores(output.cpu(), losses_B.cpu(), batch.labels.cpu())
-        return self.evaluator.objective(self.evaluator.metrics([scores]))
 
     def apply_tuning(self, tuning: Tuning) -> None:
         """Switch to another tuning; no round may be in flight."""
@@ -176,9 +182,10 @@ class GuestTrainer:
         checkpoint.check_empty()
         self.roll_back(state)
 
-    def unanswered_bytes(self) -> int:
-        """0: a host does not answer a derivative."""
-        return 0
+    def repeated_bytes(self) -> dict[str, int]:
+        """The bytes received for later rounds, which the hosts resend when a run resumes."""
+        buffered = [message for messages in self.early.values() for message in messages]
+        return {"bytes_received": sum(map(num_bytes, buffered))}
 
     def _decode(self, activations: list[Message], batch: Batch, rows: int) -> tuple[Tensor, ...]:
         for message in activations:
@@ -203,6 +210,15 @@ class GuestTrainer:
                 f"[{len(batch.labels)}], got {list(losses_B.shape)}"
             )
         return losses_B
+
+    def _curvature(self, batch: Batch, output: Tensor) -> float:
+        if not self.workset.needs_curvature:
+            return 1.0
+        assert batch.labels is not None
+        try:
+            return min(self._guest.loss.curvature(output, batch.labels), MAX_CURVATURE)
+        except ModelError as error:
+            raise ModelError(f"{self._name}: {error}") from error
 
     def _gradient(self, leaf: Tensor, host: str) -> Tensor:
         if leaf.grad is None:

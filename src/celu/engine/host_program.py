@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from celu.engine.checkpointing import Checkpointer, ResumePoint
 from celu.engine.host_trainer import HostTrainer
 from celu.engine.observer import Observer
@@ -31,20 +33,36 @@ async def train_host(
         link.allow(trainer.specs())
         for message in trainer.in_flight():  # after a resume: resend what was in flight
             await link.send(message)
+        await _send_activations(trainer, link, segment, rounds_done, observer)
         for round_ in range(rounds_done, segment.stop):
-            await _exchange_round(trainer, link, segment, round_, observer)
-            if round_ < last:
-                checkpointer.maybe_save(round_ + 1, savepoints)
+            await _finish_round(trainer, link, schedule, segment, round_, observer)
+            if round_ == last:
+                break
+            evaluates = schedule.is_evaluation(round_ + 1)
+            if evaluates:
+                await _send_test_activations(trainer, link, schedule, round_, observer)
+            evaluated = trainer.buffers() if evaluates else {}
+            snapshot = checkpointer.maybe_capture(round_ + 1, savepoints)
+            if not evaluates:
+                checkpointer.save(snapshot)
+                checkpointer.announce()
+            await _send_activations(trainer, link, segment, round_ + 1, observer)
+            if evaluates:
+                # Until the verdict the weights stay those that were evaluated.
+                with observer.evaluating():
+                    verdict = await _receive_verdict(link, round_, observer)
+                if verdict.get("stop") is True:
+                    trainer.discard_in_flight(evaluated)
+                    checkpointer.save_final(round_ + 1)
+                    return round_ + 1
+                checkpointer.save(snapshot)
                 checkpointer.announce()
         timings = observer.timings(len(segment.measured), trainer.workset)
-        if segment.evaluates:
-            with observer.evaluating(counted=schedule.is_evaluation(segment.stop)):
-                for part, start, stop in schedule.test_parts():
-                    await link.send(trainer.compute_test_activation(last, part, start, stop))
+        if schedule.is_evaluation(segment.stop):
+            await _send_test_activations(trainer, link, schedule, last, observer)
         if plan.follows_guest:
             await link.send(Message(Kind.REPORT, last, body=timings.to_body()))
-        with observer.waiting():
-            verdict = expect(await link.receive(), Kind.VERDICT, last).body or {}
+        verdict = await _receive_verdict(link, last, observer)
         rounds_done = segment.stop
         if verdict.get("stop") is True:
             checkpointer.save_final(rounds_done)
@@ -56,20 +74,53 @@ async def train_host(
     return rounds_done
 
 
-async def _exchange_round(
+async def _send_activations(
     trainer: HostTrainer, link: Link, segment: Segment, round_: int, observer: Observer
 ) -> None:
-    _, R = segment.tuning.for_role("host")
+    """Begin a round: send the Z that is due before its derivative."""
     if round_ == segment.measured.start:
         observer.start_measuring(trainer.workset)
     with observer.computing():
-        for ahead in segment.sends_in(round_):
+        # Not counted from the last round: an older release, which sent nothing ahead of an
+        # evaluation, may have written the checkpoint that we resumed from.
+        for ahead in range(trainer.next_to_send(round_), segment.last_sent(round_) + 1):
             await link.send(trainer.compute_activation(ahead))
-    with observer.local_steps():  # while Z is in flight and dZ is computed and returned
-        for _ in range(R - 1):
-            trainer.local_step()
+
+
+async def _finish_round(
+    trainer: HostTrainer,
+    link: Link,
+    schedule: Schedule,
+    segment: Segment,
+    round_: int,
+    observer: Observer,
+) -> None:
+    if not schedule.local_steps_after_update:  # while Z is in flight, and dZ is computed and sent
+        _make_local_steps(trainer, segment, observer)
     with observer.waiting():
         derivative = expect(await link.receive(), Kind.DERIVATIVE, round_)
     with observer.computing():
         trainer.update(round_, derivative)
+    if schedule.local_steps_after_update:
+        _make_local_steps(trainer, segment, observer)
     observer.round_done(round_, trainer.workset, None)
+
+
+def _make_local_steps(trainer: HostTrainer, segment: Segment, observer: Observer) -> None:
+    _, R = segment.tuning.for_role("host")
+    with observer.local_steps():
+        for _ in range(R - 1):
+            trainer.local_step()
+
+
+async def _send_test_activations(
+    trainer: HostTrainer, link: Link, schedule: Schedule, round_: int, observer: Observer
+) -> None:
+    with observer.evaluating():
+        for part, start, stop in schedule.test_parts():
+            await link.send(trainer.compute_test_activation(round_, part, start, stop))
+
+
+async def _receive_verdict(link: Link, round_: int, observer: Observer) -> dict[str, Any]:
+    with observer.waiting():
+        return expect(await link.receive(), Kind.VERDICT, round_).body or {}

@@ -33,11 +33,15 @@ from celu.engine.state_dict import (
     to_state_dict,
 )
 from celu.errors import CheckpointError, ModelError, ProtocolError
+from celu.model_identity import weights_of
 from celu.party import Host
 from celu.transport.message import Kind, Message, TensorSpec
 from celu.transport.wire import num_bytes
 from celu.workset.table import Entry
+from celu.workset.weighting import StaleDerivatives
 from celu.workset.workset import Workset
+
+_MEAN_ROWS = 8192  # enough for a mean, and a moment's work
 
 
 @dataclass
@@ -45,7 +49,7 @@ class _InFlight:
     batch: Batch
     message: Message
     z_BD: Tensor | None  # with its autograd graph, while no other update can come before its own
-    sent_BD: Tensor  # Z as the guest decodes it
+    exact_BD: Tensor  # Z before it was encoded
 
 
 class HostTrainer:
@@ -73,12 +77,14 @@ class HostTrainer:
         batch = self.loader.batch(round_)
         seed_step(self._seed, self._name, round_, 0)
         z_BD = self._forward(batch)
-        message, sent_BD = self._coding.pack(
-            Message(Kind.ACTIVATION, round_, tensor=z_BD, row_digest=batch.row_digest)
+        # Row-major, like a checkpoint's copy: sums over another layout may differ in the last bit.
+        exact_BD = z_BD.detach().contiguous()
+        message = self._coding.pack(
+            Message(Kind.ACTIVATION, round_, tensor=exact_BD, row_digest=batch.row_digest)
         )
         # The derivatives of earlier rounds in flight arrive first, and change the weights.
         is_next = not self._in_flight
-        self._in_flight[round_] = _InFlight(batch, message, z_BD if is_next else None, sent_BD)
+        self._in_flight[round_] = _InFlight(batch, message, z_BD if is_next else None, exact_BD)
         return message
 
     def update(self, round_: int, derivative: Message) -> None:
@@ -86,19 +92,27 @@ class HostTrainer:
         sent = self._in_flight.pop(round_)
         check_same_rows(derivative, sent.batch)
         dz_BD = self._coding.unpack(derivative, self._batch_size).to(self._device)
-        stale_BD = sent.sent_BD
-        if sent.z_BD is not None:
+        curvature = derivative.curvature
+        if not self._optimizer.parameters:
+            pass  # such as a bottom that returns the columns as they are: only the guest trains
+        elif sent.z_BD is not None:
             self._apply(sent.z_BD, dz_BD)
         else:
-            self._apply_stale(sent.batch, stale_BD, dz_BD, round_, 0)
-        self.workset.insert(round_, sent.batch, (stale_BD,), (dz_BD,))
+            self._apply_stale(
+                Entry(round_, sent.batch, (sent.exact_BD,), (dz_BD,), curvature, uses=0)
+            )
+        self.workset.insert(round_, sent.batch, (sent.exact_BD,), (dz_BD,), curvature)
 
     def local_step(self) -> None:
-        """Update from a cached batch, if one is eligible; nothing is sent."""
+        """Update from a cached batch, if one is eligible; nothing is sent.
+
+        A host without parameters has nothing to update.
+        """
+        if not self._optimizer.parameters:
+            return
         entry = self.workset.sample()
         if entry is not None:
-            batch, (z_BD,), (dz_BD,) = entry.batch, entry.z, entry.dz
-            self._apply_stale(batch, z_BD, dz_BD, entry.round, entry.uses, entry)
+            self._apply_stale(entry)
 
     def compute_test_activation(self, round_: int, part: int, start: int, stop: int) -> Message:
         """Z of held-out rows from `start` to before `stop`, as a message to send."""
@@ -108,7 +122,24 @@ class HostTrainer:
             z_BD = self._forward(batch)
         self._bottom.train()
         message = Message(Kind.TEST_ACTIVATION, round_, part, z_BD, row_digest=batch.row_digest)
-        return self._coding.pack(message)[0]
+        return self._coding.pack(message)
+
+    def model_weights(self) -> dict[str, Tensor]:
+        """The trained weights, as a run folder holds them."""
+        return weights_of(self._modules)
+
+    def mean_activation(self) -> Tensor:
+        """The mean Z of the first training rows: what to use for a row that this host lacks."""
+        train, total_D = self._host.train, torch.zeros(self._width, dtype=torch.float64)
+        rows = min(train.num_rows, _MEAN_ROWS)
+        self._bottom.eval()
+        with torch.no_grad():
+            for start in range(0, rows, self._batch_size):
+                stop = min(start + self._batch_size, rows)
+                z_BD = self._forward(train.take(slice(start, stop)).to(self._device))
+                total_D += z_BD.double().sum(0).cpu()
+        self._bottom.train()
+        return (total_D / rows).float()
 
     def apply_tuning(self, tuning: Tuning) -> None:
         """Switch to another tuning; no round may be in flight."""
@@ -119,13 +150,27 @@ class HostTrainer:
         """The largest tensors that the guest may send."""
         return self._coding.specs(Kind.DERIVATIVE)
 
+    def next_to_send(self, round_: int) -> int:
+        """The first round from `round_` on whose activation was not sent."""
+        return max(self._in_flight, default=round_ - 1) + 1
+
     def in_flight(self) -> list[Message]:
         """Activations that were sent and have no derivative yet."""
         return [sent.message for sent in self._in_flight.values()]
 
-    def unanswered_bytes(self) -> int:
-        """The bytes of `in_flight` on the wire."""
-        return sum(num_bytes(message) for message in self.in_flight())
+    def repeated_bytes(self) -> dict[str, int]:
+        """The bytes of `in_flight`, which a resumed run sends again."""
+        return {"bytes_sent": sum(map(num_bytes, self.in_flight()))}
+
+    def buffers(self) -> dict[str, Tensor]:
+        """A copy of what a forward pass changes: the model's buffers, such as running means."""
+        return {name: buffer.clone() for name, buffer in self._bottom.named_buffers()}
+
+    def discard_in_flight(self, buffers: Mapping[str, Tensor]) -> None:
+        """Discard the rounds in flight, and restore the model's buffers."""
+        self._in_flight.clear()
+        for name, buffer in self._bottom.named_buffers():
+            buffer.copy_(buffers[name])
 
     def state(self) -> TrainerState:
         """A copy of everything that training changes, without the rounds in flight."""
@@ -141,6 +186,8 @@ class HostTrainer:
         for round_, sent in self._in_flight.items():
             assert sent.message.tensor is not None
             tensors[f"in_flight.{round_}"] = sent.message.tensor
+            if not self._coding.is_exact(Kind.ACTIVATION):
+                tensors[f"in_flight_exact.{round_}"] = sent.exact_BD
         return metadata.model_copy(update={"in_flight": list(self._in_flight)}), tensors
 
     def parameter_names(self) -> set[str]:
@@ -162,30 +209,38 @@ class HostTrainer:
             batch = self.loader.batch(round_)
             payload = checkpoint.pop_optional(f"in_flight.{round_}")
             message = Message(Kind.ACTIVATION, round_, tensor=payload, row_digest=batch.row_digest)
-            try:
-                sent_BD = self._coding.unpack(message, self._batch_size).to(self._device)
-            except ProtocolError as error:
-                raise CheckpointError(f"in_flight.{round_}: {error}") from error
-            self._in_flight[round_] = _InFlight(batch, message, None, sent_BD)
+            exact_BD = self._decode(message)  # checks the message, too
+            if not self._coding.is_exact(Kind.ACTIVATION):
+                exact_BD = checkpoint.pop(f"in_flight_exact.{round_}", shape)
+            self._in_flight[round_] = _InFlight(batch, message, None, exact_BD)
         restore_counters(metadata, checkpoint, self.workset)
         checkpoint.check_empty()
         self.roll_back(state)
 
-    def _apply_stale(
-        self,
-        batch: Batch,
-        stale_BD: Tensor,
-        dz_BD: Tensor,
-        round_: int,
-        use: int,
-        entry: Entry | None = None,
-    ) -> None:
-        seed_step(self._seed, self._name, round_, use)
-        z_BD = self._forward(batch)
-        weights_B = self.workset.weigh(z_BD.detach(), stale_BD, entry)
+    def _decode(self, message: Message) -> Tensor:
+        try:
+            if message.tensor is not None:
+                spec = self._coding.specs(Kind.ACTIVATION)[Kind.ACTIVATION]
+                spec.validate(Kind.ACTIVATION, message.tensor.dtype, tuple(message.tensor.shape))
+            return self._coding.unpack(message, self._batch_size).to(self._device)
+        except ProtocolError as error:
+            raise CheckpointError(f"in_flight.{message.round}: {error}") from error
+
+    def _apply_stale(self, entry: Entry) -> None:
+        seed_step(self._seed, self._name, entry.round, entry.uses)
+        z_BD = self._forward(entry.batch)
+        (stale_BD,), (dz_BD,) = entry.z, entry.dz
+        weights_B = self.workset.weigh(
+            StaleDerivatives(z_BD.detach(), stale_BD, dz_BD, entry.curvature), entry
+        )
         self._apply(z_BD, dz_BD if weights_B is None else weights_B[:, None] * dz_BD)
 
     def _apply(self, z_BD: Tensor, dz_BD: Tensor) -> None:
+        if not z_BD.requires_grad:
+            raise ModelError(
+                f"{self._name}: expected Z to depend on the bottom model's parameters, got a "
+                "tensor without a gradient; is it detached, or computed under torch.no_grad?"
+            )
         z_BD.backward(dz_BD)
         self._optimizer.step()
         for sent in self._in_flight.values():

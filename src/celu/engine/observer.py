@@ -6,7 +6,7 @@ It does not decide what happens to an event (file, progress bar, tracker): the c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from celu.config.job import Tuning
+from celu.engine.history import EvaluationHistory
 from celu.engine.outcome import Timings
 from celu.engine.plan import Stage
 from celu.engine.spans import MAX_SPAN_ROUNDS, MAX_SPANS, Spans
@@ -48,6 +49,7 @@ class ProgressState(BaseModel):
     measured_from: list[float]
     losses: list[float]
     evaluations: list[dict[str, int | float]]
+    num_evaluations: int | None = None  # those not retained included; None: all are retained
 
 
 class Observer:
@@ -80,12 +82,11 @@ class Observer:
         self._measured_from: tuple[float, ...] = ()  # totals when measuring started
         self._earlier_bytes: dict[str, int] = {}  # before the run was resumed
         self._transfer_s = 0.0
-        self.evaluations: list[dict[str, float]] = []
+        self._evaluations = EvaluationHistory()
 
-    def progress(self, unanswered_bytes: int) -> ProgressState:
-        """The totals for a checkpoint, without unanswered messages: a resumed run resends them."""
-        carried = self.bytes()
-        carried["bytes_sent"] -= unanswered_bytes
+    def progress(self, repeated_bytes: Mapping[str, int]) -> ProgressState:
+        """The totals for a checkpoint, without the bytes that a resumed run carries again."""
+        carried = {name: n - repeated_bytes.get(name, 0) for name, n in self.bytes().items()}
         return ProgressState(
             seconds=self._clock() - self._started,
             waited_s=self._waited_s,
@@ -95,7 +96,8 @@ class Observer:
             carried=carried,
             measured_from=list(self._measured_from),
             losses=torch.stack(self._losses).tolist() if self._losses else [],
-            evaluations=list(self.evaluations),
+            evaluations=self.evaluations,
+            num_evaluations=self._evaluations.count,
         )
 
     def load_progress(self, progress: ProgressState) -> None:
@@ -108,7 +110,12 @@ class Observer:
         self._earlier_bytes = dict(progress.carried)
         self._measured_from = tuple(progress.measured_from)
         self._losses = [torch.tensor(loss) for loss in progress.losses]
-        self.evaluations = [dict(evaluation) for evaluation in progress.evaluations]
+        self._evaluations = EvaluationHistory(progress.evaluations, progress.num_evaluations)
+
+    @property
+    def evaluations(self) -> list[dict[str, float]]:
+        """The evaluations so far; of very many, evenly spaced ones and the last."""
+        return self._evaluations.to_list()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -118,12 +125,16 @@ class Observer:
         self._waited_s += elapsed.seconds
 
     @contextmanager
-    def evaluating(self, *, counted: bool) -> Iterator[None]:
-        """Time this block as an evaluation; if `counted`, it is not reported as training time."""
+    def evaluating(self) -> Iterator[None]:
+        """Time this block as an evaluation, which is neither reported nor measured as training."""
+        waited_s = self._waited_s
         with self._spans.record("evaluate") as elapsed:
             yield
-        if counted:
-            self._evaluating_s += elapsed.seconds
+        self._evaluating_s += elapsed.seconds
+        if self._measured_from:
+            seconds, waited, *others = self._measured_from
+            waited_s = self._waited_s - waited_s
+            self._measured_from = (seconds + elapsed.seconds, waited + waited_s, *others)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -140,6 +151,7 @@ class Observer:
 
     def start_measuring(self, workset: Workset) -> None:
         """Start the measured rounds of a segment."""
+        workset.pop_reuse_weight()
         self._measured_from = self._totals(workset)
 
     def timings(self, rounds: int, workset: Workset) -> Timings:
@@ -148,7 +160,14 @@ class Observer:
         deltas = [now - before for now, before in totals]
         seconds, waited_s, local_s, local_steps, transfer_s, transfer_bytes = deltas
         return Timings(
-            rounds, seconds, waited_s, local_s, int(local_steps), transfer_s, int(transfer_bytes)
+            rounds,
+            seconds,
+            waited_s,
+            local_s,
+            int(local_steps),
+            transfer_s,
+            int(transfer_bytes),
+            workset.pop_reuse_weight(),
         )
 
     def _totals(self, workset: Workset) -> tuple[float, ...]:
@@ -165,8 +184,10 @@ class Observer:
         return self._transfer_s + sum(t.received.training_transfer_s for t in self._traffic)
 
     def tuning_chosen(self, stage: Stage) -> None:
-        """Emit the tuning that the guest chose for a stage."""
+        """Emit the tuning that the guest chose for a stage; a rollback drops evaluations."""
         segment = stage.segment
+        if stage.restore:
+            self._evaluations.roll_back(segment.start)
         tuning = segment.tuning.model_dump(include=set(Tuning.model_fields))
         fields: dict[str, Any] = {"round": segment.start, "until": segment.stop, **tuning}
         rollback: dict[str, Any] = {"back_to": stage.restore} if stage.restore else {}
@@ -224,7 +245,7 @@ class Observer:
             **metrics,
             **self.bytes(),
         }
-        self.evaluations.append(fields)
+        self._evaluations.append(fields)
         self._emit(Evaluated(**fields, target_reached=target_reached))
 
     def _seconds(self) -> float:

@@ -79,7 +79,7 @@ class Optimizer:
         if index >= len(rule.parameters) or key not in rule.state_keys:
             return False
         if not isinstance(value, Tensor) or value.dim() == 0:
-            return key == "step"
+            return key == "step" and value is not None and bool(0 <= value <= 2**53)
         like = rule.parameters[index]
         return bool(value.shape == like.shape and value.dtype == like.dtype)
 

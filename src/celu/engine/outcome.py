@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
+
+from pydantic import FiniteFloat
 
 from celu.engine.schedule import Segment
 from celu.errors import ProtocolError
@@ -14,7 +16,8 @@ class Timings:
     """How a party spent its time in the measured rounds of a segment. The fields are on the wire.
 
     `transfer_s` sums the time from the first to the last byte of each received message;
-    `transfer_bytes` are the bytes of these messages.
+    `transfer_bytes` are the bytes of these messages. `reuse_weight` is the mean weight of the
+    instances of a batch at its third or last use; 0 if there was none.
     """
 
     rounds: int
@@ -24,6 +27,7 @@ class Timings:
     local_steps: int
     transfer_s: float
     transfer_bytes: int
+    reuse_weight: float = 0.0
 
     @property
     def exchange_s(self) -> float:
@@ -45,12 +49,12 @@ class Timings:
         return asdict(self)
 
     @staticmethod
-    def from_body(body: Any, rounds: int) -> Timings:
+    def from_body(body: Any, rounds: int, host: str = "a host") -> Timings:
         """The timings in a host's report; raises ProtocolError."""
         types = {field.name: int if field.type == "int" else float for field in fields(Timings)}
         valid = isinstance(body, dict) and body.keys() == types.keys()
         if not valid or not all(_is_a(types[name], value) for name, value in body.items()):
-            raise ProtocolError("REPORT: the host did not send valid timings")
+            raise ProtocolError(f"REPORT from {host}: expected valid timings")
         return replace(Timings(**body), rounds=rounds)
 
 
@@ -66,12 +70,12 @@ def _is_a(kind: type, value: Any) -> bool:
 class Outcome:
     """What the guest knows at the end of a segment. The fields are a file format.
 
-    `held_out` and `fresh` are objectives (higher is better): of the held-out rows, if the segment
-    evaluates, and of each fresh batch, if it scores them.
+    `losses` are those of the last fresh batches, before the model trained on them. `scores` has the
+    best objective (higher is better) of the contract's evaluations in the segment, if any.
     """
 
     segment: Segment
-    held_out: float | None
-    fresh: list[float]
     guest: Timings
     hosts: tuple[Timings, ...]
+    losses: list[FiniteFloat] = field(default_factory=list)
+    scores: list[FiniteFloat] = field(default_factory=list)

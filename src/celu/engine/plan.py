@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import ValidationError
+from torch import Tensor
 
 from celu.codecs.registry import find_codec
 from celu.config.job import Choice, Job, Tuning
@@ -19,13 +20,13 @@ from celu.engine.outcome import Outcome
 from celu.engine.schedule import Schedule, Segment, planned_segments
 from celu.errors import CheckpointError, ConfigError, ProtocolError
 
-# Bounds on what a guest may choose: a host caches W batches and two savepoints in memory.
+# Bounds on what a guest may choose: a host caches W batches and a savepoint in memory.
 MAX_W = MAX_R = MAX_DEPTH = 64
-SAVEPOINTS = ("base", "best")
+SAVEPOINT = "base"
 MEASURING_ROUNDS = 4
-# A trial runs at most this many variants over the same rounds, so no run executes more than this
-# many times its rounds.
-MAX_VARIANTS = 5
+SMALLEST_CODECS = {"activation": "2bit", "derivative": "2bit", "evaluation": "int8"}
+# A stage is rolled back and repeated at most this many times less one.
+MAX_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,6 @@ class Stage:
             "start": segment.start,
             "stop": segment.stop,
             "tuning": segment.tuning.model_dump(include=set(Tuning.model_fields)),
-            "scored": segment.evaluates,
             "save": self.save,
             "restore": self.restore,
             "forget": self.drop_savepoints,
@@ -70,9 +70,9 @@ class Stage:
             start, stop, save, restore = (body[k] for k in ("start", "stop", "save", "restore"))
         except (ValidationError, ConfigError, KeyError, TypeError) as error:
             raise ProtocolError("VERDICT: the guest did not send a valid next stage") from error
-        at = {**savepoints, **({save: round_} if save in SAVEPOINTS else {})}
+        at = {**savepoints, **({save: round_} if save == SAVEPOINT else {})}
         allowed = (
-            (save is None or save in SAVEPOINTS)
+            save in (None, SAVEPOINT)
             and (restore is None or (isinstance(restore, str) and restore in at))
             and type(start) is int
             and start == (round_ if restore is None else at[restore])
@@ -88,8 +88,9 @@ class Stage:
                 f"{dict(savepoints)}, with W, R and depth of at most {MAX_W}, {MAX_R} and "
                 f"{MAX_DEPTH}; got another stage"
             )
-        segment = Segment(start, stop, tuning, evaluates=body.get("scored") is True)
-        return Stage(segment, save, restore, drop_savepoints=body.get("forget") is True)
+        return Stage(
+            Segment(start, stop, tuning), save, restore, drop_savepoints=body.get("forget") is True
+        )
 
 
 class Plan(Protocol):
@@ -100,6 +101,14 @@ class Plan(Protocol):
 
     def first(self) -> Stage:
         """The first stage."""
+        ...
+
+    def observe_loss(self, round_: int, loss: Tensor) -> None:
+        """Called after each round with the loss of its fresh batch."""
+        ...
+
+    def observe_score(self, score: float) -> None:
+        """Called after each evaluation with its objective (higher is better)."""
         ...
 
     def next(self, outcome: Outcome) -> Stage | None:
@@ -131,6 +140,12 @@ class FixedPlan:
         """See `Plan`."""
         return Stage(next(self._segments))
 
+    def observe_loss(self, round_: int, loss: Tensor) -> None:
+        """See `Plan`; losses do not change it."""
+
+    def observe_score(self, score: float) -> None:
+        """See `Plan`; scores do not change it."""
+
     def next(self, outcome: Outcome | None = None) -> Stage | None:
         """See `Plan`; outcomes do not change it."""
         segment = next(self._segments, None)
@@ -147,15 +162,15 @@ class FixedPlan:
 def first_stage(job: Job, schedule: Schedule) -> Stage:
     """The first stage, which every party derives from the contract.
 
-    With `auto` it measures costs: depth 1, no local steps, float32, unless the contract fixes them.
+    With `auto` it measures costs: depth 1, no local steps and the smallest messages, unless the
+    contract fixes them.
     """
     if not job.auto:
         return FixedPlan(job, schedule).first()
-    defaults = {"W": 5, "R": 1, "depth": 1, "codec": "fp32"}
+    defaults = {"W": 5, "R": 1, "depth": 1, "codec": SMALLEST_CODECS}
     fixed = {name: value for name, value in dict(job.tuning()).items() if name in job.given()}
     tuning = Tuning.model_validate({**defaults, **fixed})
-    stop = min(MEASURING_ROUNDS, schedule.evaluation_after(0))
-    return Stage(Segment(0, stop, tuning, evaluates=schedule.is_evaluation(stop)))
+    return Stage(Segment(0, min(MEASURING_ROUNDS, schedule.num_rounds), tuning))
 
 
 class HostPlan:
@@ -186,11 +201,11 @@ class HostPlan:
             return stage
         round_ = self._stage.segment.stop
         stage = Stage.from_body(verdict.get("next"), round_, self._savepoints, self._schedule)
-        most = MAX_VARIANTS * self._schedule.num_rounds
+        most = MAX_ATTEMPTS * self._schedule.num_rounds
         if self._executed + _length(stage) > most:
             raise ProtocolError(
                 f"VERDICT: the guest has rolled back so often that the next stage would pass "
-                f"{most} rounds in all; expected at most {MAX_VARIANTS} times the job's "
+                f"{most} rounds in all; expected at most {MAX_ATTEMPTS} times the job's "
                 f"{self._schedule.num_rounds} rounds"
             )
         self._executed += _length(stage)

@@ -1,9 +1,11 @@
 """The order of work: a function of the settings and the round, never of timing.
 
 Training runs in segments: consecutive rounds under one tuning. Within a segment a host sends Z up
-to `depth` rounds ahead of the derivative that it waits for, and each round has R - 1 local steps,
-done while its messages are in flight. At the end of a segment nothing is in flight and all parties
-are at the same round; evaluations happen there.
+to `depth` rounds ahead of the derivative that it waits for. Each round has R - 1 local steps, made
+while its messages are in flight (or after its update, if the contract says so). At the end of a
+segment nothing is in flight and all parties are at the same round. The contract's evaluations
+happen anywhere in a segment, with rounds in flight. They change neither the updates nor their
+order.
 """
 
 from __future__ import annotations
@@ -11,26 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated
-
-from pydantic import Field
 
 from celu.config.job import Choice, Job, Tuning
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Rounds from `start` to before `stop`; rounds count from 0. The aliases are the keys in files.
-
-    `evaluates`: held-out rows are scored at its end. `scores_fresh_batches`: the guest scores each
-    fresh batch before it trains on it.
-    """
+    """Rounds from `start` to before `stop`, under one tuning; rounds count from 0."""
 
     start: int
     stop: int
     tuning: Tuning
-    evaluates: Annotated[bool, Field(alias="scored")] = True
-    scores_fresh_batches: Annotated[bool, Field(alias="judged")] = False
 
     @property
     def rounds(self) -> range:
@@ -46,28 +39,24 @@ class Segment:
         """
         return self.rounds[min(self.tuning.depth + 1, len(self.rounds) // 2) :]
 
-    def sends_in(self, round_: int) -> Iterator[int]:
-        """The rounds whose Z a host sends just before it waits for the derivative of `round_`."""
-        first = self.start if round_ == self.start else self._ahead(round_ - 1) + 1
-        return iter(range(first, self._ahead(round_) + 1))
-
-    def _ahead(self, round_: int) -> int:
+    def last_sent(self, round_: int) -> int:
+        """The last round whose Z a host has sent when it waits for the derivative of `round_`."""
         return min(round_ + self.tuning.depth - 1, self.stop - 1)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The length of a run, and when and on how many rows it evaluates."""
+    """The length of a run, when and on how many rows it evaluates, and when local steps are made.
+
+    `local_steps_after_update`: after a round's exchanged update instead of before it.
+    """
 
     num_rounds: int
     rounds_per_epoch: int
     evaluate_every: int
     test_rows: int
     part_rows: int  # held-out rows are scored in parts of at most this size
-
-    def evaluation_after(self, round_: int) -> int:
-        """The contract's next evaluation after `round_` rounds, as a number of finished rounds."""
-        return min((round_ // self.evaluate_every + 1) * self.evaluate_every, self.num_rounds)
+    local_steps_after_update: bool = False
 
     def is_evaluation(self, round_: int) -> bool:
         """Whether the contract asks for an evaluation after `round_` rounds."""
@@ -86,8 +75,4 @@ def planned_segments(job: Job, schedule: Schedule) -> Iterator[Segment]:
     for choice, (first, end) in zip(
         choices, pairwise([*starts, schedule.num_rounds]), strict=False
     ):
-        cuts = [first]
-        while cuts[-1] < end:
-            cuts.append(min(schedule.evaluation_after(cuts[-1]), end))
-        for start, stop in pairwise(cuts):
-            yield Segment(start, stop, choice, evaluates=schedule.is_evaluation(stop))
+        yield Segment(first, end, choice)

@@ -7,40 +7,43 @@ A loaded state is checked against the live model, name by name, before anything 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from torch import Tensor, nn
 
 from celu.data.batch_loader import BatchLoader
 from celu.engine.optimizer import Optimizer, flatten_state
 from celu.engine.state import TrainerState
 from celu.errors import CheckpointError
+from celu.events import Count
 from celu.workset.table import Entry
 from celu.workset.workset import Workset
 
 Shape = tuple[int, ...]
 
 
-class EntryClocks(BaseModel):
+class EntryMetadata(BaseModel):
     """A table entry without its tensors."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    round: int
-    uses: int
-    used_at: int
+    round: Count
+    uses: Count
+    used_at: Annotated[int, Field(ge=-1, le=2**63 - 1)]  # -1: inserted before any local step
+    curvature: FiniteFloat  # of the loss, at a host
 
 
 class TrainerMetadata(BaseModel):
     """The part of a trainer's checkpoint that is not tensors. Its fields are a file format."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    step: int  # the table's clock
-    entries: list[EntryClocks]
-    local_steps: int
-    bubbles: int
+    step: Count  # the table's clock
+    entries: list[EntryMetadata]
+    local_steps: Count
+    bubbles: Count
     optimizer: dict[str, int | float | None]  # the optimizer state that is not tensors
-    in_flight: list[int] = []  # rounds whose Z was sent and whose dZ has not arrived
+    in_flight: list[Count] = []  # rounds whose Z was sent and whose dZ has not arrived
 
 
 def to_state_dict(
@@ -51,7 +54,10 @@ def to_state_dict(
     optimizer = flatten_state(state.optimizer)
     metadata = TrainerMetadata(
         step=step,
-        entries=[EntryClocks(round=e.round, uses=e.uses, used_at=e.used_at) for e in entries],
+        entries=[
+            EntryMetadata(round=e.round, uses=e.uses, used_at=e.used_at, curvature=e.curvature)
+            for e in entries
+        ],
         local_steps=workset.local_steps,
         bubbles=workset.bubbles,
         optimizer={n: value for n, value in optimizer.items() if not isinstance(value, Tensor)},
@@ -67,6 +73,8 @@ def to_state_dict(
             tensors |= {f"table.{entry.round}.{what}.{k}": t for k, t in enumerate(stale)}
     if workset.similarity_B is not None:
         tensors["similarity"] = workset.similarity_B
+    if workset.reuse_weights:
+        tensors["reuse_weights"] = torch.stack(list(workset.reuse_weights))
     return metadata, tensors
 
 
@@ -152,7 +160,9 @@ def from_state_dict(
             for what in ("z", "dz")
         )
         batch = loader.batch(clocks.round)
-        entries.append(Entry(clocks.round, batch, z, dz, clocks.uses, clocks.used_at))
+        entries.append(
+            Entry(clocks.round, batch, z, dz, clocks.curvature, clocks.uses, clocks.used_at)
+        )
     return TrainerState(weights, optimizer_state, (metadata.step, entries))
 
 
@@ -161,4 +171,18 @@ def restore_counters(
 ) -> None:
     """Restore the workset's counters from a checkpoint."""
     workset.local_steps, workset.bubbles = metadata.local_steps, metadata.bubbles
-    workset.similarity_B = tensors.pop_optional("similarity")
+    similarity_B = tensors.pop_optional("similarity")
+    if similarity_B is not None and (similarity_B.dim() != 1 or not len(similarity_B)):
+        raise CheckpointError(
+            "similarity: expected one value per row in the checkpoint, "
+            f"got {list(similarity_B.shape)}"
+        )
+    workset.similarity_B = similarity_B
+    reuse_weights = tensors.pop_optional("reuse_weights")
+    if reuse_weights is not None and reuse_weights.dim() != 1:
+        raise CheckpointError(
+            "reuse_weights: expected one value per batch in the checkpoint, "
+            f"got {list(reuse_weights.shape)}"
+        )
+    workset.reuse_weights.clear()
+    workset.reuse_weights.extend([] if reuse_weights is None else reuse_weights.unbind())

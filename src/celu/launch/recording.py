@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
@@ -10,19 +10,58 @@ from torch import nn
 
 from celu.config.job import Job
 from celu.config.replay import replay_toml
+from celu.data.dataset import Dataset
 from celu.errors import CeluError, CheckpointError
+from celu.model_identity import TRAINED, InputSpec, TrainedModel
+from celu.party import Guest, Host
 from celu.run_folder import RunFolder
 from celu.session import Result
 
 
-def record_result(
-    folder: RunFolder, job: Job, result: Result, modules: Mapping[str, nn.Module | None]
-) -> None:
-    """Write the trained weights, the choices of `auto` and the summary; raises CheckpointError."""
-    folder.save_weights(modules)
+def record_result(folder: RunFolder, job: Job, result: Result, party: Guest | Host) -> None:
+    """Write the weights, the model's identity, the choices of `auto` and the summary.
+
+    Raises CheckpointError.
+    """
+    record_model(folder, result, party)
     if result.choices:
         folder.write("replay.toml", replay_toml(job, result.choices))
-    folder.finish({"status": "done", **asdict(result), "choices": len(result.choices)})
+    summary = {**asdict(result), "choices": len(result.choices), "model": result.model.name}
+    del summary["mean_z"]
+    folder.finish({"status": "done", **summary})
+
+
+def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None:
+    """Write a party's weights, and what an export needs to know; raises CheckpointError."""
+    train = party.train
+    has_inputs = party.bottom is not None
+    folder.save_weights(modules_of(party))
+    trained = TrainedModel(
+        identity=result.model,
+        inputs=_input_specs(train) if has_inputs else {},
+        sizes={n: [int(s) for s in sizes] for n, sizes in train.sizes.items() if has_inputs},
+        output=party.loss.output if isinstance(party, Guest) else None,
+        mean_z=result.mean_z if isinstance(party, Guest) else {},
+        train_rows=train.num_rows,
+        test_rows=party.test.num_rows,
+    )
+    folder.write(TRAINED, trained.to_json())
+
+
+def _input_specs(dataset: Dataset) -> dict[str, InputSpec]:
+    """The inputs as a batch has them: codes of any integer type are int64 there."""
+    return {
+        name: InputSpec(
+            shape=list(tensor.shape[1:]),
+            dtype="float32" if tensor.is_floating_point() else "int64",
+        )
+        for name, tensor in dataset.inputs.items()
+    }
+
+
+def modules_of(party: Guest | Host) -> dict[str, nn.Module | None]:
+    """A party's modules by name."""
+    return {"bottom": party.bottom, "top": party.top if isinstance(party, Guest) else None}
 
 
 @contextmanager

@@ -7,24 +7,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from celu import open_files
 from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
 from celu.config.party import PartySettings, check_names, read_party
-from celu.errors import ConfigError, PeerRestarted
-from celu.events import Callback, Connected, DataOpened, Restarted, Warned
+from celu.config.schema import SCHEMA_FILE
+from celu.errors import ConfigError, PeerLost, PeerRestarted
+from celu.events import Callback, Connected, DataOpened, Restarted, Warned, call_all
 from celu.launch.endpoint import endpoint_of
 from celu.launch.folder import open_run_folder
 from celu.launch.loading import load_party, read_datasets
 from celu.launch.memory import retain_freed_memory
-from celu.launch.recording import record_result, recording_failure
+from celu.launch.recording import modules_of, record_result, recording_failure
 from celu.party import Guest, Host
 from celu.run_folder import RunFolder
 from celu.session import Result, guest_session, host_session
 from celu.transport.connect import open_links
 from celu.transport.link import run_blocking
+
+MAX_RESTARTS = 100  # of peers, without a new checkpoint in between
 
 
 def run(
@@ -39,9 +41,10 @@ def run(
 
     `settings` are the party's private settings or the file with them: its name, peers and keys,
     where it listens, its run folder. `[data]`, `[model]`, `device` and `tracking` are not used:
-    `party` has the rows, and modules on their device. `callbacks` are called with each event. A
-    second call resumes the run from the checkpoints in the run folder. With `restart_from`, which
-    all parties must pass, it resumes from this round and trains later ones again. Raises CeluError.
+    `party` has the rows, and modules on their device. `callbacks` are called with each event; if
+    one raises, the run ends with CallbackError. A second call resumes the run from the checkpoints
+    in the run folder. With `restart_from`, which all parties must pass, it resumes from this round
+    and trains later ones again. Raises CeluError.
     """
     source = settings if isinstance(settings, Path | str) else "party.toml"
     if isinstance(settings, Path | str):
@@ -52,13 +55,13 @@ def run(
             f"{source}: role: expected the role of the {type(party).__name__} that was passed, "
             f"got {settings.role!r}"
         )
-    folder = open_run_folder(settings, job)
-    for callback in callbacks:
-        folder.add_callback(callback)
-    initial = {name: copy.deepcopy(m.state_dict()) for name, m in _modules(party).items() if m}
+    # The record must not name modules and rows that the run does not use: an export reads it.
+    folder = open_run_folder(settings.model_copy(update={"data": None, "model": None}), job)
+    folder.add_callback(call_all(callbacks))
+    initial = {name: copy.deepcopy(m.state_dict()) for name, m in modules_of(party).items() if m}
 
     def reset() -> Guest | Host:
-        for name, module in _modules(party).items():
+        for name, module in modules_of(party).items():
             if module is not None:
                 module.load_state_dict(initial[name])
         return party
@@ -87,9 +90,10 @@ def run_party(
         datasets = read_datasets(settings)
         for warning in datasets.warnings:
             folder.emit(Warned(message=warning))
+        folder.write(SCHEMA_FILE, datasets.schema.to_json())
         folder.emit(
             DataOpened(
-                schema_digest=datasets.schema,
+                schema_digest=datasets.schema.digest(),
                 train_rows=datasets.train.num_rows,
                 test_rows=datasets.test.num_rows,
             )
@@ -113,10 +117,14 @@ def _run_recorded(
     folder: RunFolder,
     listening: Callable[[int], None],
 ) -> Result:
-    """Train until done; if a peer's process restarts, start over from the last checkpoint."""
+    """Train until done; if a peer's process restarts, start over from the last checkpoint.
+
+    Raises PeerLost if peers restart again and again, and no checkpoint is taken in between.
+    """
     open_files.raise_limit()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
+    num_restarts, newest = 0, ""
     while True:
         party = make_party()
         try:
@@ -124,7 +132,15 @@ def _run_recorded(
             break
         except PeerRestarted as error:
             folder.emit(Restarted(message=str(error)))
-    record_result(folder, job, result, _modules(party))
+            previous, newest = newest, _newest_checkpoint(folder)
+            num_restarts = num_restarts + 1 if newest == previous else 1
+            if num_restarts > MAX_RESTARTS:
+                raise PeerLost(
+                    f"{error}, and peers had restarted {MAX_RESTARTS} times before without a new "
+                    "checkpoint in between; find the cause at their side, and start again at all "
+                    "parties to resume"
+                ) from error
+    record_result(folder, job, result, party)
     return result
 
 
@@ -149,5 +165,5 @@ def _run_once(
         return run_blocking(session)
 
 
-def _modules(party: Guest | Host) -> dict[str, nn.Module | None]:
-    return {"bottom": party.bottom, "top": party.top if isinstance(party, Guest) else None}
+def _newest_checkpoint(folder: RunFolder) -> str:
+    return max((path.name for path in (folder.path / "checkpoints").glob("round-*")), default="")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,28 @@ def build_module(
     if not isinstance(module, nn.Module):
         raise ModelError(f"{what}: {use}: expected an nn.Module, got {type(module).__name__}")
     return module
+
+
+def build_bottom(
+    use: str,
+    options: Mapping[str, Any],
+    *,
+    z_width: int,
+    columns: Mapping[str, int],
+    sizes: Mapping[str, tuple[int, ...]],
+    folder: Path | None = None,
+) -> nn.Module:
+    """A bottom model for inputs with these numbers of columns; raises what `build_module` does."""
+    facts = {"z_width": z_width, "columns": dict(columns), "sizes": dict(sizes)}
+    return build_module(use, options, facts, built_in=BOTTOMS, what="model.bottom", folder=folder)
+
+
+def build_top(
+    use: str, options: Mapping[str, Any], *, z_widths: Sequence[int], folder: Path | None = None
+) -> nn.Module:
+    """A top model for Z of these widths; raises what `build_module` does."""
+    facts = {"z_widths": list(z_widths)}
+    return build_module(use, options, facts, built_in=TOPS, what="model.top", folder=folder)
 
 
 def find_loss(use: str, folder: Path | None = None) -> Loss:

@@ -6,17 +6,21 @@ A user's own loss is any function of (output, labels) that returns [B] values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from celu.errors import ConfigError
+from celu.errors import ConfigError, ModelError
 
+Output = Literal["binary", "multiclass", "regression"]
 PerInstance = Callable[[Tensor, Tensor], Tensor]
 Metrics = Callable[[Tensor, Tensor], dict[str, float]]
+_MAX_EXACT_OUTPUTS = 64  # with more, the trace of the Hessian is estimated
+_RANDOM_PROBES = 16
 
 
 def _no_metrics(output: Tensor, labels: Tensor) -> dict[str, float]:
@@ -26,11 +30,106 @@ def _no_metrics(output: Tensor, labels: Tensor) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss and its metrics by name. The mean loss of the test rows is always reported."""
+    """A loss and its metrics by name. The mean loss of the test rows is always reported.
+
+    `is_log_loss`: it is the negative log-likelihood of the labels under the model's output (with
+    scale 1). Its curvature is then known to be 1, and need not be estimated. `output` says what a
+    prediction is: "binary", the sigmoid of the model's output; "multiclass", its softmax;
+    "regression", the output as it is.
+    """
 
     per_instance: PerInstance
     metrics: Metrics = _no_metrics
     metric_names: tuple[str, ...] = ()
+    is_log_loss: bool = False
+    output: Output = "regression"
+
+    def curvature(self, output: Tensor, labels: Tensor) -> float:
+        """How many times its squared gradient the loss curves, on average over a batch.
+
+        That is sum(trace of the Hessian) / sum(squared gradient), both with respect to the output;
+        0 where it is negative or undefined. For a log loss it is 1, by Fisher's identity. A host
+        needs it to correct a stale derivative (docs/method.md). Raises ModelError for a loss that
+        cannot be differentiated twice.
+        """
+        if self.is_log_loss:
+            return 1.0
+        with torch.enable_grad():
+            leaf = output.detach().requires_grad_()
+            losses = self.per_instance(leaf, labels).sum()
+            try:
+                (slope,) = torch.autograd.grad(losses, leaf, create_graph=True)
+                trace = _hessian_trace(slope, leaf)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise ModelError(
+                    f"the loss cannot be differentiated twice ({error}), which correcting stale "
+                    "derivatives requires. Use another weighting, or, if the loss is a negative "
+                    "log-likelihood, declare it: celu.Loss(..., is_log_loss=True)"
+                ) from error
+        ratio = float(trace / slope.detach().square().sum())  # a single synchronization on a GPU
+        return max(ratio, 0.0) if math.isfinite(ratio) else 0.0
+
+
+def _hessian_trace(slope: Tensor, leaf: Tensor) -> Tensor:
+    """The trace of the Hessian with respect to `leaf`, of which `slope` is the gradient."""
+    trace = slope.new_zeros(())
+    if not slope.requires_grad:  # the loss is linear
+        return trace
+    for probe in _probes(slope):
+        (product,) = torch.autograd.grad(
+            slope, leaf, probe, retain_graph=True, materialize_grads=True
+        )
+        trace = trace + (probe * product).sum()
+    return trace
+
+
+def _probes(slope: Tensor) -> Iterator[Tensor]:
+    """Vectors v of which the sum of v'Hv is the trace of H: exact, or Hutchinson's estimate.
+
+    The loss of a row depends on its own outputs only, so one vector probes all rows at once.
+    """
+    rows, outputs = len(slope), slope[:1].numel()
+    if outputs <= _MAX_EXACT_OUTPUTS:
+        for k in range(outputs):
+            probe_BK = slope.new_zeros(rows, outputs)
+            probe_BK[:, k] = 1
+            yield probe_BK.reshape(slope.shape)
+        return
+    random = torch.Generator().manual_seed(0)  # of its own: the run's random draws stay as they are
+    for _ in range(_RANDOM_PROBES):
+        signs = torch.randint(0, 2, slope.shape, generator=random) * 2.0 - 1
+        yield signs.to(slope) / math.sqrt(_RANDOM_PROBES)
+
+
+def loss_deviation(kind: Output, labels: Tensor) -> float:
+    """How much a loss varies from row to row before anything is learned: a standard deviation.
+
+    It is that of the best constant prediction. A log loss varies by 0.5 at least, as soon as
+    predictions differ, also where a constant one has the same loss for all labels.
+    """
+    labels = labels.reshape(-1).double()
+    if kind == "regression":
+        squares = (labels - labels.mean()).square()
+        return float(torch.maximum(squares.std(correction=0), squares.mean()))
+    shares = torch.unique(labels, return_counts=True)[1] / len(labels)
+    losses = -shares.log()
+    variance = (shares * (losses - (shares * losses).sum()).square()).sum()
+    return max(0.5, math.sqrt(float(variance)))
+
+
+def to_scores(output: Tensor, kind: Output) -> Tensor:
+    """A model's output as predictions in float64: [B], or [B, K] probabilities of classes.
+
+    In float32 the sigmoids of different outputs may be equal, which would change an AUC.
+    """
+    output = output.double()
+    if kind == "binary":
+        return output.reshape(-1).sigmoid()
+    if kind == "multiclass":
+        return output.softmax(dim=1)
+    return output.reshape(-1) if output.numel() == len(output) else output
 
 
 LossLike = Loss | PerInstance | str
@@ -88,9 +187,19 @@ def _rmse(output: Tensor, labels: Tensor) -> float:
 
 
 LOSSES: dict[str, Loss] = {
-    "binary": Loss(_binary, lambda output, labels: {"auc": auc(output, labels)}, ("auc",)),
+    "binary": Loss(
+        _binary,
+        lambda output, labels: {"auc": auc(output, labels)},
+        ("auc",),
+        is_log_loss=True,
+        output="binary",
+    ),
     "multiclass": Loss(
-        _multiclass, lambda output, labels: {"accuracy": _accuracy(output, labels)}, ("accuracy",)
+        _multiclass,
+        lambda output, labels: {"accuracy": _accuracy(output, labels)},
+        ("accuracy",),
+        is_log_loss=True,
+        output="multiclass",
     ),
     "regression": Loss(
         _regression, lambda output, labels: {"rmse": _rmse(output, labels)}, ("rmse",)

@@ -69,7 +69,7 @@ def _document(title: str, head: str, body: str) -> str:
 
 def script_safe_json(data: Any) -> str:
     """JSON that is safe inside a script element; NaN and infinities become null."""
-    text = json.dumps(_replace_non_finite(data), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(replace_non_finite(data), allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
@@ -78,11 +78,12 @@ def asset(package: str, name: str) -> str:
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
-def _replace_non_finite(value: Any) -> Any:
+def replace_non_finite(value: Any) -> Any:
+    """JSON values with null for NaN and infinities."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _replace_non_finite(inner) for key, inner in value.items()}
+        return {str(key): replace_non_finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_replace_non_finite(inner) for inner in value]
+        return [replace_non_finite(inner) for inner in value]
     return value

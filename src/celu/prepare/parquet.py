@@ -10,14 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from celu.data.parquet_sizes import check_sizes
 from celu.errors import DataError
 from celu.prepare.parsing import Kind, NumberParser, readable, to_float64
 
 PARQUET_ROWS = 65_536
-# A few kilobytes can declare gigabytes: a compressed page of zeros, or one long text in all rows.
+# A few kilobytes can declare gigabytes: one long text in all rows (see also `parquet_sizes`).
 MAX_BATCH_TEXT = 256 << 20  # bytes of text in a column of a batch: 4 KiB a cell on average
-_MAX_CHUNK_BYTES = 64 << 20  # a column of a row group may be larger, if it compresses like data
-_MAX_RATIO = 1000
 
 
 class ParquetReader:
@@ -48,7 +47,7 @@ class ParquetReader:
             types = {field.name: field.type for field in pq.read_schema(self._path)}
             for name, kind in columns.items():
                 self._check_type(name, kind, types[name])
-            self._check_sizes(columns)
+            check_sizes(self._path, columns)
             file = pq.ParquetFile(
                 self._path,
                 read_dictionary=list(columns),  # of text; its size is checked before it is copied
@@ -71,21 +70,6 @@ class ParquetReader:
                     }
                 rows_read += batch.num_rows
                 yield arrays, num_bytes * rows_read // num_rows
-
-    def _check_sizes(self, columns: Mapping[str, Kind]) -> None:
-        metadata = pq.read_metadata(self._path)
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            for index in range(group.num_columns):
-                chunk = group.column(index)
-                name, size = chunk.path_in_schema, chunk.total_uncompressed_size
-                limit = max(_MAX_CHUNK_BYTES, _MAX_RATIO * chunk.total_compressed_size)
-                if name in columns and size > limit:
-                    raise DataError(
-                        f"{self._path}: column {name!r}: row group {number} declares {size:,} "
-                        f"bytes, more than {_MAX_RATIO} times its size in the file; "
-                        "expected data, got padding. Write the file again with smaller row groups"
-                    )
 
     def _check_type(self, name: str, kind: Kind, given: Any) -> None:
         if pa.types.is_dictionary(given):

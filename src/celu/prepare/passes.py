@@ -6,7 +6,7 @@ The first pass fits the encoders, the second applies them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from celu.prepare.parsing import Kind
 from celu.prepare.prefetch import prefetch
 from celu.prepare.raw_file import Block, RawFile
 from celu.prepare.spill import Spill, arrow
+from celu.threads import DaemonThreads
 
 ROW_GROUP = 100_000  # the maximum number of rows of a row group; half is the minimum
 
@@ -70,7 +71,7 @@ def spill_rows(
     """Fit the encoders and spill all rows; raises DataError for bad rows, at the end of a file."""
     total = sum(file.num_bytes for file in files)
     num_rows = bytes_before = 0
-    with ThreadPoolExecutor(1) as pool:
+    with DaemonThreads(1, "celu-spill") as pool:
         for file in files:
             num_without_id = 0
             added: Future[None] | None = None
@@ -147,7 +148,7 @@ def write_parts(
     """
     repeats = 0
     with ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(len(stores)))
+        pool = stack.enter_context(DaemonThreads(len(stores), "celu-store"))
         parts = []
         first = 2  # after tag and id
         for store, folder in zip(stores, folders, strict=True):

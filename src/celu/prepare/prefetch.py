@@ -8,6 +8,8 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import Any, TypeVar
 
+from celu.threads import CLOSE_S
+
 _T = TypeVar("_T")
 
 
@@ -47,4 +49,4 @@ def prefetch(items: Generator[_T, None, None]) -> Generator[_T, None, None]:
             yield value
     finally:
         stopped.set()
-        thread.join()
+        thread.join(CLOSE_S)

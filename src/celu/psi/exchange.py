@@ -24,7 +24,7 @@ import torch
 from celu.data.tags import Tags, ascending
 from celu.errors import ProtocolError
 from celu.psi.state import VALUE_BYTES, ChunkFile, ExchangeState
-from celu.psi.workers import Workers
+from celu.psi.workers import Workers, result_of
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, TensorSpec, expect, require_rows
 
@@ -95,7 +95,7 @@ class Exchange:
 
     async def _send_blinded(self, chunk: int) -> None:
         if chunk in self._own_chunks:
-            elements = self._blinding.pop(chunk).result()
+            elements = result_of(self._blinding.pop(chunk))
             width = self._workers.group.element_bytes
             self._sent[chunk] = _truncate(elements, width)
             await self.link.send(_message(Kind.BLINDED, chunk, elements, width))
@@ -108,7 +108,7 @@ class Exchange:
     async def _send_answer(self, chunk: int) -> None:
         if chunk in self._peers_chunks:
             try:
-                elements = self._answering.pop(chunk).result()
+                elements = result_of(self._answering.pop(chunk))
                 values = _truncate(elements, self._workers.group.element_bytes)
                 # Before sending, so that the peer never has more than we stored.
                 self.state.record_answer(chunk, values)

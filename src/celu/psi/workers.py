@@ -18,18 +18,32 @@ import signal
 import struct
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 from celu.errors import CeluError, ProtocolError
 from celu.psi.group import GROUPS, ID_BYTES, Group
+from celu.threads import DaemonThreads
 
 _REQUEST = struct.Struct("<BIII")
 _REPLY = struct.Struct("<BI")
 _BLIND, _REBLIND = 0, 1
 _STOP_S = 5.0
+ANSWER_S = 600.0  # for one chunk, which takes a second or two even on a slow core
+
+
+def result_of(request: Future[bytes]) -> bytes:
+    """The elements of a request to a worker; raises what `Workers` says, CeluError at a limit."""
+    try:
+        return request.result(ANSWER_S)
+    except TimeoutError as error:
+        raise CeluError(
+            f"a worker process gave no answer in {ANSWER_S:g} s; is it suspended, or the machine "
+            "out of memory? Start again to resume, with fewer threads in party.toml if it recurs"
+        ) from error
 
 
 class Workers:
@@ -45,7 +59,7 @@ class Workers:
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
-        self._threads = ThreadPoolExecutor(num_processes, "celu-psi") if num_processes else None
+        self._threads = DaemonThreads(num_processes, "celu-psi") if num_processes else None
 
     def __enter__(self) -> Self:
         return self
@@ -74,9 +88,11 @@ class Workers:
             self._threads.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
             process.kill()  # it has no state; an interrupted request is repeated on resume
-            process.wait(_STOP_S)
-        if self._threads is not None:
-            self._threads.shutdown(wait=True)
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):  # the system cannot end it now
+                process.wait(_STOP_S)
+        if self._threads is not None and not self._threads.close():
+            return  # closing a pipe would wait for the thread that reads it
         for process in self._processes:
             for pipe in (process.stdin, process.stdout):
                 _close(pipe)

@@ -9,8 +9,11 @@ from celu.errors import ConfigError
 from celu.record.run import RunRecord
 
 
-def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
-    """Read these run folders; raises ConfigError for a bad folder or one that is given twice."""
+def read_runs(paths: Sequence[Path], max_bytes: int | None = None) -> list[RunRecord]:
+    """Read these run folders; raises ConfigError for a bad folder or one that is given twice.
+
+    For `max_bytes` see `RunRecord`.
+    """
     seen: dict[Path, Path] = {}
     for path in paths:
         resolved = path.resolve()
@@ -20,7 +23,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
                 "name each run folder once"
             )
         seen[resolved] = path
-    return [RunRecord(path) for path in paths]
+    return [RunRecord(path, max_bytes) for path in paths]
 
 
 def labels(records: Sequence[RunRecord]) -> list[str]:

@@ -20,7 +20,10 @@ from celu.events import (
     RoundEvent,
     TrainingStarted,
     TuningChosen,
+    is_deep,
 )
+from celu.record.compaction import compact, surviving
+from celu.record.settings import check_settings
 from celu.record.tail import EVENTS, read_new_events
 
 _Event = TypeVar("_Event", bound=Event)
@@ -30,15 +33,19 @@ _E = TypeVar("_E", bound=RoundEvent)
 class RunRecord:
     """One party's run, as read from its folder. `refresh` reads what was written since.
 
-    Raises ConfigError for a folder that holds no run, naming what is missing or broken.
+    With `max_bytes` it reads only part of a large file at a time, so call `refresh` until there is
+    nothing new. Raises ConfigError for a folder that holds no run, naming what is missing or
+    broken.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_bytes: int | None = None) -> None:
         self.path = path
+        self._max_bytes = max_bytes
         self.settings: Mapping[str, Any] = {}  # the contract ("job") and the party's own ("party")
         self.versions: Mapping[str, str] = {}
         self.summary: Mapping[str, Any] | None = None  # None while the run is running
         self.events: list[Event] = []
+        self.num_read = 0  # events, those that `compact` dropped included
         self._position = 0
         self._surviving_cache: dict[type[RoundEvent], list[Any]] = {}  # until new events are read
         self.refresh()
@@ -46,11 +53,11 @@ class RunRecord:
     def refresh(self) -> list[Event]:
         """Read and return the new events; if another run now uses the folder, all of its events."""
         if (self.path / EVENTS).exists() and (self.path / EVENTS).stat().st_size < self._position:
-            self.events, self._position = [], 0
+            self.events, self.num_read, self._position = [], 0, 0
             self._surviving_cache.clear()
         # The summary first: it is written after the last event, so no event can be missed.
         summary = self._read("summary.json")
-        new, self._position = read_new_events(self.path, self._position)
+        new, self._position = read_new_events(self.path, self._position, self._max_bytes)
         if new or not self.events:
             settings = self._read("settings.json")
             if settings is None:
@@ -58,9 +65,11 @@ class RunRecord:
                     f"{self.path}: not a run folder, settings.json is missing; "
                     "pass the folder that celu run or celu simulate printed"
                 )
+            check_settings(self.path / "settings.json", settings)
             self.versions = settings.pop("versions", {})
             self.settings = settings
         self.events += new
+        self.num_read += len(new)
         self.summary = summary
         if new:
             self._surviving_cache.clear()
@@ -74,6 +83,11 @@ class RunRecord:
         with_spans = [i for i, event in enumerate(self.events) if _is_large(event)]
         for i in with_spans[: max(0, len(with_spans) - keep_last)]:
             self.events[i] = self.events[i].model_copy(update={"spans": [], "table": None})
+        self._surviving_cache.clear()
+
+    def compact(self) -> None:
+        """Drop events that a live view does not need, for a reader that follows a long run."""
+        self.events = compact(self.events, self.metric)
         self._surviving_cache.clear()
 
     @property
@@ -134,7 +148,8 @@ class RunRecord:
     @property
     def attempts(self) -> int:
         """How many times the party was started."""
-        return len(self.of_type(Attempt))
+        attempts = self.of_type(Attempt)
+        return attempts[-1].number if attempts else 0
 
     @property
     def checkpoints(self) -> list[int]:
@@ -149,13 +164,7 @@ class RunRecord:
     def _surviving(self, kind: type[_E]) -> list[_E]:
         """Events that were not rolled back: a run resumed after round r repeats later rounds."""
         if kind not in self._surviving_cache:
-            found: list[_E] = []
-            for event in self.events:
-                if isinstance(event, TrainingStarted):
-                    found = [e for e in found if not e.is_rolled_back_by(event.round)]
-                elif isinstance(event, kind):
-                    found.append(event)
-            self._surviving_cache[kind] = found
+            self._surviving_cache[kind] = surviving(self.events, kind)
         return list(self._surviving_cache[kind])
 
     def _read(self, name: str) -> dict[str, Any] | None:
@@ -165,12 +174,14 @@ class RunRecord:
             content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{path}: expected JSON as celu writes it, got something else ({error})"
             ) from error
         if not isinstance(content, dict):
             raise ConfigError(f"{path}: expected a JSON object, got {type(content).__name__}")
+        if is_deep(content):
+            raise ConfigError(f"{path}: expected JSON as celu writes it, got too many levels")
         return content
 
 

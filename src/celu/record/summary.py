@@ -31,7 +31,7 @@ def summarize(record: RunRecord) -> dict[str, Any]:
         "status": record.status,
         "rounds": None if last is None else f"{last.round:,}{total}",
         "seconds": None if latest is None else latest.seconds,
-        "round_s": None if not last else last.seconds / last.round,
+        "round_s": None if not last or not last.round else last.seconds / last.round,
         "waiting_share": None if not last or not last.seconds else last.waited_s / last.seconds,
         "evaluating_s": None if scored is None else scored.evaluating_s,
         "bytes_sent": None if latest is None else latest.bytes_sent,

@@ -107,7 +107,7 @@ class Admission:
         self.credentials = credentials
         self.behind_gateway = behind_gateway
         self.rejections: deque[str] = deque(maxlen=5)  # for error messages, so only the latest
-        self._links = links
+        self._links = dict(links)
         self._connected = {name: threading.Event() for name in links}
         self._unauthenticated: list[Connection] = []
         self._lock = threading.Lock()
@@ -164,6 +164,17 @@ class Admission:
             if not connected.wait(max(0.0, give_up_at - time.monotonic())):
                 raise PeerLost(self._timeout_message(name, connect_s))
         return dict(self._links)
+
+    def replace(self, link: StreamLink) -> None:
+        """Let a peer's next connection start a new session; its previous link must be over."""
+        self._connected[link.peer].clear()
+        self._links[link.peer] = link
+        if self._stopping:
+            link.close()
+
+    def wait_for(self, peer: str, seconds: float) -> bool:
+        """Wait until a peer has connected; False after this time."""
+        return self._connected[peer].wait(seconds)
 
     def stop(self) -> None:
         """Admit no more clients, and close the links."""

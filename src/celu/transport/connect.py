@@ -88,24 +88,29 @@ def open_links(
             stack.callback(listener.stop)
             on_listening(listener.port)
         for peer, route in endpoint.connect.items():
-            if route.gateway is not None:
-                preflight_gateway(
-                    route.address, peer, route.gateway, endpoint.carrier, endpoint.connect_s
-                )
-            elif credentials is not None:
-                preflight(route.address, peer, credentials, endpoint.carrier, endpoint.connect_s)
+            check_route(endpoint, peer, route, credentials, endpoint.connect_s)
             dialer = Dialer(carrier, route, endpoint.name, credentials, links[peer])
             stack.callback(dialer.stop)
             stack.callback(links[peer].close)
             dialer.dial_until(endpoint.connect_s)
-            thread = _start_reconnect_thread(links[peer], dialer)
+            thread = start_reconnect_thread(links[peer], dialer)
             stack.callback(thread.join, HANDSHAKE_S)  # it may be in the middle of an attempt
             stack.callback(links[peer].close)
         if listener is not None:
             listener.wait(endpoint.connect_s)
             for peer in endpoint.accept:
-                _start_reconnect_thread(links[peer], None)
+                start_reconnect_thread(links[peer], None)
         yield links
+
+
+def check_route(
+    endpoint: Endpoint, peer: str, route: Route, credentials: Credentials | None, connect_s: float
+) -> None:
+    """Run the preflight checks of a route; raises what they raise."""
+    if route.gateway is not None:
+        preflight_gateway(route.address, peer, route.gateway, endpoint.carrier, connect_s)
+    elif credentials is not None:
+        preflight(route.address, peer, credentials, endpoint.carrier, connect_s)
 
 
 def find_carrier(name: str) -> Carrier:
@@ -179,7 +184,7 @@ class Dialer:
             outgoing.stop()
 
 
-def _start_reconnect_thread(link: StreamLink, dialer: Dialer | None) -> threading.Thread:
+def start_reconnect_thread(link: StreamLink, dialer: Dialer | None) -> threading.Thread:
     """Start a thread that drops silent connections and, with a dialer, dials again."""
     thread = threading.Thread(
         target=_reconnect_thread, args=(link, dialer), name=f"reconnect-{link.peer}", daemon=True

@@ -18,6 +18,10 @@ from celu.transport.emulation import LinkEmulator
 from celu.transport.inner_tls import InnerTls
 from celu.transport.message import TrafficBothWays
 from celu.transport.reconnect import is_silent
+from celu.transport.waits import Signal
+
+# Open connections of one peer: the current one, its successor, and a few that are closing.
+_MAX_CONNECTIONS = 4
 
 
 class ConnectionOwner(Protocol):
@@ -54,6 +58,31 @@ class ConnectionOwner(Protocol):
         ...
 
 
+class Connections:
+    """The connections of a link; `current` delivers messages. The link's lock guards it."""
+
+    def __init__(self, peer: str) -> None:
+        self.current: Connection | None = None
+        self.all: list[Connection] = []
+        self._peer = peer
+
+    def add(self, connection: Connection) -> None:
+        """Add a connection; raises PeerLost if there are too many that have not ended."""
+        for ended in [other for other in self.all if other.receive_ended]:
+            self.all.remove(ended)
+            ended.to_send.notify()  # its sending thread ends as well
+        if len(self.all) >= _MAX_CONNECTIONS:
+            raise PeerLost(f"{self._peer} is already connected; try again later")
+        self.all.append(connection)
+
+    def make_current(self, connection: Connection) -> None:
+        """Replace the current connection: what it still receives is ignored."""
+        if self.current is not None and self.current is not connection:
+            self.current.is_replaced = True
+            self.current.to_send.notify()
+        self.current = connection
+
+
 class Connection:
     """This party's end of one connection, for its carrier.
 
@@ -61,8 +90,11 @@ class Connection:
     `piece_bytes` and `cancel` (ends the connection at once, from any thread).
     """
 
-    def __init__(self, link: ConnectionOwner, protocol: ConnectionProtocol) -> None:
+    def __init__(
+        self, link: ConnectionOwner, protocol: ConnectionProtocol, to_send: Signal
+    ) -> None:
         self.protocol = protocol
+        self.to_send = to_send  # its sending thread waits for a piece
         self.peer = link.peer
         self.explain_error: Callable[[Exception], CeluError] | None = None
         self.inner_tls: InnerTls | None = None
@@ -124,10 +156,10 @@ class Connection:
                     piece_at = emulator.free_at - emulator.transfer_s
                 yield piece if inner_tls is None else inner_tls.encrypt(piece)
                 first_byte_at = piece_at if first_byte_at is None else first_byte_at
-                if self.protocol.tensor_bytes_left == 0:
+                if self.protocol.bytes_left == 0:
                     last_byte_at = time.monotonic() if emulator is None else emulator.free_at
                     link.traffic.sent.spans.append((first_byte_at, last_byte_at))
-                if not self.protocol.tensor_bytes_left:
+                if not self.protocol.bytes_left:
                     first_byte_at = None
         except PeerLost:  # the received bytes broke the inner TLS; the receiving thread reports it
             return

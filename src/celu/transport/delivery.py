@@ -18,19 +18,28 @@ import re
 import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from celu.errors import PeerRestarted, ProtocolError
 from celu.transport.message import Kind, Message, TensorSpec
-from celu.transport.wire import PIECE_BYTES, PartialMessage, decode_header, encode, num_bytes
+from celu.transport.wire import (
+    HEADER,
+    PIECE_BYTES,
+    PartialMessage,
+    decode_header,
+    encode,
+    encode_whole,
+    num_bytes,
+)
 
 # The buffer of messages that the peer has not acknowledged yet is full at either limit ...
 MAX_UNACKED_MESSAGES, MAX_UNACKED_BYTES = 1024, 64 * 1024 * 1024
 MIN_UNACKED_MESSAGES = 16  # ... but always holds this many, of any size
+# A message up to this size is one piece: each piece costs a carrier several changes of threads.
+SMALL_MESSAGE_BYTES = 16 * 1024
 
 
-@dataclass(frozen=True)
-class _Unacknowledged:
+class _Unacknowledged(NamedTuple):
     message: Message
     size: int
     enqueued_at: float
@@ -99,13 +108,14 @@ class ConnectionProtocol:
         self.greeted = False  # the peer's greeting was accepted
         self.is_over = False  # ignore what arrives; send only what `next_piece` still returns
         self.enqueued_at = 0.0  # when the message of the latest piece was enqueued
-        self.tensor_bytes_left: int | None = None  # of that message; None: it has no tensor
+        self.bytes_left: int | None = None  # of that message's tensor and header; None: no tensor
         self.received_bytes = 0  # size of the latest received message
         self._delivery = delivery
         self._dials = dials
         self._must_greet = dials
         self._pieces: Iterator[bytes] = iter(())
         self._next = 0  # number of the next message to send
+        self._acknowledged = 0  # how many messages the latest header that was sent acknowledges
         self._partial: PartialMessage | None = None
 
     @property
@@ -113,6 +123,11 @@ class ConnectionProtocol:
         """How many messages have not been started on this connection."""
         delivery = self._delivery
         return delivery.enqueued - self._next if self.greeted else delivery.unacknowledged
+
+    @property
+    def owes_acknowledgement(self) -> bool:
+        """Whether messages were received that no header on this connection acknowledges."""
+        return self._delivery.received > self._acknowledged
 
     @property
     def is_mid_message(self) -> bool:
@@ -123,27 +138,32 @@ class ConnectionProtocol:
         """The next piece to send; None if there is nothing to send now."""
         piece = next(self._pieces, None)
         if piece is not None:
-            if self.tensor_bytes_left is not None:
-                self.tensor_bytes_left -= len(piece)
+            if self.bytes_left is not None:
+                self.bytes_left -= len(piece)
             return piece
         delivery = self._delivery
         if self._must_greet:
             self._must_greet = False
-            message, number = _greeting(delivery), 0
-        elif self.greeted and self._next < delivery.enqueued:
-            unacked, number = delivery.start_sending(self._next), self._next
-            message, self.enqueued_at = unacked.message, unacked.enqueued_at
-            self._next += 1
-        else:
+            self._acknowledged = delivery.received
+            return encode_whole(_greeting(delivery), 0, delivery.received)
+        if not self.greeted or self._next >= delivery.enqueued:
             return None
-        self.tensor_bytes_left = None if message.tensor is None else message.tensor.nbytes
-        self._pieces = encode(message, number, delivery.received, self.piece_bytes)
-        return next(self._pieces)
+        number, self._acknowledged = self._next, delivery.received
+        message, size, self.enqueued_at = delivery.start_sending(number)
+        self._next += 1
+        if size <= SMALL_MESSAGE_BYTES and size <= self.piece_bytes:
+            piece = encode_whole(message, number, delivery.received)
+        else:
+            self._pieces = encode(message, number, delivery.received, self.piece_bytes)
+            piece = next(self._pieces)
+        self.bytes_left = None if message.tensor is None else size - len(piece)
+        return piece
 
     def heartbeat(self) -> bytes:
         """A heartbeat, which also acknowledges; only valid when `next_piece` returned None."""
-        self.tensor_bytes_left = None
-        return next(encode(Message(Kind.HEARTBEAT), self._next, self._delivery.received))
+        self.bytes_left = None
+        self._acknowledged = self._delivery.received
+        return encode_whole(Message(Kind.HEARTBEAT), self._next, self._delivery.received)
 
     def receive_piece(self, piece: bytes) -> Message | None:
         """Process a piece; returns the message that it completes, if any.
@@ -156,10 +176,11 @@ class ConnectionProtocol:
         if self._partial is not None:
             self._partial.add(piece)
         else:
-            self._receive_header(piece)
+            self._receive_first(piece)
         if self._partial is None or self._partial.missing_bytes:
             return None
-        message, self.received_bytes = self._partial.message(), self._partial.num_bytes
+        message = self._partial.message(self._delivery.peer)
+        self.received_bytes = self._partial.num_bytes
         self._partial = None
         if message.kind is Kind.GREETING:
             self._receive_greeting(message.body or {})
@@ -167,9 +188,16 @@ class ConnectionProtocol:
         self._delivery.received += 1
         return message
 
-    def _receive_header(self, piece: bytes) -> None:
+    def _receive_first(self, piece: bytes) -> None:
+        """Process a header and, for a small message, its payload."""
         delivery = self._delivery
-        header = decode_header(piece, delivery.received if self.greeted else 0, delivery.specs)
+        number = delivery.received if self.greeted else 0
+        header = decode_header(piece[: HEADER.size], number, delivery.specs)
+        if len(piece) not in (HEADER.size, HEADER.size + header.length):
+            raise ProtocolError(
+                f"{header.kind.name}: expected a header with no payload or with all of its "
+                f"{header.length} bytes, got {len(piece) - HEADER.size} of them"
+            )
         if (header.kind is Kind.GREETING) == self.greeted:
             due = "messages" if self.greeted else "a greeting"
             raise ProtocolError(f"expected {due}, got {header.kind.name}")
@@ -177,6 +205,8 @@ class ConnectionProtocol:
             delivery.acknowledge(header.received)
         if header.kind is not Kind.HEARTBEAT:
             self._partial = PartialMessage(header)
+            if len(piece) > HEADER.size:
+                self._partial.add(memoryview(piece)[HEADER.size :])
 
     def _receive_greeting(self, body: Mapping[str, object]) -> None:
         delivery = self._delivery

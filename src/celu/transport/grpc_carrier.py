@@ -11,7 +11,6 @@ import os
 import secrets
 import threading
 from collections.abc import Iterator
-from concurrent import futures
 from typing import Any
 
 # gRPC reads this once, when it is first used. It limits TLS 1.2 to a suite with pre-shared keys,
@@ -25,11 +24,19 @@ import grpc
 from celu.config.party import MAX_DIRECT_STRIPES, MAX_STRIPES
 from celu.errors import CeluError, CertificateError, ConfigError, PeerLost, ProtocolError
 from celu.text import printable
+from celu.threads import DaemonThreads
 from celu.transport import carrier
 from celu.transport.carrier import IDENTIFY_S, NAME_KEY, Admission, MakeConnection, Route
 from celu.transport.connection import Connection
 from celu.transport.inner_tls import MAX_ENCRYPTED_BYTES, InnerTls
-from celu.transport.stripes import RoundRobin, Stripe, StripeGroups, gather, piece_bytes
+from celu.transport.stripes import (
+    RoundRobin,
+    StreamCount,
+    Stripe,
+    StripeGroups,
+    gather,
+    piece_bytes,
+)
 from celu.transport.tls import Credentials, read_authority
 
 _SERVICE = "celu.Link"
@@ -39,25 +46,29 @@ _OPTIONS = [
     ("grpc.max_send_message_length", MAX_ENCRYPTED_BYTES),
     ("grpc.so_reuseport", 0),  # a second party on the same port is a mistake: let it fail
 ]
-# Disconnects clients that do not complete the TLS handshake or open no stream. A peer has a stream
-# open for the whole run.
+# Disconnects clients that do not complete the TLS handshake, do not acknowledge our settings (gRPC
+# does not apply its limit on headers before) or open no stream. A peer has a stream open for the
+# whole run.
 _SERVER_TIMEOUTS = [
     ("grpc.server_handshake_timeout_ms", int(IDENTIFY_S * 1000)),
+    ("grpc.http2.settings_timeout", int(IDENTIFY_S * 1000)),
     ("grpc.max_connection_idle_ms", int(IDENTIFY_S * 1000)),
 ]
 # What each stream may buffer while it is not read. By default gRPC adapts it to the link, without a
-# limit. 4 MiB fill a link of 300 Mb/s up to a round trip of about 100 ms; longer or faster links
-# need `connections`. A gateway is near and opens a connection for each stream, so less is enough.
-_WINDOW_BYTES, _GATEWAY_WINDOW_BYTES = 4 * 1024 * 1024, 256 * 1024
+# limit. gRPC grants more when half of it is used: 2 MiB halve the throughput of a link of 300 Mb/s
+# with a round trip of 50 ms, 3 MiB cost 5 %. Longer or faster links need `connections`. A gateway
+# is near and opens a connection for each stream, so less is enough.
+_WINDOW_BYTES, _GATEWAY_WINDOW_BYTES = 3 * 1024 * 1024, 128 * 1024
 MAX_INCOMING_CONNECTIONS = 256  # of all clients, also of those that are not authenticated
+_MAX_HEADERS = 100  # of a stream: ours, and those that gateways add
 
 
-def _server_limits(max_streams: int, window_bytes: int) -> list[tuple[str, int]]:
+def _server_limits(max_streams: int, max_pending: int, window_bytes: int) -> list[tuple[str, int]]:
     """Limits on what clients can make gRPC buffer: a stream that is not read fills its window."""
     return [
         ("grpc.max_concurrent_streams", max_streams),  # of one connection
-        ("grpc.server.max_pending_requests", max_streams),
-        ("grpc.server.max_pending_requests_hard_limit", max_streams),
+        ("grpc.server.max_pending_requests", max_pending),
+        ("grpc.server.max_pending_requests_hard_limit", max_pending),
         ("grpc.max_allowed_incoming_connections", MAX_INCOMING_CONNECTIONS),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", window_bytes),
@@ -82,15 +93,19 @@ class Listener(carrier.Listener):
         super().__init__(admission)
         _pin_thread_pool()
         self._max_stripes = MAX_STRIPES if admission.behind_gateway else MAX_DIRECT_STRIPES
-        all_peers = len(admission.peers) * self._max_stripes
-        self._groups = StripeGroups(max_waiting=all_peers)
-        # A peer may have a second connection that replaces the first; two streams are for clients
-        # that are rejected. Each occupies a thread, which starts on demand.
-        max_streams = 2 * all_peers + 2
+        self._groups = StripeGroups(max_waiting=self._max_stripes)
+        # A peer may have a second connection that replaces the first.
+        self._streams = StreamCount(2 * self._max_stripes)
+        # Two streams are for clients that are rejected. Each occupies a thread, which starts on
+        # demand.
+        max_streams = len(admission.peers) * 2 * self._max_stripes + 2
+        max_pending = len(admission.peers) * self._max_stripes  # all may connect at the same time
         window = _GATEWAY_WINDOW_BYTES if admission.behind_gateway else _WINDOW_BYTES
+        limits = _server_limits(max_streams, max_pending, window)
+        self._threads = DaemonThreads(max_streams, "celu-listen")
         self._server: Any = grpc.server(
-            futures.ThreadPoolExecutor(max_streams, thread_name_prefix="celu-listen"),
-            options=[*_OPTIONS, *_SERVER_TIMEOUTS, *_server_limits(max_streams, window)],
+            self._threads,
+            options=[*_OPTIONS, *_SERVER_TIMEOUTS, *limits],
             maximum_concurrent_rpcs=max_streams,
         )
         handler = grpc.stream_stream_rpc_method_handler(self._exchange)
@@ -121,6 +136,7 @@ class Listener(carrier.Listener):
         self._groups.stop(PeerLost("no longer listening"))
         self.admission.stop()
         self._server.stop(grace=1.0).wait(2.0)
+        self._threads.shutdown(wait=False)  # gRPC does not end them
 
     def _exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         def connect(streams: list[Iterator[bytes]]) -> Connection:
@@ -131,16 +147,28 @@ class Listener(carrier.Listener):
             return connection
 
         try:
-            metadata = dict(context.invocation_metadata())
+            metadata = _headers(context)
             name = self.admission.authenticate(metadata.get(NAME_KEY, ""), _certificate(context))
             stripe = Stripe.read(metadata, self._max_stripes)
-            connection, pieces = self._groups.add_stream(name, stripe, requests, connect)
-            yield from pieces
+            with self._streams.added(name):
+                connection, pieces = self._groups.add_stream(name, stripe, requests, connect)
+                yield from pieces
             if not connection.protocol.greeted and connection.problem is not None:
                 raise connection.problem  # why the client was rejected
         except CeluError as error:
             self.admission.note_rejection(str(error))
             context.abort(_status(error), str(error))
+
+
+def _headers(context: Any) -> dict[str, str]:
+    """A client's headers; raises ProtocolError for too many.
+
+    gRPC limits their size, but not for a client that has not acknowledged its settings.
+    """
+    metadata = context.invocation_metadata()
+    if len(metadata) > _MAX_HEADERS:
+        raise ProtocolError(f"expected at most {_MAX_HEADERS} headers, got {len(metadata)}")
+    return dict(metadata)
 
 
 def _status(error: CeluError) -> grpc.StatusCode:

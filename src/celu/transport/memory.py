@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import types
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any, TypeVar
 
-from celu.errors import PeerLost, ProtocolError
+from celu.errors import PeerLost, ProtocolError, ShapeError
 from celu.transport.emulation import LinkEmulator
 from celu.transport.message import TENSORS, Kind, Message, TensorSpec, TrafficBothWays, peer_failure
 from celu.transport.virtual_clock import VirtualClock
 from celu.transport.wire import check_sendable, num_bytes
 
+_T = TypeVar("_T")
 # Messages that may be in flight in one direction, like the buffers of a network.
 CAPACITY = 16
 
@@ -30,7 +33,7 @@ class _Pipe:
 
 
 class MemoryLink:
-    """One end of a pair; see `Link`. It suspends to wait: run it under `celu.simulate`."""
+    """One end of a pair; see `Link`. It suspends to wait: run it with `run_together`."""
 
     def __init__(
         self, peer: str, outgoing: _Pipe, incoming: _Pipe, clock: VirtualClock | None
@@ -81,10 +84,15 @@ class MemoryLink:
             raise peer_failure(self.peer, message)
         if message.kind in TENSORS:
             if message.kind not in self._specs or message.tensor is None:
-                raise ProtocolError(f"{message.kind.name}: not expected at this point")
+                raise ProtocolError(
+                    f"from {self.peer}: {message.kind.name}: not expected at this point"
+                )
             tensor = message.tensor
-            self._specs[message.kind].validate(message.kind, tensor.dtype, tuple(tensor.shape))
-        return message
+            try:
+                self._specs[message.kind].validate(message.kind, tensor.dtype, tuple(tensor.shape))
+            except ShapeError as error:
+                raise ShapeError(f"from {self.peer}: {error}") from error
+        return replace(message, sender=self.peer)
 
     def close(self) -> None:
         """See `Link`."""
@@ -102,6 +110,40 @@ def memory_links(
     to_b, to_a = (_Pipe(emulator) for emulator in emulators or (None, None))
     clock_a, clock_b = clocks or (None, None)
     return MemoryLink(b, to_b, to_a, clock_a), MemoryLink(a, to_a, to_b, clock_b)
+
+
+def run_together(
+    programs: dict[str, Coroutine[Any, Any, _T]],
+    links: Sequence[MemoryLink],
+    clocks: Mapping[str, VirtualClock] | None = None,
+) -> dict[str, _T]:
+    """Run the parties' programs in turns, in this thread, and return their results by name.
+
+    Raises the error of the first party that fails, ProtocolError if all wait for each other.
+    `clocks` account for the time that each program computes.
+    """
+    results: dict[str, _T] = {}
+    try:
+        while len(results) < len(programs):
+            before = _progress(links) + len(results)
+            for name, program in programs.items():
+                if name not in results:
+                    with clocks[name].running() if clocks else nullcontext():
+                        try:
+                            program.send(None)
+                        except StopIteration as done:
+                            results[name] = done.value
+            if _progress(links) + len(results) == before:
+                waiting = ", ".join(sorted(programs.keys() - results.keys()))
+                raise ProtocolError(f"deadlock: these parties wait for each other: {waiting}")
+    finally:
+        for program in programs.values():
+            program.close()
+    return results
+
+
+def _progress(links: Sequence[MemoryLink]) -> int:
+    return sum(link.traffic.sent.messages + link.traffic.received.messages for link in links)
 
 
 @types.coroutine

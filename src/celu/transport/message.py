@@ -38,12 +38,20 @@ class Kind(enum.IntEnum):
     REPORT = 15  # how a host spent its time, host to guest, for a guest that tunes the run
     GREETING = 16  # opens a connection: the sender's token, and how many messages it has received
     HEARTBEAT = 17  # the sender is alive; acknowledges messages as every header does
+    MODEL = 18  # the end of training: digests of the weights, which name the model
+    SCORING_ACTIVATION = 19  # Z of rows to predict, host to guest; the round counts the chunks
+    ASK = 20  # serving, guest to host: the rows whose Z is needed now; `round` is its number
+    ANSWER = 21  # serving, host to guest: Z of those rows; `round` is the ask's number
+    REFUSAL = 22  # serving, host to guest: why there is no answer; `round` is the ask's number
+    ANNOUNCE = 23  # serving: the models that a host holds, and those that the guest wants
 
 
 TRAINING = frozenset({Kind.ACTIVATION, Kind.DERIVATIVE})
 ALIGNING = frozenset({Kind.BLINDED, Kind.REBLINDED, Kind.KEPT})
-TENSORS = TRAINING | ALIGNING | {Kind.TEST_ACTIVATION, Kind.PROBE}
+SERVING = frozenset({Kind.SCORING_ACTIVATION, Kind.ASK, Kind.ANSWER})
+TENSORS = TRAINING | ALIGNING | SERVING | {Kind.TEST_ACTIVATION, Kind.PROBE}
 ROW_DIGEST_BYTES = 16
+MAX_CURVATURE = 1e12  # far above any useful one, and small enough not to overflow
 MAX_SPANS = 64  # latest tensors of one direction whose transfer times are recorded
 
 
@@ -52,6 +60,7 @@ class Message:
     """One message, identified by kind, round and part; `part` counts the slices of an evaluation.
 
     `row_digest` is the digest of the rows that a tensor of training or evaluation belongs to.
+    `curvature` is the loss's, for a host that corrects stale derivatives (see `celu.Loss`).
     `total` is the sum of a tensor before a GPU encoded it: it is checked for NaN and Inf when the
     tensor is copied to main memory.
     """
@@ -62,7 +71,14 @@ class Message:
     tensor: Tensor | None = None
     body: dict[str, Any] | None = None
     row_digest: bytes = bytes(ROW_DIGEST_BYTES)
+    curvature: float = 1.0
     total: Tensor | None = None
+    sender: str = field(default="", compare=False)  # set by the link that received it
+
+    @property
+    def described(self) -> str:
+        """Its kind, round and sender, for errors."""
+        return f"{self.kind.name} of round {self.round}" + (self.sender and f" from {self.sender}")
 
 
 @dataclass(frozen=True)
@@ -95,6 +111,7 @@ class Traffic:
     training_bytes: int = 0
     evaluation_bytes: int = 0
     alignment_bytes: int = 0
+    scoring_bytes: int = 0
     control_bytes: int = 0
     messages: int = 0
     # Sum over received training messages of the time from first byte to last.
@@ -115,6 +132,8 @@ class Traffic:
             self.evaluation_bytes += num_bytes
         elif kind in ALIGNING:
             self.alignment_bytes += num_bytes
+        elif kind is Kind.SCORING_ACTIVATION:
+            self.scoring_bytes += num_bytes
         else:
             self.control_bytes += num_bytes
 
@@ -126,7 +145,11 @@ class Traffic:
     def total_bytes(self) -> int:
         """All bytes of this direction."""
         return (
-            self.training_bytes + self.evaluation_bytes + self.alignment_bytes + self.control_bytes
+            self.training_bytes
+            + self.evaluation_bytes
+            + self.alignment_bytes
+            + self.scoring_bytes
+            + self.control_bytes
         )
 
 
@@ -145,6 +168,7 @@ def expect(message: Message, kind: Kind, round_: int = 0, part: int = 0) -> Mess
         raise ProtocolError(
             f"expected {kind.name} of round {round_} part {part}, "
             f"got {message.kind.name} of round {message.round} part {message.part}"
+            + (message.sender and f" from {message.sender}")
         )
     return message
 
@@ -158,7 +182,5 @@ def require_rows(message: Message, rows: int) -> Tensor:
     """Return the message's tensor; raise ShapeError unless it has this many rows."""
     if message.tensor is None or len(message.tensor) != rows:
         got = "none" if message.tensor is None else len(message.tensor)
-        raise ShapeError(
-            f"{message.kind.name} of round {message.round}: expected {rows} rows, got {got}"
-        )
+        raise ShapeError(f"{message.described}: expected {rows} rows, got {got}")
     return message.tensor

@@ -11,15 +11,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from celu.errors import CeluError, PeerLost, PeerRestarted
-from celu.events import Callback, LinkDown, LinkUp, ignore
-from celu.transport.connection import Connection
+from celu.events import Callback, ignore
+from celu.transport.connection import Connection, Connections
 from celu.transport.delivery import ConnectionProtocol, Delivery
 from celu.transport.emulation import LinkEmulator
 from celu.transport.message import Kind, Message, TensorSpec, TrafficBothWays, peer_failure
-from celu.transport.wire import check_finite, check_sendable
+from celu.transport.uptime import Uptime
+from celu.transport.waits import Signal, Waits
+from celu.transport.wire import as_sendable, check_received
+
+Handler = Callable[[Message], None]
 
 # Messages that may wait on either side of the compute thread. The limit bounds memory and, through
 # the carrier's flow control, slows down a peer that sends faster than this party computes.
@@ -28,8 +31,6 @@ QUEUED_MESSAGES = 8
 CLOSE_S = 5.0
 # How long an acknowledgement may wait; usually the header of the next message carries it earlier.
 ACK_DELAY_S = 0.05
-# Open connections of one peer: the current one, its successor, and a few that are closing.
-_MAX_CONNECTIONS = 4
 
 
 class StreamLink:
@@ -49,19 +50,16 @@ class StreamLink:
         self.traffic = TrafficBothWays()
         self.heartbeat_s = heartbeat_s
         self.emulator = emulator
-        self._deadline_s = deadline_s
-        self._outage_s = outage_s
         self._on_event = on_event
-        self._changed = threading.Condition()  # guards everything below
+        self._waits = Waits()  # their lock guards everything below
         self._delivery = Delivery(peer)
         self._incoming: deque[Message] = deque()
+        self._handlers: Mapping[Kind, Handler] = {}
+        self._on_end: Callable[[CeluError], None] | None = None
         self._end: CeluError | None = None  # raised once `_incoming` is empty
         self._closing = self._closed = False
-        self._connections: list[Connection] = []
-        self._current: Connection | None = None  # the connection that delivers messages
-        self._up_since: float | None = None
-        self._down_since: float | None = None  # None before the first connection, too
-        self._down_reason = ""
+        self._connections = Connections(peer)
+        self._uptime = Uptime(peer, deadline_s, outage_s)
 
     # --- The `Link` interface, for the compute thread.
 
@@ -69,41 +67,58 @@ class StreamLink:
         """See `Link`."""
         self._delivery.specs = specs
 
+    def handle(self, handlers: Mapping[Kind, Handler], on_end: Callable[[CeluError], None]) -> None:
+        """Call a handler for messages of these kinds, and do not queue them for `receive`.
+
+        Handlers run on the receiving thread, one at a time: the next message waits for them. An
+        error that one raises ends the link, like a violation of the protocol. `on_end` is called
+        once, with the link's lock held, when the link is over.
+        """
+        with self._waits.lock:
+            queued, self._incoming = self._incoming, deque()
+            for message in queued:  # they arrived before this call
+                handlers.get(message.kind, self._incoming.append)(message)
+            self._handlers, self._on_end = handlers, on_end
+            self._wake_all()
+            self._report_end()
+
     async def send(self, message: Message) -> None:
         """See `Link`. A tensor on a GPU is copied to main memory here."""
-        if message.tensor is not None:
-            message = replace(message, tensor=message.tensor.detach().to("cpu"))
-        if message.total is not None:
-            check_finite(message.total.cpu(), message.kind.name, message.round)
-        check_sendable(message)
-        with self._changed:
-            self._wait(self._has_room, "accepted")
-            num_bytes = self._delivery.enqueue(message, time.monotonic())
-            self.traffic.sent.count(message.kind, num_bytes)
-            self._changed.notify_all()
+        message = as_sendable(message)
+        with self._waits.lock:
+            self._wait(self._waits.room_to_send, self._has_room, "accepted")
+            self._enqueue(message)
+
+    def post(self, message: Message) -> None:
+        """Queue a message like `send`, but never wait; raises PeerLost if the queue is full."""
+        message = as_sendable(message)
+        with self._waits.lock:
+            if self.is_over or not self._has_room():
+                raise self._end or PeerLost(f"{self.peer} accepts no more messages now")
+            self._enqueue(message)
 
     async def receive(self) -> Message:
         """See `Link`."""
-        with self._changed:
-            self._wait(lambda: bool(self._incoming), "sent")
+        with self._waits.lock:
+            self._wait(self._waits.to_receive, lambda: bool(self._incoming), "sent")
             message = self._incoming.popleft()
-            self._changed.notify_all()
-        if message.tensor is not None:
-            check_finite(message.tensor, f"{message.kind.name} from {self.peer}", message.round)
+            self._waits.room_to_receive.notify_all()
+        check_received(message)
         return message
 
     def close(self) -> None:
         """See `Link`."""
-        with self._changed:
+        with self._waits.lock:
             if self._closing:
                 return
             self._closing = True
-            self._changed.notify_all()
-            self._changed.wait_for(self._is_flushed, CLOSE_S)
+            self._wake_all()
+            self._waits.change.wait_for(self._is_flushed, CLOSE_S)
             self._closed = True  # no new connections from here on
-            self._changed.notify_all()
-            connections = list(self._connections)
-            self._changed.wait_for(
+            self._report_end()
+            self._wake_all()
+            connections = list(self._connections.all)
+            self._waits.change.wait_for(
                 lambda: all(
                     connection.receive_ended and (connection.send_ended or connection.is_broken)
                     for connection in connections
@@ -118,7 +133,7 @@ class StreamLink:
     @property
     def is_down(self) -> bool:
         """Whether it was up before and needs a new connection."""
-        return self._down_since is not None and not self.is_over
+        return self._uptime.is_down and not self.is_over
 
     @property
     def is_over(self) -> bool:
@@ -133,26 +148,22 @@ class StreamLink:
 
     def make_connection(self, *, dials: bool) -> Connection:
         """Make a connection that occupies nothing until it is added: its peer may be a stranger."""
-        return Connection(self, ConnectionProtocol(self._delivery, dials=dials))
+        protocol = ConnectionProtocol(self._delivery, dials=dials)
+        return Connection(self, protocol, Signal(self._waits.lock))
 
     def add_connection(self, connection: Connection, *, dials: bool) -> None:
         """Add a connection to the peer; raises PeerLost if there are too many or it is closed."""
-        with self._changed:
+        with self._waits.lock:
             if self.is_over or (self._closing and not dials):
                 raise self._end or PeerLost(f"the link to {self.peer} is closed")
-            self._connections = [
-                connection for connection in self._connections if not connection.receive_ended
-            ]
-            if len(self._connections) >= _MAX_CONNECTIONS:
-                raise PeerLost(f"{self.peer} is already connected; try again later")
-            self._connections.append(connection)
+            self._connections.add(connection)
             if dials:  # the dialing side has dropped its previous connection
-                self._replace_current(connection)
+                self._connections.make_current(connection)
 
     def wait_until_greeted(self, connection: Connection, seconds: float) -> None:
         """Wait for the peer's greeting; raises the connection's error, PeerLost at the deadline."""
-        with self._changed:
-            self._changed.wait_for(
+        with self._waits.lock:
+            self._waits.change.wait_for(
                 lambda: connection.protocol.greeted or connection.receive_ended or self.is_over,
                 seconds,
             )
@@ -163,16 +174,16 @@ class StreamLink:
 
     def sleep(self, seconds: float, *, until_down: bool = False) -> None:
         """Sleep, but wake up when the link is over or, with `until_down`, down."""
-        with self._changed:
-            self._changed.wait_for(
+        with self._waits.lock:
+            self._waits.change.wait_for(
                 lambda: self.is_over or (until_down and self.is_down), max(0.0, seconds)
             )
 
     def drop_silent_connections(self) -> None:
         """Abort connections on which nothing was received for two heartbeats."""
         now = time.monotonic()
-        with self._changed:
-            silent = [connection for connection in self._connections if connection.is_silent(now)]
+        with self._waits.lock:
+            silent = [c for c in self._connections.all if c.is_silent(now)]
         for connection in silent:
             connection.abort(
                 PeerLost(f"nothing received from {self.peer} for {2 * self.heartbeat_s:g} s")
@@ -180,7 +191,7 @@ class StreamLink:
 
     def fail(self, problem: CeluError) -> None:
         """End the link: after the messages received so far, `receive` raises this."""
-        with self._changed:
+        with self._waits.lock:
             self._finish(problem)
 
     # --- For its connections, on the carriers' threads: see `ConnectionOwner`.
@@ -188,26 +199,27 @@ class StreamLink:
     def next_piece(self, connection: Connection) -> bytes | None:
         """See `ConnectionOwner`."""
         protocol = connection.protocol
-        with self._changed:
+        with self._waits.lock:
             heartbeat_at = time.monotonic() + self.heartbeat_s
             while not connection.is_broken:
-                if self._current is connection or protocol.is_over:
+                if self._connections.current is connection or protocol.is_over:
                     piece = protocol.next_piece()
                     if piece is not None:
-                        self._changed.notify_all()  # there may be room for another message
+                        self._waits.room_to_send.notify_all()
                         return piece
                     if protocol.is_over:
                         break
-                    due_at = min(heartbeat_at, connection.ack_due_at)
-                    if protocol.greeted and time.monotonic() >= due_at:
+                    now = time.monotonic()
+                    if protocol.greeted and now >= min(heartbeat_at, connection.ack_due_at):
                         connection.ack_due_at = float("inf")
-                        return protocol.heartbeat()
+                        if now >= heartbeat_at or protocol.owes_acknowledgement:
+                            return protocol.heartbeat()
                     if self._closed or (self._closing and self._is_flushed()):
                         break
                 elif connection.receive_ended:  # it never became the current connection
                     break
                 due_at = min(heartbeat_at, connection.ack_due_at)
-                self._changed.wait(max(0.0, due_at - time.monotonic()))
+                connection.to_send.wait(max(0.0, due_at - time.monotonic()))
             return None
 
     def on_piece(self, connection: Connection, piece: bytes) -> None:
@@ -216,38 +228,39 @@ class StreamLink:
         A greeted connection replaces the current one. Our greeting then says what we have received
         and the peer resends the rest, so nothing more may be accepted from the old connection.
         """
-        with self._changed:
+        with self._waits.lock:
             if connection.is_replaced:
                 return
             greeted = connection.protocol.greeted
             message = connection.protocol.receive_piece(piece)
-            if connection.protocol.greeted and not greeted:
-                self._switch_to(connection)
-            self._changed.notify_all()
+            if not greeted or self._closing:  # the greeting, or an acknowledgement to wait for
+                if connection.protocol.greeted and not greeted:
+                    self._switch_to(connection)
+                self._wake_all()
+            self._waits.room_to_send.notify_all()
             if message is None or self._end is not None:
                 return
-            now = time.monotonic()
-            urgent = message.kind in (Kind.GOODBYE, Kind.FAILURE)
-            connection.ack_due_at = min(connection.ack_due_at, now if urgent else now + ACK_DELAY_S)
-            started_at = connection.message_started_at
-            self.traffic.received.count(
-                message.kind, connection.protocol.received_bytes, now - started_at
-            )
-            if message.tensor is not None:
-                self.traffic.received.spans.append((started_at, now))
+            self._count(connection, message)
             if message.kind is Kind.FAILURE:
                 self._finish(peer_failure(self.peer, message))
                 return
-            self._changed.wait_for(lambda: len(self._incoming) < QUEUED_MESSAGES or self._closing)
-            self._incoming.append(message)
-            self._changed.notify_all()
+            handler = self._handlers.get(message.kind)
+            if handler is None:
+                self._waits.room_to_receive.wait_for(
+                    lambda: len(self._incoming) < QUEUED_MESSAGES or self._closing
+                )
+                self._incoming.append(message)
+                self._waits.to_receive.notify_all()
+        if handler is not None:
+            check_received(message)
+            handler(message)
 
     def on_receive_ended(
         self, connection: Connection, problem: CeluError, *, by_peer: bool
     ) -> CeluError:
         """See `ConnectionOwner`."""
-        with self._changed:
-            current = self._current
+        with self._waits.lock:
+            current = self._connections.current
             is_current = current is connection
             if (
                 isinstance(problem, PeerRestarted)
@@ -261,78 +274,84 @@ class StreamLink:
             connection.receive_ended, connection.problem = True, connection.problem or problem
             connection.is_broken = not by_peer  # else we can still send the peer why we stop
             if is_current:
-                self._down_reason = str(connection.problem)
-            if is_current and self._down_since is None and not self.is_over:
-                self._down_since = time.monotonic()
-                if self._up_since is not None and not self._closing:
-                    self._on_event(LinkDown(peer=self.peer, reason=self._down_reason))
-            self._changed.notify_all()
+                self._uptime.note_reason(str(connection.problem))
+            if is_current and not self.is_over:
+                event = self._uptime.go_down()
+                if event is not None and not self._closing:
+                    self._on_event(event)
+            self._wake_all()
             return connection.problem
 
     def on_send_ended(self, connection: Connection) -> None:
         """See `ConnectionOwner`."""
-        with self._changed:
+        with self._waits.lock:
             connection.send_ended = True
-            self._changed.notify_all()
+            self._wake_all()
 
     # --- Private; all called with the lock held.
 
+    def _count(self, connection: Connection, message: Message) -> None:
+        """Count a received message, and have it acknowledged soon."""
+        now, started_at = time.monotonic(), connection.message_started_at
+        due_at = now if message.kind in (Kind.GOODBYE, Kind.FAILURE) else now + ACK_DELAY_S
+        if due_at < connection.ack_due_at:
+            connection.ack_due_at = due_at
+            connection.to_send.notify()
+        size = connection.protocol.received_bytes
+        self.traffic.received.count(message.kind, size, now - started_at)
+        if message.tensor is not None:
+            self.traffic.received.spans.append((started_at, now))
+
     def _switch_to(self, connection: Connection) -> None:
         """Make a connection that was greeted the current one."""
-        old = self._current
-        self._replace_current(connection)
+        old = self._connections.current
+        self._connections.make_current(connection)
         if old is not None and old is not connection and not old.receive_ended:
             old.abort(PeerLost("another connection took over"))
             # The old connection may hold a message that waits for room; this message comes first.
-            self._changed.wait_for(lambda: old.receive_ended or self._closing)
-        now = time.monotonic()
-        if self._down_since is not None and self._up_since is not None:
-            seconds = round(now - self._down_since, 3)
-            self._on_event(LinkUp(peer=self.peer, seconds=seconds))
-        self._up_since, self._down_since = now, None
+            self._waits.change.wait_for(lambda: old.receive_ended or self._closing)
+        event = self._uptime.go_up()
+        if event is not None:
+            self._on_event(event)
         connection.on_greeted()
 
-    def _replace_current(self, connection: Connection) -> None:
-        if self._current is not None and self._current is not connection:
-            self._current.is_replaced = True
-        self._current = connection
+    def _wake_all(self) -> None:
+        """Wake all threads: a connection or the link has changed."""
+        self._waits.notify_all()
+        for connection in self._connections.all:
+            connection.to_send.notify()
 
     def _finish(self, problem: CeluError) -> None:
         self._end = self._end or problem
-        self._changed.notify_all()
+        self._report_end()
+        self._wake_all()
+
+    def _report_end(self) -> None:
+        if self.is_over and self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end(self._end or PeerLost(f"the link to {self.peer} is closed"))
+
+    def _enqueue(self, message: Message) -> None:
+        num_bytes = self._delivery.enqueue(message, time.monotonic())
+        self.traffic.sent.count(message.kind, num_bytes)
+        if self._connections.current is not None:
+            self._connections.current.to_send.notify()
 
     def _has_room(self) -> bool:
-        connection = self._current
+        connection = self._connections.current
         unsent = self._delivery.unacknowledged if connection is None else connection.protocol.unsent
         return unsent < QUEUED_MESSAGES and self._delivery.has_room()
 
     def _is_flushed(self) -> bool:
         return self._delivery.unacknowledged == 0 or self._end is not None
 
-    def _wait(self, ready: Callable[[], bool], did: str) -> None:
+    def _wait(self, condition: threading.Condition, ready: Callable[[], bool], did: str) -> None:
         """Wait until ready; raises the error that ended the link, PeerLost at the deadline."""
         began = time.monotonic()
         while not ready():
             if self._end is not None:
                 raise self._end
-            down = self._down_since is not None
-            since = self._down_since if down else max(began, self._up_since or began)
-            assert since is not None
-            until = since + (self._outage_s if down else self._deadline_s)
-            # Bounded even if connections come up and break all the time.
-            until = min(until, began + self._deadline_s + self._outage_s)
+            until = self._uptime.give_up_at(began)
             if time.monotonic() >= until:
-                self._finish(self._timeout_error(did, down=down))
-            self._changed.wait(max(0.0, until - time.monotonic()))
-
-    def _timeout_error(self, did: str, *, down: bool) -> PeerLost:
-        if not down:
-            return PeerLost(
-                f"{self.peer} {did} nothing for {self._deadline_s:g} s (deadline_s); "
-                "is it still running?"
-            )
-        return PeerLost(
-            f"the link to {self.peer} was down for {self._outage_s:g} s (outage_s): "
-            f"{self._down_reason}. "
-            "Start again at all parties; the run resumes from its last checkpoint"
-        )
+                self._finish(self._uptime.timeout_error(did))
+            condition.wait(max(0.0, until - time.monotonic()))

@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from celu.config.party import MAX_STRIPES
@@ -21,7 +23,7 @@ from celu.transport.wire import PIECE_BYTES
 STRIPED_PIECE_BYTES = 30 * 1024  # two, encrypted and framed, fill a gateway's window of 64 KB
 COMPLETE_S = 20.0  # how long the first stream of a connection waits for the last
 _STRIPE_KEY, _TOKEN_KEY = "celu-stripe", "celu-token"
-_MAX_INCOMPLETE = 8  # connections with missing stripes
+_MAX_INCOMPLETE = 8  # connections of a peer with missing stripes
 
 
 def piece_bytes(count: int) -> int:
@@ -91,6 +93,28 @@ def gather(streams: list[Iterator[bytes]]) -> Iterator[bytes]:
         yield piece
 
 
+class StreamCount:
+    """Limits the open streams of each peer, so that one cannot occupy the threads of another."""
+
+    def __init__(self, max_streams: int) -> None:
+        self._max_streams = max_streams
+        self._open: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def added(self, name: str) -> Iterator[None]:
+        """Count a stream while it is open; raises PeerLost if the peer has too many."""
+        with self._lock:
+            if self._open[name] >= self._max_streams:
+                raise PeerLost("too many streams at the same time; try again later")
+            self._open[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open[name] -= 1
+
+
 @dataclass
 class _Group:
     """The streams of one attempt to connect, and their connection once all have arrived."""
@@ -111,13 +135,15 @@ class _Group:
 class StripeGroups:
     """Groups the streams of each attempt to connect, on the side that listens.
 
-    At most `max_waiting` streams wait for others: each occupies a thread and may fill its buffer.
+    At most `max_waiting` streams of a peer wait for others: each occupies a thread and may fill its
+    buffer. The limits are for each peer, so that one cannot keep another out.
     """
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
         self._incomplete: dict[tuple[str, str], _Group] = {}
         self._lock = threading.Lock()
+        self._stopped: CeluError | None = None
 
     def add_stream(
         self,
@@ -134,6 +160,8 @@ class StripeGroups:
         """
         key = (name, stripe.token)
         with self._lock:
+            if self._stopped is not None:
+                raise self._stopped
             group = self._group(key, stripe.count)
             if group.count != stripe.count or stripe.index in group.streams:
                 raise ProtocolError(
@@ -141,7 +169,7 @@ class StripeGroups:
                     f"got {stripe.index}/{stripe.count} again"
                 )
             complete = len(group.streams) + 1 == group.count
-            if not complete and self._num_waiting() >= self._max_waiting:
+            if not complete and self._num_waiting(name) >= self._max_waiting:
                 raise PeerLost("too many stripes that wait for others; try again later")
             group.streams[stripe.index] = stream
             if complete:
@@ -150,20 +178,23 @@ class StripeGroups:
             try:
                 group.connection = connect([group.streams[i] for i in range(group.count)])
                 group.outgoing = RoundRobin(group.connection.outgoing_pieces(), group.count)
-                group.resolve(None)
             except CeluError as error:
                 group.resolve(error)
+            finally:  # also after a bug: the others wait for this
+                group.resolve(None)
         elif not group.resolved.wait(COMPLETE_S):
             self._time_out(key, group)
-            group.resolved.wait()  # the last stream may just have arrived
+            group.resolved.wait(COMPLETE_S)  # the last stream may just have arrived
         if group.problem is not None:
             raise group.problem
-        assert group.connection is not None and group.outgoing is not None  # no problem: both set
+        if group.connection is None or group.outgoing is None:
+            raise PeerLost("the connection could not be opened; try again later")
         return group.connection, group.outgoing.pieces_for(stripe.index)
 
     def stop(self, problem: CeluError) -> None:
-        """Fail the groups that are still incomplete."""
+        """Fail the groups that are still incomplete, and streams that arrive later."""
         with self._lock:
+            self._stopped = problem
             incomplete, self._incomplete = self._incomplete, {}
         for group in incomplete.values():
             group.resolve(problem)
@@ -180,12 +211,12 @@ class StripeGroups:
             )
         )
 
-    def _num_waiting(self) -> int:
-        return sum(len(group.streams) for group in self._incomplete.values())
+    def _num_waiting(self, name: str) -> int:
+        return sum(len(group.streams) for (of, _), group in self._incomplete.items() if of == name)
 
     def _group(self, key: tuple[str, str], count: int) -> _Group:
         if key not in self._incomplete:
-            if count > 1 and len(self._incomplete) >= _MAX_INCOMPLETE:
+            if count > 1 and [of for of, _ in self._incomplete].count(key[0]) >= _MAX_INCOMPLETE:
                 raise PeerLost("too many connections with missing stripes; try again later")
             self._incomplete[key] = _Group(count)
         return self._incomplete[key]

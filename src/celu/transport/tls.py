@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from celu.errors import CertificateError
 
+UNREADABLE = (ValueError, UnsupportedAlgorithm, x509.InvalidVersion)  # of a certificate or a key
+
 
 @dataclass(frozen=True)
 class Credentials:
@@ -36,12 +38,12 @@ class Credentials:
         """Read the files; raises CertificateError naming the invalid one."""
         for path in (certificate, *authorities.values()):
             try:
-                x509.load_pem_x509_certificate(_read(path))
-            except ValueError as error:
+                x509.load_pem_x509_certificate(_read(path)).public_key()
+            except UNREADABLE as error:
                 raise CertificateError(f"{path}: expected a certificate in PEM form") from error
         try:
             secret = load_pem_private_key(_read(key), password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        except (TypeError, *UNREADABLE) as error:
             raise CertificateError(
                 f"{key}: expected a private key in PEM form, without a password"
             ) from error
@@ -105,7 +107,7 @@ def read_authority(path: Path) -> bytes:
     content = _read(path)
     try:
         x509.load_pem_x509_certificates(content)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise CertificateError(f"{path}: expected a certificate in PEM form") from error
     return content
 

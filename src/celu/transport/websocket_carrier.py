@@ -7,8 +7,8 @@ runs inside (`inner_tls`). The threads that move pieces are in `websocket_thread
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
+import socket as sockets
 import ssl
 from typing import Any
 
@@ -19,6 +19,7 @@ from celu.transport.carrier import IDENTIFY_S, NAME_KEY, Admission, MakeConnecti
 from celu.transport.inner_tls import MAX_ENCRYPTED_BYTES, InnerTls
 from celu.transport.preflight import ALPN, PREFLIGHT_PATH
 from celu.transport.tls import Credentials, client_context, read_authority, server_context
+from celu.transport.websocket_clients import BACKLOG, Clients, ListeningSocket
 from celu.transport.websocket_threads import REJECTED, EventLoopThread, reject, start
 
 try:
@@ -33,7 +34,6 @@ try:
         WebSocketException,
     )
     from websockets.http11 import Request, Response
-    from websockets.protocol import State
 
     from celu.transport.websocket_socket import CLOSE_S, ClientSocket, ServerSocket
 except ImportError as error:
@@ -65,32 +65,47 @@ class Listener(carrier.Listener):
 
     def __init__(self, address: str, admission: Admission) -> None:
         super().__init__(admission)
-        self._clients: dict[ServerSocket, None] = {}
+        self._clients = Clients()
         self._loop = EventLoopThread()
         try:
-            self._server = self._loop.run(self._serve(address))
+            self._servers = self._loop.run(self._serve(address))
         except OSError as error:
             self._loop.stop()
             raise ConfigError(
                 f"listen: expected an address of this machine with a free port, got {address}"
             ) from error
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        self.port = int(next(iter(self._servers[0].sockets)).getsockname()[1])
 
-    async def _serve(self, address: str) -> Server:
+    async def _serve(self, address: str) -> list[Server]:
+        """One server for each address of a host name, such as IPv4's and IPv6's of localhost."""
         host, port = address.rsplit(":", 1)
         credentials, context = self.admission.credentials, None
         if credentials is not None and not self.admission.behind_gateway:
             context = server_context(credentials, self.admission.peers)
             context.set_alpn_protocols([ALPN["websocket"]])
-        return await serve(
-            self._exchange,
-            host.strip("[]"),
-            int(port),
-            ssl=context,
-            process_request=self._check_request,
-            create_connection=functools.partial(ServerSocket, self._clients),  # type: ignore[arg-type]
-            **_LIMITS,
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host.strip("[]"), int(port), type=sockets.SOCK_STREAM, flags=sockets.AI_PASSIVE
         )
+        listening: list[ListeningSocket] = []
+        try:
+            for family, _, _, _, where in dict.fromkeys(found):
+                listening.append(ListeningSocket(family, where, self._clients))
+        except OSError:
+            for socket in listening:
+                socket.close()
+            raise
+        return [
+            await serve(
+                self._exchange,
+                sock=socket,
+                ssl=context,
+                process_request=self._check_request,
+                create_connection=ServerSocket,
+                backlog=BACKLOG,
+                **_LIMITS,
+            )
+            for socket in listening
+        ]
 
     def stop(self) -> None:
         """See `carrier.Listener`."""
@@ -99,12 +114,11 @@ class Listener(carrier.Listener):
         self._loop.stop()
 
     async def _close(self) -> None:
-        self._server.close()
-        for client in list(self._clients):
-            # It has not sent its request, and may never do so.
-            if client.state is State.CONNECTING:
-                client.transport.abort()
-        await asyncio.wait([asyncio.ensure_future(self._server.wait_closed())], timeout=CLOSE_S)
+        for server in self._servers:
+            server.close()
+        self._clients.disconnect_waiting()
+        closed = [asyncio.ensure_future(server.wait_closed()) for server in self._servers]
+        await asyncio.wait(closed, timeout=CLOSE_S)
 
     def _check_request(self, socket: ServerConnection, request: Request) -> Response | None:
         """Reject a client with an unexpected certificate or name before the WebSocket opens."""
@@ -112,6 +126,7 @@ class Listener(carrier.Listener):
             return socket.respond(200, "celu\n")
         try:
             self._authenticate(socket)
+            self._clients.identify(socket.transport)
             return None
         except CeluError as error:
             self.admission.note_rejection(str(error))

@@ -9,11 +9,14 @@ ends a direction. Dialing and listening are in `websocket_carrier`.
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celu.errors import CeluError, PeerLost, ProtocolError
+from celu.threads import DaemonThreads
 from celu.transport.connection import Connection
 
 if TYPE_CHECKING:
@@ -28,11 +31,29 @@ _DRAIN_ITERATIONS = 5  # of a stopping loop, in which cancelled tasks close thei
 _T = TypeVar("_T")
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """Resolves names on a daemon thread: one that takes long must not delay the process's end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._resolver = DaemonThreads(1, "celu-resolve")
+
+    async def getaddrinfo(self, *address: Any, **options: Any) -> Any:
+        """See `asyncio.loop.getaddrinfo`."""
+        resolve = partial(socket.getaddrinfo, *address, **options)
+        return await self.run_in_executor(self._resolver, resolve)
+
+    def close(self) -> None:
+        """See `asyncio.loop.close`."""
+        self._resolver.shutdown(wait=False)
+        super().close()
+
+
 class EventLoopThread:
     """An asyncio event loop in its own thread."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = _Loop()
         self._lock = threading.Lock()  # nothing may be submitted to the loop after `stop`
         self._stopped = False
         self._thread = threading.Thread(

@@ -17,15 +17,18 @@ from celu.workset.sampling import Sampling
 
 @dataclass
 class Entry:
-    """One exchanged batch: its rows, the Z and dZ that crossed the wire, and its clocks.
+    """One exchanged batch: its rows, Z and dZ, and its clocks.
 
-    `z` and `dz` hold one tensor per host at the guest, and exactly one at a host.
+    What this party received is as decoded; what it sent is exact, so that a lossy codec does not
+    look like a change since. `z` and `dz` hold one tensor per host at the guest, and exactly one
+    at a host. `curvature` is the loss's, at a host.
     """
 
     round: int  # first clock: the round that exchanged it
     batch: Batch
     z: tuple[Tensor, ...]
     dz: tuple[Tensor, ...]
+    curvature: float = 1.0
     uses: int = 1  # second clock: updates made from it; the exchanged update is the first
     used_at: int = -1  # the local step that last used it; at insertion, the latest step
     # For reports: the similarities of its last local step, and their median, which is computed

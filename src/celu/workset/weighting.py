@@ -1,7 +1,9 @@
-"""The weight of each instance of a stale batch (paper, section 3.3, algorithm 2).
+"""The weight of each instance of a stale batch.
 
+`CosineWeighting` is the paper's (section 3.3, algorithm 2): it distrusts what has turned.
+`CompensatedWeighting` corrects a stale derivative for how far Z has moved since (docs/method.md).
 The weights are constants of the update: no gradient flows through them. Shapes: B instances,
-D the width of the compared tensor (Z at a host; dZ of all hosts, concatenated, at the guest).
+D the width of Z of one host, or of all hosts, concatenated, at the guest.
 """
 
 from __future__ import annotations
@@ -19,10 +21,29 @@ _MIN_NORM = 1e-18
 
 
 class Weights(NamedTuple):
-    """The instance weights, and the similarities they were computed from (for reports)."""
+    """The instance weights, and the similarities of fresh and stale rows (for reports)."""
 
     weights_B: Tensor
     similarity_B: Tensor
+
+
+class StaleDerivatives(NamedTuple):
+    """A host's view of a stale batch: Z now and when it was sent, and the dZ that was received.
+
+    `curvature` is the loss's: see `celu.Loss`. dZ is the derivative of the mean loss over B rows.
+    """
+
+    fresh_BD: Tensor
+    stale_BD: Tensor
+    dz_BD: Tensor
+    curvature: float
+
+
+class StaleLosses(NamedTuple):
+    """The guest's view of a stale batch: dZ computed now, and when it was sent; Z is the stale."""
+
+    fresh_BD: Tensor
+    stale_BD: Tensor
 
 
 class Weighting(Protocol):
@@ -33,8 +54,12 @@ class Weighting(Protocol):
 
     def __init__(self, xi_degrees: float) -> None: ...
 
-    def weigh(self, fresh_BD: Tensor, stale_BD: Tensor) -> Weights:
-        """One weight per instance, from a tensor as recomputed now and as it was exchanged."""
+    def weigh_derivatives(self, stale: StaleDerivatives) -> Weights:
+        """At a host: one factor for each row of dZ."""
+        ...
+
+    def weigh_losses(self, stale: StaleLosses) -> Weights:
+        """At the guest: one factor for the loss of each row."""
         ...
 
 
@@ -44,11 +69,46 @@ class CosineWeighting:
     def __init__(self, xi_degrees: float) -> None:
         self.floor = math.cos(math.radians(xi_degrees))
 
-    def weigh(self, fresh_BD: Tensor, stale_BD: Tensor) -> Weights:
-        """See `Weighting`. A row of zeros has no direction: its similarity is zero."""
+    def weigh_derivatives(self, stale: StaleDerivatives) -> Weights:
+        """See `Weighting`: compares Z."""
+        return self._weigh(stale.fresh_BD, stale.stale_BD)
+
+    def weigh_losses(self, stale: StaleLosses) -> Weights:
+        """See `Weighting`: compares dZ."""
+        return self._weigh(stale.fresh_BD, stale.stale_BD)
+
+    def _weigh(self, fresh_BD: Tensor, stale_BD: Tensor) -> Weights:
+        cosine_B = cosine_similarity(fresh_BD, stale_BD)
+        return Weights(torch.where(cosine_B < self.floor, 0.0, cosine_B), cosine_B)
+
+
+class CompensatedWeighting(CosineWeighting):
+    """At a host, a first-order correction of dZ for the distance that Z has moved.
+
+    The derivative at Z' is dz + H (Z' - Z) to first order. With the Gauss-Newton Hessian of the
+    row's loss, estimated from its own gradient, that is dz * (1 + curvature * B * dz . (Z' - Z)): a
+    factor per row that falls to 0 as Z moves as far as the derivative asked. It is clipped to
+    [MIN_FACTOR, MAX_FACTOR]. The guest, which has the true loss, weights as the paper does.
+    """
+
+    MIN_FACTOR = 0.0
+    MAX_FACTOR = 2.0
+
+    def weigh_derivatives(self, stale: StaleDerivatives) -> Weights:
+        """See `Weighting`."""
         with torch.no_grad():
-            cosine_B = (_unit_rows(fresh_BD) * _unit_rows(stale_BD)).sum(dim=1)
-            return Weights(torch.where(cosine_B < self.floor, 0.0, cosine_B), cosine_B)
+            moved_B = (stale.dz_BD * (stale.fresh_BD - stale.stale_BD)).sum(dim=1)
+            factor_B = 1 + stale.curvature * len(moved_B) * moved_B
+            return Weights(
+                factor_B.clamp(self.MIN_FACTOR, self.MAX_FACTOR),
+                cosine_similarity(stale.fresh_BD, stale.stale_BD),
+            )
+
+
+def cosine_similarity(a_BD: Tensor, b_BD: Tensor) -> Tensor:
+    """The cosine of each pair of rows, [B]. A row of zeros has no direction: 0."""
+    with torch.no_grad():
+        return (_unit_rows(a_BD) * _unit_rows(b_BD)).sum(dim=1)
 
 
 def _unit_rows(x_BD: Tensor) -> Tensor:

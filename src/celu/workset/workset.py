@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import torch
@@ -12,10 +13,23 @@ from celu.data.dataset import Batch
 from celu.models.building import resolve
 from celu.workset.sampling import RoundRobin, Sampling
 from celu.workset.table import Entry, WorksetTable
-from celu.workset.weighting import CosineWeighting, Weighting, Weights
+from celu.workset.weighting import (
+    CompensatedWeighting,
+    CosineWeighting,
+    StaleDerivatives,
+    StaleLosses,
+    Weighting,
+    Weights,
+)
 
+_REUSED_BATCHES = 16
+_LATE_USE = 3  # whose weight is recorded, or the last use if a batch has fewer
 SAMPLINGS: dict[str, type[Sampling]] = {"round-robin": RoundRobin}
-WEIGHTINGS: dict[str, type[Weighting] | None] = {"cosine": CosineWeighting, "none": None}
+WEIGHTINGS: dict[str, type[Weighting] | None] = {
+    "compensated": CompensatedWeighting,
+    "cosine": CosineWeighting,
+    "none": None,
+}
 
 
 @dataclass
@@ -28,6 +42,8 @@ class Workset:
     local_steps: int = 0
     bubbles: int = 0
     similarity_B: Tensor | None = None  # of the latest weighted update
+    # With `auto`: the mean weight of each of the latest batches at a late use.
+    reuse_weights: deque[Tensor] = field(default_factory=lambda: deque(maxlen=0))
     # In rounds, of the batches used since the last report.
     ages: list[int] = field(default_factory=list)
 
@@ -40,13 +56,36 @@ class Workset:
             WorksetTable(*job.tuning().for_role(role)),
             resolve(method.sampling, SAMPLINGS, "method.sampling")(),
             weighting(method.xi_of(role)) if weighting is not None else None,
+            reuse_weights=deque(maxlen=_REUSED_BATCHES if job.auto else 0),
         )
 
+    @property
+    def needs_curvature(self) -> bool:
+        """Whether a host's policy may use the curvature of the loss, which the guest computes."""
+        return self.weighting is not None and type(self.weighting) is not CosineWeighting
+
+    def pop_reuse_weight(self) -> float:
+        """The mean weight of the instances of a batch at its third or last use; 0 if there is none.
+
+        It is the median of the latest batches since the last call: the first rounds vary much. A
+        negative one, which a policy may give to rows that have turned, counts as 0.
+        """
+        if not self.reuse_weights:
+            return 0.0
+        median = float(torch.stack(list(self.reuse_weights)).median())
+        self.reuse_weights.clear()
+        return max(0.0, median)
+
     def insert(
-        self, round_: int, batch: Batch, z: tuple[Tensor, ...], dz: tuple[Tensor, ...]
+        self,
+        round_: int,
+        batch: Batch,
+        z: tuple[Tensor, ...],
+        dz: tuple[Tensor, ...],
+        curvature: float = 1.0,
     ) -> None:
         """Cache a batch right after its exchanged update, which counts as its first use."""
-        self.table.insert(Entry(round_, batch, z, dz))
+        self.table.insert(Entry(round_, batch, z, dz, curvature))
 
     def sample(self) -> Entry | None:
         """The entry for the next local step; None (a bubble) if none is eligible."""
@@ -59,7 +98,7 @@ class Workset:
         return entry
 
     def weigh(
-        self, fresh_BD: Tensor, stale_BD: Tensor, entry: Entry | None = None
+        self, stale: StaleDerivatives | StaleLosses, entry: Entry | None = None
     ) -> Tensor | None:
         """Instance weights, [B]; None without a weighting policy.
 
@@ -67,10 +106,16 @@ class Workset:
         """
         if self.weighting is None:
             return None
-        weights: Weights = self.weighting.weigh(fresh_BD, stale_BD)
+        weights: Weights = (
+            self.weighting.weigh_losses(stale)
+            if isinstance(stale, StaleLosses)
+            else self.weighting.weigh_derivatives(stale)
+        )
         self.similarity_B = weights.similarity_B
         if entry is not None:
             entry.similarity_B = weights.similarity_B
+            if entry.uses == min(self.table.R, _LATE_USE) and self.reuse_weights.maxlen:
+                self.reuse_weights.append(weights.weights_B.mean())
         return weights.weights_B
 
 

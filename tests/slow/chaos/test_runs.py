@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from celu.checkpoint import agreement
 from celu.checkpoint.disk import BytesLike
+from celu.checkpoint.generations import Checkpoints
+from celu.checkpoint.identity import RunIdentity, read_identity
 from celu.transport.delivery import ConnectionProtocol, Delivery
-from chaos import connection, link
+from chaos import connection, link, log_file
 from chaos.disk import SimDisk, _File
 from chaos.nemesis import KINDS
 from chaos.run import Verdict, run_seed
@@ -115,3 +118,44 @@ def test_a_message_delivered_twice_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_link_that_never_reconnects_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "backoff", lambda rng: iter(lambda: 1e9, None))
     assert is_caught("PeerLost", kinds=["reset"])
+
+
+def test_lost_checkpoints_stop_some_runs_until_their_operators_restart_them() -> None:
+    verdicts = [run_seed(seed, kinds=["lost checkpoints"]) for seed in range(60)]
+    assert not problems(verdicts)
+    assert sum((v.ends for v in verdicts), Counter())["CheckpointError"] > 0
+
+
+@pytest.mark.parametrize("new_state", ["superseded", "discarded"])
+def test_a_party_that_deletes_newer_checkpoints_instead_of_setting_them_aside_is_caught(
+    new_state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_aside = Checkpoints._set_aside
+
+    def delete(self: Checkpoints, state: str, round_: int, to: str) -> None:
+        set_aside(self, state, round_, to)
+        if to == new_state:
+            self._disk.remove(self._path(round_, to))
+
+    monkeypatch.setattr(Checkpoints, "_set_aside", delete)
+    assert is_caught("deleted its newest checkpoint", kinds=["lost checkpoints"])
+
+
+def test_parties_that_follow_one_without_checkpoints_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agreement, "_check_repeated", lambda *_: None)
+    assert is_caught("without a decision", kinds=["lost checkpoints"])
+
+
+def test_a_log_that_blocks_resuming_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_file, "is_resumable", lambda disk: False)
+    assert is_caught("ConfigError", kinds=["damaged log"])
+
+
+def test_a_lost_run_json_that_is_not_recovered_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scan(self: Checkpoints) -> tuple[RunIdentity | None, list[int]]:
+        return read_identity(self._run_folder, self._disk), self.available_rounds()
+
+    monkeypatch.setattr(Checkpoints, "scan", scan)
+    assert is_caught("different runs", kinds=["damaged log"])

@@ -19,7 +19,8 @@ NOT_RUN = [block for page in PAGES for block in read(page) if block.is_not_run]
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)
 def test_a_reader_can_follow_the_page(page: Path, tmp_path: Path) -> None:
-    reader = Reader(tmp_path / "reader", {"7443": str(free_port())})
+    ports = {port: str(free_port()) for port in ("7443", "8080")}
+    reader = Reader(tmp_path / "reader", ports)
     reader.follow(read(page))
 
 

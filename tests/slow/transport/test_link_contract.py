@@ -304,8 +304,13 @@ def test_both_sides_count_the_same_bytes_by_purpose(federate: Federate) -> None:
     ended = federation.run({**coroutines, "guest": run_guest()})
     assert set(ended.values()) == {None}
     for name, link in federation.guest.items():
-        to_guest = Traffic(of_tensor, 2 * of_tensor, 0, HEADER.size + len("{}"), 4)
-        to_host = Traffic(2 * of_tensor, 0, 0, of_body, 3)
+        to_guest = Traffic(
+            training_bytes=of_tensor,
+            evaluation_bytes=2 * of_tensor,
+            control_bytes=HEADER.size + len("{}"),
+            messages=4,
+        )
+        to_host = Traffic(training_bytes=2 * of_tensor, control_bytes=of_body, messages=3)
         assert link.traffic.received == federation.hosts[name].traffic.sent == to_guest
         assert link.traffic.sent == federation.hosts[name].traffic.received == to_host
         assert to_guest.total_bytes == 3 * of_tensor + HEADER.size + 2

@@ -55,7 +55,7 @@ async def exchange(link: Link) -> list[Message]:
 
 def break_connection(link: Link) -> None:
     assert isinstance(link, StreamLink)
-    connection = link._current
+    connection = link._connections.current
     assert connection is not None
     connection.abort(PeerLost("aborted by the test"))
 
@@ -105,10 +105,10 @@ def test_a_silent_peer_is_detected_within_two_heartbeats(
     assert isinstance(guest, StreamLink) and isinstance(host, StreamLink)
     down: list[Any] = []
     monkeypatch.setattr(guest, "_on_event", down.append)
-    connection = host._current
+    connection = host._connections.current
     assert connection is not None
     silent_since = time.monotonic()
-    with host._changed:  # like a stopped process: connected, but sends nothing
+    with host._waits.lock:  # like a stopped process: connected, but sends nothing
         while not down and time.monotonic() < silent_since + 600:
             time.sleep(0.05)
     assert down, "not detected"

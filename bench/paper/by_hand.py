@@ -1,0 +1,148 @@
+"""Part `auto`: `method = "auto"` against a table of fixed settings, on every dataset and regime.
+
+The best fixed setting of a table is found only after every one of them was run; `auto` has one run.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import celu
+from bench.curves import Run
+from bench.paper.drawing import BLUE, VERMILLION, Dot, DotRow, Drawing, draw_dots, new_figure
+from bench.paper.runs import gather
+from bench.paper.study import Baseline, Study, ratio, rounds_to, seconds_to, tune
+from bench.paper.training import Train
+from bench.report import BenchResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TASKS = ("criteo", "avazu", "flights", "clicks")
+REGIMES = ("paper", "strong")
+AUTO = celu.Method(auto=True)
+Settings = dict[str, tuple[celu.Method, dict[str, Any]]]  # by name: the method, other settings
+_PAIRS = ((1, 1), (3, 1), (5, 1), (1, 5), (3, 3), (5, 5))
+
+
+def _settings() -> Settings:
+    settings: Settings = {}
+    wanted = [(1, 1, 1, "4bit"), (2, 1, 1, "4bit"), (4, 1, 1, "4bit")]
+    wanted += [(6, *pair, codec) for codec in ("4bit", "2bit") for pair in _PAIRS]
+    for depth, guest, host, codec in wanted:
+        method = celu.Method(
+            W=5, R={"guest": guest, "host": host}, depth=depth, weighting="compensated"
+        )
+        settings[f"R={guest}/{host}, depth {depth}, {codec}"] = (method, {"codec": codec})
+    cosine = celu.Method(W=5, R=5, depth=4, weighting="cosine")
+    return settings | {"R=5/5, cosine, depth 4, 4bit": (cosine, {"codec": "4bit"})}
+
+
+SETTINGS = _settings()
+_BRIEF = ("R=1/1, depth 1, 4bit", "R=5/5, cosine, depth 4, 4bit")
+Cell = tuple[str, str]  # task and regime
+
+
+def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
+    """Run every setting until it reaches vanilla's target, and `auto` for as long as vanilla.
+
+    A brief study has one task and two settings.
+    """
+    brief = study.profile.brief
+    tasks = TASKS[:1] if brief else TASKS
+    settings = {name: SETTINGS[name] for name in _BRIEF} if brief else SETTINGS
+    result = BenchResult("paper auto", list(study.seeds), profile=study.profile.name)
+    cells = [(task, regime) for task in tasks for regime in REGIMES]
+    tuned = gather(partial(tune, study, *cell) for cell in cells)
+    baselines = dict(zip(cells, tuned, strict=True))
+    specs: dict[tuple[Cell, str], Train] = {}
+    for cell, baseline in baselines.items():
+        for name, (method, more) in settings.items():
+            specs[cell, name] = baseline.with_method(method, **more)
+        # Without a target: its last AUC is compared with vanilla's.
+        specs[cell, "auto"] = Train(*cell, baseline.vanilla.lr, AUTO)
+    done = study.train(specs.values())
+    shares: dict[Cell, float | None] = {}
+    for cell, baseline in baselines.items():
+        runs = {name: done[specs[cell, name]] for name in (*settings, "auto")}
+        shares[cell] = _report(result, cell, baseline, runs)
+        result.notes.append(f"{cell[0].title()}: {baseline.description}")
+    known = [share for share in shares.values() if share is not None]
+    result.figures["auto_over_best_by_hand"] = min(known) if len(known) == len(shares) else None
+    result.figures["auto_auc_less_vanilla_worst"] = max(
+        value
+        for name, value in result.figures.items()
+        if name.startswith("auto_auc_less_vanilla_") and value is not None
+    )
+    return result, [Drawing("seconds", lambda: _draw(baselines, done, specs))]
+
+
+def _report(
+    result: BenchResult, cell: Cell, baseline: Baseline, runs: dict[str, list[Run]]
+) -> float | None:
+    """Add the rows and the figures of a cell; return the best setting's seconds over auto's."""
+    vanilla = seconds_to(baseline.runs, baseline.target).mean
+    for name, found in {"vanilla": baseline.runs, **runs}.items():
+        seconds = seconds_to(found, baseline.target)
+        result.rows.append(
+            {
+                "data": cell[0],
+                "optimizer": f"{cell[1]}, lr {baseline.vanilla.lr:g}",
+                "setting": name,
+                "rounds": rounds_to(found, baseline.target).mean,
+                "seconds": seconds.mean,
+                "speed-up": ratio(vanilla, seconds.mean),
+                "seconds by seed": [None if s is None else round(s, 2) for s in seconds.by_seed],
+                "last AUC": mean(run.curve[-1][2] for run in found),
+            }
+        )
+    by_setting = {
+        name: seconds_to(of_setting, baseline.target).mean
+        for name, of_setting in runs.items()
+        if name != "auto"
+    }
+    reached = {name: seconds for name, seconds in by_setting.items() if seconds is not None}
+    auto = seconds_to(runs["auto"], baseline.target).mean
+    where = "_".join(cell)
+    share = ratio(min(reached.values()), auto) if reached else None
+    result.figures[f"auto_over_best_by_hand_{where}"] = share
+    result.figures[f"auto_auc_less_vanilla_{where}"] = mean(
+        theirs.curve[-1][2] - ours.curve[-1][2]
+        for theirs, ours in zip(baseline.runs, runs["auto"], strict=True)
+    )
+    if reached:
+        best = min(reached, key=reached.__getitem__)
+        result.notes.append(f"{cell[0].title()}, {cell[1]} regime: the best setting is {best}.")
+    choices = "; ".join(runs["auto"][0].choices)
+    result.notes.append(f"auto there, with the first seed: {choices}.")
+    return share
+
+
+def _draw(
+    baselines: dict[Cell, Baseline],
+    done: dict[Train, list[Run]],
+    specs: dict[tuple[Cell, str], Train],
+) -> Figure:
+    """Speed-up over vanilla: each setting and auto, one group a cell."""
+    figure, ((axes,),) = new_figure(1, 1, 7.5, 9.0)
+    rows = []
+    for cell, baseline in baselines.items():
+        vanilla = seconds_to(baseline.runs, baseline.target).mean
+        dots = []
+        for name in (name for of, name in specs if of == cell):
+            seconds = seconds_to(done[specs[cell, name]], baseline.target)
+            own = name == "auto"
+            colour, marker = (VERMILLION, "s") if own else (BLUE, "o")
+            if seconds.mean is not None or own:
+                text = seconds.describe("s") if own else ""
+                dots.append(
+                    Dot(ratio(vanilla, seconds.mean), None, colour, marker=marker, text=text)
+                )
+        rows.append(DotRow(", ".join(cell), dots))
+    draw_dots(axes, rows)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}x")
+    axes.set_xlabel("speed-up in seconds to vanilla's AUC: fixed settings (circles), auto (square)")
+    return figure

@@ -1,0 +1,1 @@
+"""The pinned packages: their hashes (`lock`) and their known vulnerabilities (`audit`)."""

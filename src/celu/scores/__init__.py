@@ -1,0 +1,1 @@
+"""Scores of a model in a file, and how good they are: metrics, intervals, comparisons, a page."""

@@ -1,0 +1,242 @@
+"""Rows to evaluate: scores and labels joined by id from files, or passed as arrays.
+
+Every row that has no partner is counted. Errors name files, columns and counts, never an id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from celu.config.schema import Source
+from celu.errors import ConfigError, DataError
+from celu.prepare.parsing import Kind
+from celu.prepare.raw_file import RawFile
+from celu.scores.file import Scores, read_scores
+from celu.scores.layout import check_num_rows
+from celu.scores.result import RowCounts
+from celu.scores.values import Labels, Output, check_labels, check_scores
+
+_MISSING = "(missing)"
+_Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class SliceColumn:
+    """A column to slice by: a code for each row, and the text of each code."""
+
+    codes: npt.NDArray[np.int64]
+    values: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Labelled rows with the scores of one model, or of two."""
+
+    output: Output
+    scores: npt.NDArray[Any]
+    labels: Labels
+    counts: RowCounts
+    model: str = "model"
+    against: npt.NDArray[Any] | None = None
+    against_model: str | None = None
+    fallback: _Mask | None = None
+    by: Mapping[str, SliceColumn] = field(default_factory=dict)
+
+
+def rows_from_files(
+    scores: Path,
+    labels: Path,
+    *,
+    by: Sequence[str] = (),
+    against: Path | None = None,
+    id_column: str = "id",
+    label_column: str = "label",
+) -> Rows:
+    """Read and join files by id; raises ConfigError or DataError."""
+    used = [id_column, label_column, *by]
+    if len(set(used)) != len(used):
+        raise ConfigError(
+            f"--by: expected columns other than the id and the label, each once, got "
+            f"{', '.join(by) or 'none'} with the id {id_column!r} and the label {label_column!r}"
+        )
+    scored = read_scores(scores)
+    other = None if against is None else read_scores(against)
+    if other is not None:
+        _check_same_output(scored, other)
+    ids, values, slices = _read_labels(labels, id_column, label_column, by)
+    at = _positions(scored.ids, ids)  # of each score's label, -1 if there is none
+    is_labelled = at >= 0
+    is_labelled[is_labelled] = ~np.isnan(values[at[is_labelled]])
+    is_used, other_at = is_labelled, None
+    num_labelled, num_scored, not_in_both = (
+        int((~np.isnan(values)).sum()),
+        int(is_labelled.sum()),
+        0,
+    )
+    if other is not None:
+        other_at = _positions(scored.ids, other.ids)
+        is_used = is_labelled & (other_at >= 0)
+        other_labels = _positions(other.ids, ids)
+        other_labelled = other_labels[other_labels >= 0]
+        num_other = int((~np.isnan(values[other_labelled])).sum())
+        num_scored += num_other - int(is_used.sum())  # by one of the two, or by both
+        not_in_both = num_scored - int(is_used.sum())
+    counts = RowCounts(
+        evaluated=int(is_used.sum()),
+        without_label=int((~is_labelled).sum()),
+        without_score=num_labelled - num_scored,
+        not_in_both=not_in_both,
+    )
+    if not counts.evaluated:
+        raise DataError(
+            f"{scores}: expected rows with a label in {labels}, got none of {len(scored):,}; "
+            "check the id column (--id) and that both files are of the same rows"
+        )
+    at = at[is_used]
+    classes = scored.scores.shape[1] if scored.scores.ndim > 1 else None
+    used_labels = values[at]
+    check_labels(f"{labels}: column {label_column!r}", scored.output, used_labels, classes)
+    return Rows(
+        scored.output,
+        scored.scores[is_used],
+        used_labels,
+        counts,
+        scored.model,
+        None if other is None or other_at is None else other.scores[other_at[is_used]],
+        None if other is None else other.model,
+        scored.fallback[is_used],
+        {name: SliceColumn(column.codes[at], column.values) for name, column in slices.items()},
+    )
+
+
+def _check_same_output(scored: Scores, other: Scores) -> None:
+    ours, theirs = scored.scores.shape[1:], other.scores.shape[1:]
+    if (scored.output, ours) != (other.output, theirs):
+        raise DataError(
+            f"{other.path}: expected the output of {scored.path}, {scored.output} {list(ours)}, "
+            f"got {other.output} {list(theirs)}; compare models of the same task"
+        )
+
+
+def _read_labels(
+    path: Path, id_column: str, label_column: str, by: Sequence[str]
+) -> tuple[Any, Labels, dict[str, SliceColumn]]:
+    """The ids, the labels (NaN if missing) and the columns to slice by."""
+    kinds: dict[str, Kind] = {id_column: "text", label_column: "label"}
+    kinds |= dict.fromkeys(by, "category")
+    parts: dict[str, list[Any]] = {name: [] for name in kinds}
+    num_rows = 0
+    for block in RawFile(path, Source()).blocks(kinds):
+        num_rows += block.num_rows
+        check_num_rows(path, num_rows)
+        for name, arrays in parts.items():
+            arrays.append(block.columns[name])
+    ids = pa.chunked_array([part.cast(pa.large_string()) for part in parts[id_column]])
+    ids = ids.combine_chunks()
+    repeated = len(ids) - len(ids.unique())
+    for problem, count in (("rows without one", ids.null_count), ("repeated ids", repeated)):
+        if count:
+            raise DataError(
+                f"{path}: column {id_column!r}: expected each id once, got {count:,} {problem}; "
+                "correct the file or choose the column with --id"
+            )
+    given = pa.chunked_array(parts[label_column])
+    labels = given.to_numpy().astype(np.float64)  # null becomes NaN
+    not_finite = int((~np.isfinite(labels)).sum()) - given.null_count
+    if not_finite:
+        raise DataError(
+            f"{path}: column {label_column!r}: expected finite labels, or nothing where there is "
+            f"none, got NaN or Inf in {not_finite:,} rows; correct the file"
+        )
+    return ids, labels, {name: _slice_column(parts[name]) for name in by}
+
+
+def _slice_column(parts: list[Any]) -> SliceColumn:
+    column = pa.chunked_array(parts).unify_dictionaries().combine_chunks()
+    values = column.dictionary.to_pylist()
+    codes = column.indices.cast(pa.int64()).fill_null(len(values)).to_numpy()
+    return SliceColumn(codes, [*values, _MISSING])
+
+
+def _positions(ids: Any, among: Any) -> npt.NDArray[np.int64]:
+    """Where each id is among others; -1 if it is not."""
+    found: npt.NDArray[np.int64] = (
+        pc.index_in(ids, value_set=among).cast(pa.int64()).fill_null(-1).to_numpy()
+    )
+    return found
+
+
+def rows_from_arrays(
+    output: Output | None,
+    scores: Any,
+    labels: Any,
+    *,
+    by: Mapping[str, Any],
+    against: Any,
+    fallback: Any,
+) -> Rows:
+    """Check arrays with one value, or K probabilities, for each row; raises DataError."""
+    if output not in ("binary", "multiclass", "regression"):
+        raise ConfigError(
+            f"output: expected 'binary', 'multiclass' or 'regression' for arrays, got {output!r}"
+        )
+    values = _numbers("labels", labels).astype(np.float64)
+    num_rows = len(values) if values.ndim == 1 else -1
+    scored = _scores("scores", output, scores, num_rows)
+    classes = scored.shape[1] if scored.ndim > 1 else None
+    check_labels("labels", output, values, classes)
+    other = None
+    if against is not None:
+        other = _scores("against", output, against, num_rows)
+        if other.shape != scored.shape:
+            raise DataError(f"against: expected shape {scored.shape}, got {other.shape}")
+    columns = {}
+    for name, column in by.items():
+        texts, codes = np.unique(np.asarray(column).astype(str), return_inverse=True)
+        columns[name] = SliceColumn(codes, texts.tolist())
+        _check_rows(f"by[{name!r}]", codes, num_rows)
+    flags = None if fallback is None else _numbers("fallback", fallback).astype(np.bool_)
+    if flags is not None:
+        _check_rows("fallback", flags, num_rows)
+    other_name = None if other is None else "against"
+    return Rows(
+        output, scored, values, RowCounts(num_rows), "model", other, other_name, flags, columns
+    )
+
+
+def _scores(name: str, output: Output, scores: Any, num_rows: int) -> npt.NDArray[Any]:
+    array = _numbers(name, scores)
+    if array.dtype not in (np.float32, np.float64):
+        array = array.astype(np.float64)
+    expected = 2 if output == "multiclass" else 1
+    if array.ndim != expected or len(array) != num_rows or not num_rows or array.shape[-1] < 1:
+        shape = "[N, K] with labels [N]" if expected == 2 else "[N] with labels [N]"
+        raise DataError(f"{name}: expected shape {shape}, N > 0, got {array.shape}")
+    check_scores(name, output, array)
+    return array
+
+
+def _numbers(name: str, values: Any) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a GPU, or with a gradient
+        raise DataError(
+            f"{name}: expected an array of numbers, got a {type(values).__name__} that NumPy "
+            f"cannot read ({error}); pass tensors as tensor.detach().cpu()"
+        ) from error
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{name}: expected an array of numbers, got {array.dtype}")
+    return array
+
+
+def _check_rows(name: str, array: npt.NDArray[Any], num_rows: int) -> None:
+    if array.shape != (num_rows,):
+        raise DataError(f"{name}: expected {num_rows} values, got shape {array.shape}")

@@ -1,0 +1,183 @@
+"""The guest asks a host for the Z of single rows, when a request needs them.
+
+Errors of a host never reach a client: rows without Z get the fallback.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from celu.errors import AskExpired, AskRefused, CeluError, ProtocolError
+from celu.serving.answering import MAX_ASK_ROWS
+from celu.serving.ask_rows import NUMBERS_PER_ROW, numbers_from_tags
+from celu.serving.cache import ZCache
+from celu.serving.host_link import GuestParts, HostLink, OnEnd, Result, RowKeys, ZRows
+from celu.serving.row_index import NO_ROW, Numbers
+from celu.transport.ask import Refusal
+from celu.transport.asker import Asker, Call
+from celu.transport.message import Message, TensorSpec
+from celu.transport.stream import StreamLink
+from celu.transport.wire import check_finite
+
+# A refusal for these reasons may be due to single rows of an ask: each is asked for once more.
+_BY_ROW = (Refusal.UNKNOWN_ROW, Refusal.LIMIT)
+_MAX_SINGLE_ROWS = 64  # of a refused ask
+
+
+def _none(rows: int) -> ZRows:
+    return ZRows(np.zeros(rows, np.bool_), None)
+
+
+class HostAsks(HostLink):
+    """The Z of one host, asked for from many threads and cached."""
+
+    def __init__(
+        self,
+        name: str,
+        parts: GuestParts,
+        widths: Callable[[], Mapping[str, int]],
+        cache: ZCache,
+    ) -> None:
+        super().__init__(name, parts, widths)
+        self._cache = cache
+        self._by_tags = parts.serving.asks == "tags"
+        self._asker: Asker | None = None
+        self._width_of_slot: dict[int, int] = {}
+
+    def _begin(self, link: StreamLink, on_end: OnEnd) -> None:
+        self._width_of_slot = {}
+        self._asker = Asker(
+            link,
+            TensorSpec(self._max_bytes(MAX_ASK_ROWS), 1, torch.uint8),
+            max_rows=MAX_ASK_ROWS,
+            numbers_per_row=NUMBERS_PER_ROW[self._parts.serving.asks],
+            decode=self._decode,
+            on_announce=self._on_announce,
+            on_end=on_end,
+        )
+
+    def has_z(self, model: str) -> bool:
+        """See `HostLink`."""
+        return self.is_up and self._slot(model) is not None
+
+    def start(self, model: str, keys: RowKeys, deadline_at: float) -> Result:
+        """See `HostLink`."""
+        is_known = np.ones(len(keys), np.bool_) if self._by_tags else keys.numbers != NO_ROW
+        width = self._widths().get(model)
+        if width is None or not is_known.any():
+            return lambda: _none(len(keys))
+        known = keys if is_known.all() else keys.select(is_known)
+        if self._cache.is_off:
+            asked = self._ask(model, width, known, deadline_at)
+        else:
+            asked = self._ask_unless_cached(model, width, known, deadline_at)
+
+        def result() -> ZRows:
+            found = asked()
+            has_z = is_known.copy()
+            has_z[is_known] = found.has_z
+            return ZRows(has_z, found.z_ND)
+
+        return result
+
+    def _ask_unless_cached(
+        self, model: str, width: int, keys: RowKeys, deadline_at: float
+    ) -> Result:
+        cached = self._cached(model, keys)
+        is_new = np.array([z_D is None for z_D in cached], np.bool_)
+        new = keys.select(is_new)
+        asked = self._ask(model, width, new, deadline_at) if len(new) else None
+
+        def result() -> ZRows:
+            found = _none(len(new)) if asked is None else asked()
+            if found.z_ND is not None:
+                self._store(model, new.select(found.has_z), found.z_ND)
+            has_z = ~is_new
+            has_z[is_new] = found.has_z
+            rows = iter(()) if found.z_ND is None else iter(found.z_ND)
+            z = [
+                next(rows) if z_D is None else torch.from_numpy(z_D)
+                for z_D, has in zip(cached, has_z.tolist(), strict=True)
+                if has
+            ]
+            return ZRows(has_z, torch.stack(z) if z else None)
+
+        return result
+
+    def _ask(self, model: str, width: int, keys: RowKeys, deadline_at: float) -> Result:
+        """Ask for rows that are not cached."""
+        asker, slot = self._asker, self._slot(model)
+        if asker is None or slot is None or not self.is_up:
+            return lambda: _none(len(keys))
+        self._width_of_slot[slot] = width
+        numbers = numbers_from_tags(keys.tags) if self._by_tags else keys.numbers
+        call = self._start(asker, slot, numbers, deadline_at)
+
+        def result() -> ZRows:
+            z_ND, is_by_row = self._wait(asker, call)
+            if z_ND is not None:
+                return ZRows(np.ones(len(keys), np.bool_), z_ND)
+            if not is_by_row or not 1 < len(keys) <= _MAX_SINGLE_ROWS:
+                return _none(len(keys))
+            singles = np.split(numbers, len(keys))
+            calls = [self._start(asker, slot, one, deadline_at) for one in singles]
+            z = [self._wait(asker, call)[0] for call in calls]
+            present = [z_1D for z_1D in z if z_1D is not None]
+            has_z = np.array([z_1D is not None for z_1D in z], np.bool_)
+            return ZRows(has_z, torch.cat(present) if present else None)
+
+        return result
+
+    def _start(self, asker: Asker, slot: int, numbers: Numbers, deadline_at: float) -> Call | None:
+        left_s = deadline_at - time.monotonic()
+        if left_s <= 0:
+            return None
+        self.counts["asks"] += 1
+        try:
+            return asker.start(slot, numbers, left_s)
+        except CeluError:
+            self.counts["failed"] += 1
+            return None
+
+    def _wait(self, asker: Asker, call: Call | None) -> tuple[Tensor | None, bool]:
+        """Z of an ask, or None and whether single rows of it may be at fault."""
+        if call is None:
+            return None, False
+        try:
+            return asker.wait(call), False
+        except AskExpired:
+            self.counts["expired"] += 1
+        except AskRefused as error:
+            self.counts["refused"] += 1
+            return None, error.reason in _BY_ROW
+        except CeluError:
+            self.counts["failed"] += 1
+        return None, False
+
+    def _decode(self, message: Message, rows: int) -> Tensor:
+        """See `Asker`: an answer has the contract's codec and the width of its slot's model."""
+        assert message.tensor is not None  # checked with the header
+        width = self._width_of_slot.get(message.part)
+        if width is None:
+            raise ProtocolError(f"{message.described}: expected a slot that was asked for")
+        z_BD = self._codec.decode(message.tensor.reshape(-1), rows, width)
+        check_finite(z_BD, f"Z of {self.name}", message.round)
+        return z_BD
+
+    def _cached(self, model: str, keys: RowKeys) -> list[npt.NDArray[np.float32] | None]:
+        return [self._cache.get((model, self.name, key)) for key in self._cache_keys(keys)]
+
+    def _store(self, model: str, keys: RowKeys, z_BD: Tensor) -> None:
+        for key, z_D in zip(self._cache_keys(keys), z_BD.numpy(), strict=True):
+            self._cache.put((model, self.name, key), z_D)
+
+    def _cache_keys(self, keys: RowKeys) -> list[bytes]:
+        if self._by_tags:
+            return [bytes(tag) for tag in keys.tags]
+        return [int(number).to_bytes(8, "little") for number in keys.numbers]

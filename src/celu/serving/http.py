@@ -1,0 +1,227 @@
+"""The HTTP routes of a serving guest: the Open Inference Protocol, health and metrics.
+
+A plain ASGI application: requests are few kinds, and each millisecond counts. Every answer is JSON
+in the form of the protocol, also that of an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celu.config.serve import ServeSettings
+from celu.errors import CeluError, DataError, RequestError
+from celu.http_limits import AllowedHosts
+from celu.serving.batching import Batcher, Job, Outcome
+from celu.serving.inference_protocol import (
+    PLATFORM,
+    Answer,
+    InferRequest,
+    metadata,
+    parse_request,
+    render_answer,
+    render_error,
+)
+from celu.serving.model_shelf import ServedModel
+from celu.serving.predicting import num_classes
+from celu.serving.serve_metrics import CONTENT_TYPE, ServeMetrics
+from celu.version import __version__
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+_JSON = "application/json"
+_OPEN = {"/v2/health/live", "/v2/health/ready"}  # for probes, which have no token
+
+
+@dataclass(frozen=True)
+class Health:
+    """The state of the server: `is_ready` to answer, and `is_complete` with all hosts."""
+
+    current: Callable[[], ServedModel | None]
+    is_ready: Callable[[], bool]
+    is_complete: Callable[[], bool]
+
+
+class HttpApp:
+    """The ASGI application. Without a token or client certificates, only this machine is served:
+    then requests of web pages are refused, by their Host and Origin.
+    """
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        token: bytes | None,
+        batcher: Batcher,
+        health: Health,
+        metrics: ServeMetrics,
+    ) -> None:
+        self._settings = settings
+        self._token = token
+        self._batcher = batcher
+        self._health = health
+        self._metrics = metrics
+        self._hosts = None if token or settings.ca or settings.is_exposed else AllowedHosts()
+        self._in_progress = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Called by the server for each request."""
+        if scope["type"] != "http":
+            return
+        started = time.monotonic()
+        is_infer = scope["path"].endswith("/infer")
+        missing = None
+        content_type = _JSON
+        try:
+            self._check_client(scope)
+            if is_infer:
+                status, body, missing = 200, *await self._infer(scope, receive)
+            else:
+                status, body, content_type = self._get(scope)
+        except RequestError as error:
+            status, body = error.status, render_error(str(error))
+        except (DataError, UnicodeError) as error:
+            status, body = 400, render_error(str(error))
+        except CeluError as error:
+            status, body = 500, render_error(str(error))
+        if is_infer:
+            self._metrics.count(status, time.monotonic() - started, missing)
+        headers = [
+            (b"content-type", content_type.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"cache-control", b"no-store"),
+            (b"x-content-type-options", b"nosniff"),
+        ]
+        if status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if status >= 400 and is_infer:
+            headers.append((b"connection", b"close"))  # its body may not have been read
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _check_client(self, scope: Scope) -> None:
+        headers = dict(scope["headers"])
+        if self._hosts is not None:
+            host = headers.get(b"host", b"").decode("latin-1")
+            if not self._hosts.allows(host) or b"origin" in headers:
+                raise RequestError(
+                    "requests of web pages are refused; set serve.token_file", status=403
+                )
+        if self._token is not None and scope["path"] not in _OPEN:
+            given = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, b"Bearer " + self._token):
+                raise RequestError("expected the header Authorization: Bearer TOKEN", status=401)
+
+    def _get(self, scope: Scope) -> tuple[int, bytes, str]:
+        """The answer to a request without a body: status, content and type."""
+        path = scope["path"].rstrip("/")
+        health = self._health
+        if scope["method"] not in ("GET", "HEAD"):
+            raise RequestError("expected GET", status=405)
+        if path == "/v2/health/live":
+            return 200, json.dumps({"live": True}).encode(), _JSON
+        if path == "/v2/health/ready":
+            ready = health.is_ready()
+            return 200 if ready else 503, json.dumps({"ready": ready}).encode(), _JSON
+        if path == "/v2":
+            content = {"name": PLATFORM, "version": __version__, "extensions": []}
+            return 200, json.dumps(content).encode(), _JSON
+        if path == "/metrics":
+            return 200, self._metrics.text().encode(), CONTENT_TYPE
+        return self._get_model(path)
+
+    def _get_model(self, path: str) -> tuple[int, bytes, str]:
+        served, rest = self._find_model(path)
+        if rest == ["ready"]:
+            ready = self._health.is_complete()
+            content: dict[str, Any] = {"name": self._settings.name, "ready": ready}
+            return 200 if ready else 503, json.dumps(content).encode(), _JSON
+        if rest:
+            raise RequestError("no such path", status=404)
+        columns = {} if served.encoder is None else served.encoder.columns
+        content = metadata(self._settings.name, served.name, columns, num_classes(served.model))
+        return 200, json.dumps(content).encode(), _JSON
+
+    def _find_model(self, path: str) -> tuple[ServedModel, list[str]]:
+        """The model of /v2/models/NAME[/versions/VERSION], and the rest of the path."""
+        parts = path.strip("/").split("/")
+        if parts[:2] != ["v2", "models"] or len(parts) < 3:
+            raise RequestError("no such path", status=404)
+        if parts[2] != self._settings.name:
+            raise RequestError(
+                f"no such model; this server has {self._settings.name!r}", status=404
+            )
+        served = self._health.current()
+        if served is None:
+            raise RequestError("no model is loaded yet; retry later", status=503)
+        rest = parts[3:]
+        if rest[:1] == ["versions"]:
+            if rest[1:2] != [served.name]:
+                raise RequestError(f"no such version; version {served.name} is served", status=404)
+            rest = rest[2:]
+        return served, rest
+
+    async def _infer(self, scope: Scope, receive: Receive) -> tuple[bytes, list[list[str]]]:
+        served, rest = self._find_model(scope["path"])
+        if rest != ["infer"]:
+            raise RequestError("no such path", status=404)
+        if scope["method"] != "POST":
+            raise RequestError("expected POST", status=405)
+        if self._in_progress >= self._settings.max_requests:
+            raise RequestError(
+                f"more than {self._settings.max_requests} requests at once; retry later", status=429
+            )
+        self._in_progress += 1
+        try:
+            body = await self._read(scope, receive)
+            request = parse_request(body, self._settings.max_rows)
+            answer = await self._submit(request)
+        finally:
+            self._in_progress -= 1
+        is_versioned = "/versions/" in scope["path"]
+        if is_versioned and answer.model != served.name:
+            raise RequestError(f"no such version; version {answer.model} is served", status=404)
+        return render_answer(self._settings.name, request, answer), answer.missing
+
+    async def _submit(self, request: InferRequest) -> Answer:
+        """Pass a request to the threads that answer; raises the error of its outcome."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Outcome] = loop.create_future()
+
+        def resolve(outcome: Outcome) -> None:
+            if not future.done():  # else the client has gone
+                future.set_result(outcome)
+
+        deadline_at = time.monotonic() + self._settings.deadline_ms / 1000
+        job = Job(request, deadline_at, lambda out: loop.call_soon_threadsafe(resolve, out))
+        outcome = self._batcher.run_here(job) if self._in_progress == 1 else None
+        if outcome is None:
+            self._batcher.submit(job)
+            outcome = await future
+        if isinstance(outcome, Answer):
+            return outcome
+        raise outcome if isinstance(outcome, CeluError) else CeluError("unexpected error")
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        """The body of a request; raises RequestError (413) if it is too large."""
+        max_bytes = self._settings.max_body_mb * 2**20
+        too_large = RequestError(f"expected a body of at most {max_bytes} bytes", status=413)
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > max_bytes:
+            raise too_large
+        chunks, num_bytes = [], 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise RequestError("the client closed the connection")
+            chunks.append(message.get("body", b""))
+            num_bytes += len(chunks[-1])
+            if num_bytes > max_bytes:
+                raise too_large
+            if not message.get("more_body", False):
+                return b"".join(chunks)

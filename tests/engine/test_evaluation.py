@@ -1,0 +1,114 @@
+"""A metric that is NaN ends the run or is reported as such; it never counts as the best."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import celu
+from celu.engine.auto import AutoPlan
+from celu.engine.evaluation import Evaluator
+from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.outcome import Outcome, Timings
+from celu.engine.schedule import Schedule
+from celu.errors import CheckpointError, NonFiniteError
+from celu.models.losses import LOSSES
+from federation import federation
+
+
+def nan_while_scoring(self: GuestTrainer, *arguments: Any) -> Any:
+    scores = SCORE(self, *arguments)
+    return scores._replace(output=scores.output * math.nan, losses_B=scores.losses_B * math.nan)
+
+
+SCORE = GuestTrainer.score
+
+
+@pytest.mark.parametrize(
+    ("loss", "metric"),
+    [("binary", "loss"), ("binary", "auc"), ("regression", "rmse"), ("multiclass", "accuracy")],
+)
+@pytest.mark.parametrize("method", [{"R": 1}, "auto"], ids=["fixed", "auto"])
+def test_nan_in_an_evaluation_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, loss: str, metric: Any, method: Any
+) -> None:
+    monkeypatch.setattr(GuestTrainer, "score", nan_while_scoring)
+    fed = federation(loss=loss, evaluation=celu.Evaluation(every=5, metric=metric), method=method)
+    events: list[celu.Event] = []
+    with pytest.raises(NonFiniteError, match="evaluation after round 4 is NaN or Inf") as caught:
+        celu.simulate(fed.job, fed.guest, fed.hosts, callbacks=[events.append])
+    assert caught.value.exit_code == 10
+    assert "evaluation" not in {event.event for event in events}
+
+
+def rmse_is_nan(output: Tensor, labels: Tensor) -> dict[str, float]:
+    return {"rmse": math.nan}
+
+
+def test_a_metric_that_alone_is_nan_ends_the_run() -> None:
+    fed = federation(loss="regression", evaluation=celu.Evaluation(every=5, metric="rmse"))
+    own = celu.Loss(LOSSES["regression"].per_instance, rmse_is_nan, ("rmse",))
+    guest = celu.Guest(
+        top=fed.guest.top,
+        bottom=fed.guest.bottom,
+        loss=own,
+        train=fed.guest.train,
+        test=fed.guest.test,
+    )
+    with pytest.raises(NonFiniteError, match="the rmse of the evaluation"):
+        celu.simulate(fed.job, guest, fed.hosts)
+
+
+def test_rows_of_one_class_have_no_auc_and_the_run_continues() -> None:
+    fed = federation(evaluation=celu.Evaluation(every=5, metric="auc", target=0.1))
+    assert fed.guest.test.labels is not None
+    one_class = celu.Dataset(
+        fed.guest.test.inputs, torch.ones_like(fed.guest.test.labels), fed.guest.test.sizes
+    )
+    guest = celu.Guest(
+        top=fed.guest.top,
+        bottom=fed.guest.bottom,
+        loss="binary",
+        train=fed.guest.train,
+        test=one_class,
+    )
+    result = celu.simulate(fed.job, guest, fed.hosts)
+    assert result.rounds == 14 and math.isnan(result.metrics["auc"])
+
+
+@pytest.mark.parametrize("metric", ["loss", "rmse", "accuracy"])
+def test_nan_is_not_the_best_objective(metric: Any) -> None:
+    evaluator = Evaluator(LOSSES["binary"], celu.Evaluation(metric=metric))
+    assert not evaluator.objective({"loss": math.nan, metric: math.nan}) >= -1e9
+
+
+def test_the_objective_is_higher_for_better_models() -> None:
+    metrics = {"loss": 0.5, "auc": 0.8}
+    by_loss, by_auc, by_rmse = (
+        Evaluator(LOSSES["binary"], celu.Evaluation(metric=metric)).objective(metrics)
+        for metric in ("loss", "auc", "rmse")
+    )
+    assert (by_loss, by_auc) == (-0.5, 0.8)
+    assert by_rmse == -0.5  # the loss, where the guest's loss does not report the metric
+
+
+@pytest.mark.parametrize("field", ["losses", "scores"])
+@pytest.mark.parametrize("where", ["outcome", "segment in progress"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_checkpoint_with_nan_or_inf_as_a_score_or_loss_is_refused(
+    field: str, where: str, value: float
+) -> None:
+    job = federation(rounds=20, method="auto").job
+    schedule = Schedule(20, rounds_per_epoch=6, evaluate_every=50, test_rows=32, part_rows=32)
+    timings = Timings(4, 1.0, 0.0, 0.0, 0, 1.0, 100)
+    plan = AutoPlan(job, schedule)
+    plan.next(Outcome(plan.first().segment, timings, (timings,)))
+    state = plan.state_dict(4)
+    AutoPlan(job, schedule).load_state_dict(state, 0)
+    (state["outcomes"][0] if where == "outcome" else state)[field] = [value]
+    with pytest.raises(CheckpointError, match="no valid outcomes"):
+        AutoPlan(job, schedule).load_state_dict(state, 0)

@@ -1,0 +1,129 @@
+"""The metrics equal scikit-learn's, with and without weights, over any number of chunks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+
+from celu.models.losses import auc
+from celu.scores import metrics, ranking
+from celu.scores.metrics import METRICS, TITLES, make_measure
+from scores.samples import Array, binary, multiclass, regression
+
+
+@pytest.fixture(params=[1 << 16, 50], ids=["one chunk", "many chunks"])
+def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ranking, metrics):
+        monkeypatch.setattr(module, "CHUNK_CELLS", request.param)
+
+
+def ones(labels: Array) -> Array:
+    return np.ones((len(labels), 1), np.uint8)
+
+
+def random_weights(labels: Array) -> Array:
+    return np.random.default_rng(5).poisson(1, (len(labels), 3)).astype(np.uint8)
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("digits", [1, 2, 7])
+def test_binary_metrics_equal_scikit_learns(digits: int) -> None:
+    scores, labels = binary(digits=digits)
+    for weights in (ones(labels), random_weights(labels)):
+        found = make_measure("binary", scores, labels).measure(weights)
+        assert list(found) == list(METRICS["binary"])
+        for column, weight in enumerate(weights.T):
+            expected = {
+                "auc": sk.roc_auc_score(labels, scores, sample_weight=weight),
+                "pr_auc": sk.average_precision_score(labels, scores, sample_weight=weight),
+                "log_loss": sk.log_loss(labels, scores, sample_weight=weight),
+                "accuracy": sk.accuracy_score(labels, scores >= 0.5, sample_weight=weight),
+                "brier": sk.brier_score_loss(labels, scores, sample_weight=weight),
+            }
+            for name, value in expected.items():
+                assert found[name][column] == pytest.approx(value, rel=1e-6), name
+            false, true, _ = sk.roc_curve(labels, scores, sample_weight=weight)
+            assert found["ks"][column] == pytest.approx(np.abs(true - false).max(), rel=1e-12)
+
+
+@pytest.mark.parametrize("digits", [1, 3, 7])
+def test_auc_is_the_auc_that_training_reports(digits: int) -> None:
+    scores, labels = binary(digits=digits)
+    found = make_measure("binary", scores, labels).measure(ones(labels))["auc"][0]
+    trained = auc(torch.from_numpy(scores), torch.from_numpy(labels))
+    assert found == pytest.approx(trained, rel=1e-14)
+
+
+@pytest.mark.usefixtures("chunks")
+def test_weighted_metrics_are_those_of_repeated_rows() -> None:
+    scores, labels = binary(400)
+    weights = random_weights(labels)
+    weighted = make_measure("binary", scores, labels).measure(weights)
+    for column, weight in enumerate(weights.T):
+        rows = np.repeat(np.arange(len(labels)), weight)
+        repeated = make_measure("binary", scores[rows], labels[rows]).measure(ones(rows))
+        for name, value in repeated.items():
+            assert weighted[name][column] == pytest.approx(value[0], rel=1e-12), name
+
+
+@pytest.mark.usefixtures("chunks")
+def test_multiclass_metrics_equal_scikit_learns() -> None:
+    scores, labels = multiclass()
+    found = make_measure("multiclass", scores, labels).measure(ones(labels))
+    normal = scores / scores.sum(axis=1, keepdims=True, dtype=np.float64)
+    expected = {
+        "accuracy": sk.accuracy_score(labels, scores.argmax(axis=1)),
+        "log_loss": sk.log_loss(labels, normal),
+        "macro_auc": sk.roc_auc_score(labels, normal, multi_class="ovr", average="macro"),
+    }
+    assert list(found) == list(METRICS["multiclass"])
+    for name, value in expected.items():
+        assert found[name][0] == pytest.approx(value, rel=1e-6), name
+
+
+@pytest.mark.usefixtures("chunks")
+def test_regression_metrics_equal_scikit_learns_for_labels_far_from_zero() -> None:
+    scores, labels = regression()
+    for weights in (ones(labels), random_weights(labels)):
+        found = make_measure("regression", scores, labels).measure(weights)
+        for column, weight in enumerate(weights.T):
+            expected = {
+                "rmse": sk.root_mean_squared_error(labels, scores, sample_weight=weight),
+                "mae": sk.mean_absolute_error(labels, scores, sample_weight=weight),
+                "r2": sk.r2_score(labels, scores, sample_weight=weight),
+            }
+            assert list(found) == list(METRICS["regression"])
+            for name, value in expected.items():
+                assert found[name][column] == pytest.approx(value, rel=1e-9), name
+
+
+def test_a_certain_and_wrong_score_has_a_finite_log_loss_as_in_scikit_learn() -> None:
+    scores, labels = np.array([0, 1, 0.5], np.float32), np.array([1.0, 0, 1])
+    found = make_measure("binary", scores, labels).measure(ones(labels))["log_loss"][0]
+    assert found == pytest.approx(sk.log_loss(labels, scores), rel=1e-6)
+
+
+def test_a_resample_without_a_class_is_undefined_and_does_not_affect_the_others() -> None:
+    scores, labels = np.array([0.9, 0.1, 0.2], np.float32), np.array([1.0, 0, 0])
+    weights = np.array([[0, 1, 0], [1, 1, 0], [2, 0, 0]], np.uint8)
+    found = make_measure("binary", scores, labels).measure(weights)
+    for name in ("auc", "pr_auc", "ks"):
+        assert np.isnan(found[name]).tolist() == [True, False, True]
+        assert found[name][1] == 1
+    assert np.isnan(found["log_loss"]).tolist() == [False, False, True]
+
+
+def test_a_tie_may_be_larger_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "CHUNK_CELLS", 4)
+    scores = np.array([0.5] * 30 + [0.7, 0.2], np.float32)
+    labels = np.array([1.0, 0, 0] * 10 + [1, 0])
+    found = make_measure("binary", scores, labels).measure(ones(labels))
+    assert found["auc"][0] == pytest.approx(sk.roc_auc_score(labels, scores), rel=1e-12)
+    expected = sk.average_precision_score(labels, scores)
+    assert found["pr_auc"][0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_every_metric_has_a_title() -> None:
+    assert set(TITLES) == {name for names in METRICS.values() for name in names}

@@ -1,0 +1,45 @@
+"""What a gRPC listener promises to a client that connects: how many streams, how much on each."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from celu.config.party import MAX_STRIPES
+from celu.transport.carrier import Admission
+from celu.transport.grpc_carrier import _GATEWAY_WINDOW_BYTES, Listener
+from celu.transport.stream import StreamLink
+from celu.transport.tls import Credentials
+
+SETTINGS, MAX_STREAMS, INITIAL_WINDOW = 4, 3, 4  # of HTTP/2: a frame and two of its entries
+
+
+def read_settings(port: int) -> dict[int, int]:
+    """The entries of the first frame that a listener sends."""
+    with (
+        socket.create_connection(("127.0.0.1", port), 600) as client,
+        client.makefile("rb") as file,
+    ):
+        client.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])
+        )
+        header = file.read(9)
+        assert header[3] == SETTINGS
+        body = file.read(int.from_bytes(header[:3], "big"))
+        entries = [body[at : at + 6] for at in range(0, len(body), 6)]
+        return {int.from_bytes(e[:2], "big"): int.from_bytes(e[2:], "big") for e in entries}
+
+
+def test_a_listener_promises_a_bounded_number_of_streams_with_bounded_windows(
+    companies: dict[str, Any],
+) -> None:
+    guest, bank = companies["guest"], companies["bank"]
+    links = {"bank": StreamLink("bank", deadline_s=600)}
+    credentials = Credentials.read(*guest.keys(bank))
+    listener = Listener("127.0.0.1:0", Admission(links, credentials, behind_gateway=True))
+    try:
+        settings = read_settings(listener.port)
+    finally:
+        listener.stop()
+    assert settings[MAX_STREAMS] == 2 * MAX_STRIPES + 2
+    assert settings.get(INITIAL_WINDOW, 65535) <= _GATEWAY_WINDOW_BYTES
