@@ -3,21 +3,29 @@
 Python joins the threads of `concurrent.futures` when a process exits. One that is stuck, for
 example in a read from a network drive that does not answer, would then keep a failed run alive.
 These are daemon threads. The caller waits for the results it needs, with a timeout.
+
+Python stops daemon threads when it finalizes. One that is in C++ code then, of PyTorch for example,
+aborts the process. So at exit the threads get EXIT_S to end, and a command leaves without
+finalizing: see `exit_without_finalizing`.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 CLOSE_S = 10.0  # for running jobs, when an error ends the process
+EXIT_S = 5.0  # for all threads together, when the process ends
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -34,6 +42,27 @@ def exit_within(seconds: float, code: int) -> None:
         os._exit(code)
 
     threading.Thread(target=end, name="celu-exit", daemon=True).start()
+
+
+def exit_without_finalizing(code: int) -> None:
+    """Let the process exit with this code at the end of its exit handlers.
+
+    Call it when the main thread ends. gRPC leaves daemon threads behind that are in C++ code.
+    """
+    _exit_codes.append(code)
+
+
+_exit_codes: list[int] = []
+
+
+# Handlers run in reverse order: those of modules imported later come first.
+@atexit.register
+def _exit() -> None:
+    if _exit_codes:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+                stream.flush()
+        os._exit(_exit_codes[-1])
 
 
 class DaemonThreads(Executor):
@@ -103,6 +132,7 @@ class DaemonThreads(Executor):
             )
             thread.start()
             self._threads.append(thread)
+            _started[thread] = self._jobs
 
     def _stop(self, cancel: bool) -> None:
         with self._lock:
@@ -115,6 +145,22 @@ class DaemonThreads(Executor):
                 if job is not None:
                     job.future.cancel()
             self._jobs.put(None)
+
+
+# Every thread that may still run, with the queue that ends it.
+_started: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[_Job | None]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@atexit.register
+def _end_threads() -> None:
+    give_up_at = time.monotonic() + EXIT_S
+    alive = [(thread, jobs) for thread, jobs in list(_started.items()) if thread.is_alive()]
+    for _, jobs in alive:
+        jobs.put(None)
+    for thread, _ in alive:
+        thread.join(max(0.0, give_up_at - time.monotonic()))
 
 
 class _Job:

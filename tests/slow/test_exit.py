@@ -328,3 +328,53 @@ def test_a_run_that_ends_without_an_error_waits_for_its_last_checkpoint(tmp_path
     assert done.returncode == 0, done.stderr
     for party in ("guest", "host"):
         assert Checkpoints(tmp_path / party).available_rounds() == [0, 4]
+
+
+BUSY_THREAD = """
+import atexit
+
+from celu import threads
+
+threads.EXIT_S = 300.0
+
+
+def work():
+    while not folder.joinpath("ended").exists():
+        x = torch.ones(1000) + 1
+    folder.joinpath("seen").touch()
+
+
+pool = threads.DaemonThreads(1, "busy")
+pool.submit(work)
+atexit.register(folder.joinpath("ended").touch)
+"""
+CPP_THREAD = """
+from celu.cli import app
+
+
+def main():
+    def work():
+        while True:
+            x = torch.ones(100_000) + 1  # PyTorch waits for the lock of Python inside C++ code
+    for _ in range(4):
+        threading.Thread(target=work, daemon=True).start()
+    sys.argv = ["celu", "version"]
+    app.main()
+
+
+main()
+"""
+
+
+def test_our_threads_end_before_python_stops_them(tmp_path: Path) -> None:
+    done = run(tmp_path, BUSY_THREAD)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "seen").exists()
+
+
+def test_a_command_does_not_stop_the_threads_of_other_libraries_in_their_code(
+    tmp_path: Path,
+) -> None:
+    done = run(tmp_path, CPP_THREAD)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("celu ")

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from celu.cli.console import Console
 from celu.errors import CeluError
-from celu.threads import exit_within
+from celu.threads import exit_within, exit_without_finalizing
 
 _INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
 _EXIT_S = 30.0  # for threads to end after an error
@@ -52,14 +52,17 @@ for _name in (
 
 def main() -> None:
     """Run the command line as a process, which ends soon after an error."""
+    code = 1  # anything but an exit
     try:
         run_app(app)
-    except BaseException as error:
-        code = error.code if isinstance(error, SystemExit) else 1
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        raise
+    finally:
         if code:
             Console().file.flush()
-            exit_within(_EXIT_S, code if isinstance(code, int) else 1)
-        raise
+            exit_within(_EXIT_S, code)
+        exit_without_finalizing(code)
 
 
 def run_app(app: typer.Typer) -> None:

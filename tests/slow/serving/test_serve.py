@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from slow.serving.served import COMMON, GUEST, HOST, Inferred, Served, align, predicted, request_of
+from slow.serving.served import (
+    COMMON,
+    DEADLINE_S,
+    GUEST,
+    HOST,
+    Inferred,
+    Served,
+    align,
+    predicted,
+    request_of,
+)
 
 IDS = [f"shared-{n}" for n in range(COMMON)]
 
@@ -126,19 +136,24 @@ def test_a_new_model_takes_over_under_load_without_a_failed_or_mixed_answer(
     served.start_both()
     answers: list[Inferred] = []
     failures: list[BaseException] = []
-    over = threading.Event()
+    all_started, over = threading.Barrier(7), threading.Event()
 
     def client(row: str) -> None:
         try:
+            answers.append(served.infer([row, IDS[0]]))
+            all_started.wait(DEADLINE_S)
             while not over.is_set():
                 answers.append(served.infer([row, IDS[0]]))
+            answers.append(served.infer([row, IDS[0]]))  # begun after the change
         except BaseException as error:
             failures.append(error)
+            all_started.abort()
 
     threads = [threading.Thread(target=client, args=(row,)) for row in IDS[:6]]
     for thread in threads:
         thread.start()
     try:
+        all_started.wait(DEADLINE_S)
         served.add_model(GUEST, "2")  # alone it changes nothing: the host does not hold it
         assert served.infer(IDS[:1]).model == served.model("1")
         served.add_model(HOST, "2")
