@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import celu
-from bench.curves import Run
+from bench.curves import Point, Run
 from bench.pair import (
     GPU_ROUND_S,
     REGIMES,
@@ -23,6 +23,7 @@ from bench.pair import (
 from bench.paper.experiments import EXPERIMENTS
 from bench.paper.profiles import Task
 from bench.paper.runs import Values
+from bench.paper.timing import Stages, seconds_by_round
 from celu.errors import NonFiniteError
 from celu.events import Callback, Evaluated, Event, RoundDone, TuningChosen
 
@@ -67,11 +68,11 @@ class Train:
     def execute(self, task: Task, pair: Pair, seed: int) -> Values:
         """See `RunSpec`. A run that ends early with NaN or Inf returns its curve up to there."""
         run = self.prepare(task, pair, seed)
-        recorder = _Recorder(self.similarities)
+        recorder = _Recorder(run.job, self.similarities)
         parties = (run.job.guest, *run.job.hosts)
         ended = run.train({name: recorder.callback_for(name) for name in parties})
         return {
-            "curve": recorder.curve,
+            "curve": recorder.curve_without_evaluations(run),
             "choices": recorder.choices,
             "quantiles": recorder.quantiles,
             "ended": ended,
@@ -124,26 +125,28 @@ class PreparedRun:
 
     def train(self, callbacks: dict[str, Callback]) -> str:
         """Train with one callback per party. Return the message of a NaN or Inf error, or ""."""
-        options: dict[str, Any] = {
-            "callbacks": [callbacks[self.job.guest]],
-            "host_callbacks": {name: [callbacks[name]] for name in self.job.hosts},
-            "link": self.shape.link,
-            "speed": self.speed,
-            "timer": timer_for(self.shape),
-        }
+        hosts = {name: [callbacks[name]] for name in self.job.hosts}
         try:
-            simulate_pair(self.pair, self.shape, self.regime, self.job, **options)
+            self.simulate(self.job, callbacks[self.job.guest], host_callbacks=hosts)
         except NonFiniteError as error:
             return str(error)
         return ""
+
+    def simulate(self, job: celu.Job, callback: Callback, **options: Any) -> None:
+        """Train new modules with a job, in virtual time."""
+        options |= {"callbacks": [callback], "timer": timer_for(self.shape)}
+        options |= {"link": self.shape.link, "speed": self.speed}
+        simulate_pair(self.pair, self.shape, self.regime, job, **options)
 
 
 class _Recorder:
     """Records the events that the study needs."""
 
-    def __init__(self, similarities: bool) -> None:
+    def __init__(self, job: celu.Job, similarities: bool) -> None:
         self._similarities = similarities
-        self.curve: list[tuple[int, float, float]] = []
+        self._stages = Stages(job)
+        # Rounds done, rounds executed (those rolled back included), AUC.
+        self._evaluations: list[tuple[int, int, float]] = []
         self.choices: list[str] = []
         self.quantiles: dict[str, list[list[float]]] = {}  # by party: round, quantiles
 
@@ -152,9 +155,10 @@ class _Recorder:
 
         def record(event: Event) -> None:
             if isinstance(event, Evaluated):
-                seconds = event.seconds - event.evaluating_s
-                self.curve.append((event.round, round(seconds, 4), event.metrics["auc"]))
+                executed = self._stages.executed(event.round)
+                self._evaluations.append((event.round, executed, event.metrics["auc"]))
             elif isinstance(event, TuningChosen):
+                self._stages.add(event)
                 self.choices.append(f"from round {event.round}: {event.reason}")
             elif (
                 isinstance(event, RoundDone)
@@ -165,6 +169,13 @@ class _Recorder:
                 self.quantiles.setdefault(party, []).append(row)
 
         return record
+
+    def curve_without_evaluations(self, run: PreparedRun) -> list[Point]:
+        """Rounds, AUC, and the seconds that training alone takes."""
+        if not self._evaluations:
+            return []
+        seconds = seconds_by_round(self._stages, self._evaluations[-1][1], run.simulate)
+        return [(done, round(seconds(n), 4), auc) for done, n, auc in self._evaluations]
 
 
 def _short(value: Any) -> str:

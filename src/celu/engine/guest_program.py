@@ -127,10 +127,9 @@ async def _maybe_evaluate(
     """Score the held-out rows with the weights after `round_`, if due, and report the metrics."""
     if not schedule.is_evaluation(round_ + 1):
         return {}
-    with observer.evaluating():
-        with observer.waiting():
-            await _receive_early(trainer, links, round_, segment.last_sent(round_))
-        metrics = await evaluate(trainer, links, schedule, round_, observer)
+    with observer.waiting():
+        await _receive_early(trainer, links, round_, segment.last_sent(round_))
+    metrics = await evaluate(trainer, links, schedule, round_, observer)
     observer.evaluated(round_, metrics, trainer.evaluator.reached_target(metrics))
     return metrics
 

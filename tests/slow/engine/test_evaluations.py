@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 import celu
+from celu.config.link import LinkSettings
+from celu.events import Evaluated
 from federation import (
     Federation,
     assert_same_bits,
@@ -118,3 +120,23 @@ def test_interrupted_around_an_evaluation_it_ends_with_the_same_bits(
             result.traffic[n] for n in (sent, received)
         ]
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 6])
+def test_rounds_in_flight_during_an_evaluation_are_not_counted_as_its_time(depth: int) -> None:
+    def seconds(every: int) -> dict[int, float]:
+        fed = two_hosts(depth, every)
+        found: dict[int, float] = {}
+
+        def record(event: celu.Event) -> None:
+            if isinstance(event, Evaluated):
+                found[event.round] = event.seconds - event.evaluating_s
+
+        # Computing takes no time: what is left is the link's.
+        link = LinkSettings(mbps=0.2, delay_ms=30)
+        celu.simulate(
+            fed.job, fed.guest, fed.hosts, link=link, timer=lambda: 0.0, callbacks=[record]
+        )
+        return found
+
+    assert seconds(4)[17] >= seconds(NEVER)[17]
