@@ -31,7 +31,7 @@ from bench.paper.drawing import (
     new_figure,
 )
 from bench.paper.runs import gather
-from bench.paper.study import Baseline, Study, ratio, rounds_to, seconds_to, tune
+from bench.paper.study import Baseline, Study, ratio, rounds_to, tune
 from bench.paper.training import Experiment, Train
 from bench.report import BenchResult
 
@@ -265,10 +265,9 @@ def _rounds_at_least(runs: list[Run], baseline: Baseline) -> float:
 
 def _report(result: BenchResult, case: tuple[str, str], baseline: Baseline, found: Found) -> None:
     vanilla_rounds = rounds_to(baseline.runs, baseline.target).mean
-    vanilla_seconds = seconds_to(baseline.runs, baseline.target).mean
     rows = {("vanilla", "one round at a time, fp32"): baseline.runs, **found}
     for (axis, name), runs in rows.items():
-        rounds, seconds = rounds_to(runs, baseline.target), seconds_to(runs, baseline.target)
+        rounds = rounds_to(runs, baseline.target)
         result.rows.append(
             {
                 "data": case[0],
@@ -280,8 +279,6 @@ def _report(result: BenchResult, case: tuple[str, str], baseline: Baseline, foun
                 "rounds over vanilla": ratio(rounds.mean, vanilla_rounds),
                 "by seed": [None if r is None else round(r) for r in rounds.by_seed],
                 "best AUC by seed": [round(run.best_by(math.inf), 4) for run in runs],
-                "seconds": seconds.mean,
-                "speed-up": ratio(vanilla_seconds, seconds.mean),
             }
         )
 
