@@ -44,6 +44,7 @@ _HOST_ONLY = celu.Method(W=5, R={"guest": 1, "host": 5}, xi=60, weighting="cosin
 _BOTH_TOGETHER = celu.Method(W=5, R=5, xi=60, depth=4, weighting="cosine")
 _GUEST_COMPENSATED = celu.Method(W=5, R={"guest": 3, "host": 1}, depth=6, weighting="compensated")
 _BOTH_COMPENSATED = celu.Method(W=5, R={"guest": 5, "host": 5}, depth=6, weighting="compensated")
+_THREE_COMPENSATED = celu.Method(W=5, R={"guest": 3, "host": 3}, depth=6, weighting="compensated")
 HOSTS = (2, 3, 5)
 
 Variant = tuple[celu.Method, dict[str, Any]]
@@ -63,6 +64,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "both, cosine, depth 4, 4bit": (_BOTH_TOGETHER, {"codec": "4bit"}),
         "guest R=3, compensated, depth 6, 2bit": (_GUEST_COMPENSATED, {"codec": "2bit"}),
         "both, compensated, depth 6, 2bit": (_BOTH_COMPENSATED, {"codec": "2bit"}),
+        "both R=3, compensated, depth 6, 4bit": (_THREE_COMPENSATED, {"codec": "4bit"}),
         "auto": (celu.Method(auto=True), {}),
     },
     "hosts": {f"{num} hosts, vanilla": (VANILLA, {"hosts": num}) for num in HOSTS},
@@ -138,6 +140,7 @@ def _report(result: BenchResult, baseline: Baseline, found: Found) -> None:
         "both_together_cosine_speedup": ("all of it", "both, cosine, depth 4, 4bit"),
         "together_speedup": ("all of it", "guest R=3, compensated, depth 6, 2bit"),
         "both_together_speedup": ("all of it", "both, compensated, depth 6, 2bit"),
+        "both_r3_together_speedup": ("all of it", "both R=3, compensated, depth 6, 4bit"),
         "auto_speedup": ("all of it", "auto"),
     }
     for figure, which in figures.items():
