@@ -402,7 +402,7 @@ def stored() -> dict[str, Any]:
 def test_a_plans_checkpoint_has_these_keys() -> None:
     state = stored()
     assert set(state) == {"outcomes", "losses", "scores"}
-    assert set(state["outcomes"][0]) == {"segment", "guest", "hosts", "losses", "scores"}
+    assert set(state["outcomes"][0]) == {"segment", "guest", "hosts", "losses", "scores", "cycle_s"}
     assert set(state["outcomes"][0]["segment"]) == {"start", "stop", "tuning"}
     assert auto_plan().load_state_dict(state, 4) is not None
 

@@ -52,6 +52,20 @@ def test_local_steps_may_make_a_round_longer_by_a_factor() -> None:
     assert COSTS.max_steps(50, 50, 1.75) == (1 + 3, 1)  # 35 ms: 25 and 15 are left
 
 
+def test_a_round_trip_that_has_become_longer_is_measured_again() -> None:
+    # 100 ms on the link per round; with 4 rounds in flight 4 rounds take 400 ms, if nobody waits.
+    four = Segment(20, 60, Tuning(W=5, R=1, depth=4, codec="2bit"))
+    measured = replace(
+        outcome(four, byte_s=COSTS.up_byte_s), hosts=outcome(four, byte_s=COSTS.down_byte_s).hosts
+    )
+    same = COSTS.updated(replace(measured, cycle_s=0.45), 1000, 1000)
+    assert same.round_trip_s == COSTS.round_trip_s
+    # One latency and one round in 1,100 ms: the latency is 1,000, of which 220 are no round trip.
+    longer = COSTS.updated(replace(measured, cycle_s=1.1), 1000, 1000)
+    assert longer.round_trip_s == pytest.approx(0.78)
+    assert longer.depth(1000, 1000) == 11
+
+
 def tuner(byte_s: float, **job: str) -> LinkTuner:
     made = LinkTuner(auto_job(**job))
     made.measure(outcome(first_stage(auto_job(**job), schedule()).segment, byte_s=byte_s))

@@ -32,3 +32,23 @@ def test_an_evaluation_between_measured_rounds_is_not_measured() -> None:
         now[0] += 10
     timings = observer.timings(4, workset)
     assert (timings.seconds, timings.waited_s) == (3, 1)
+
+
+def test_a_cycle_is_the_median_of_as_many_rounds_as_are_in_flight() -> None:
+    now = [0.0]
+    observer = Observer(ignore, [], 100, 1000, Spans(lambda: now[0]))
+    workset = Workset.from_job(celu.Job(rounds=1, hosts={}), "guest")
+    observer.start_measuring(workset)
+    assert observer.cycle_s(2) == 0  # nothing is known yet
+    for round_ in range(20):  # two rounds at once every 3 seconds
+        with observer.waiting():
+            now[0] += 3 if round_ % 2 == 0 else 0
+            now[0] += 600 if round_ == 10 else 0  # the link is down
+        if round_ % 5 == 4:
+            with observer.evaluating():
+                now[0] += 50
+        observer.round_done(round_, workset, None)
+    assert observer.cycle_s(2) == pytest.approx(3)
+    assert observer.cycle_s(4) == pytest.approx(6)
+    observer.start_measuring(workset)
+    assert observer.cycle_s(2) == 0

@@ -292,12 +292,12 @@ def verdict() -> Target:
 def report() -> Target:
     """A host's timings, and the costs that a guest derives from them."""
     times = Timings(4, 1.5, 0.5, 0.25, 3, 0.1, 4096, 0.7)
-    segment = Segment(0, 4, make_job().tuning())
+    segment = Segment(0, 4, make_job(method=celu.Method(depth=3)).tuning())
 
     def read(message: Message) -> None:
         reported = Timings.from_body(expect(message, Kind.REPORT, 3).body, 4)
-        outcome = Outcome(segment, times, (reported, times))
-        costs = Costs.from_outcome(outcome, 1 << 22, 1 << 22).updated(outcome)
+        outcome = Outcome(segment, times, (reported, times), cycle_s=2.0)
+        costs = Costs.from_outcome(outcome, 1 << 22, 1 << 22).updated(outcome, 1 << 22, 1 << 22)
         assert costs.depth(1 << 22, 1 << 22) >= 1
         assert min(costs.max_steps(1 << 22, 1 << 22, 1.5)) >= 1
 

@@ -15,6 +15,7 @@ from celu.engine.plan import MAX_DEPTH, MAX_R
 
 Pair = tuple[int, int]  # R of the guest, R of the hosts
 _MIN_ROUNDS = 3  # fewer measured rounds are too noisy
+_IDLE = 1.2  # times as long as the slowest of link and parties: all of them wait
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,17 @@ class Costs:
         transfer_s = up * costs.up_byte_s + down * costs.down_byte_s
         return replace(costs, round_trip_s=max(0.0, waited_s - transfer_s - costs.host_s))
 
-    def updated(self, outcome: Outcome) -> Costs:
-        """The costs after another segment; values that it did not measure stay."""
+    def updated(self, outcome: Outcome, up: int, down: int) -> Costs:
+        """The costs after another segment, with messages of `up` and `down` bytes.
+
+        Values that it did not measure stay.
+        """
         guest, hosts = outcome.guest, outcome.hosts
         if guest.rounds < _MIN_ROUNDS:
             return self
         slowest = max(hosts, key=lambda h: h.exchange_s, default=None)
         down_byte_s = max((h.byte_s for h in hosts), default=0.0)
-        return replace(
+        costs = replace(
             self,
             up_byte_s=guest.byte_s or self.up_byte_s,
             down_byte_s=down_byte_s or self.down_byte_s,
@@ -62,6 +66,21 @@ class Costs:
             host_s=slowest.exchange_s if slowest else 0.0,
             host_step_s=(slowest.step_s if slowest and slowest.local_steps else self.host_step_s),
         )
+        return costs._with_longer_round_trip(outcome, up, down)
+
+    def _with_longer_round_trip(self, outcome: Outcome, up: int, down: int) -> Costs:
+        """The costs if the round trip has become so long that everyone waits; else the same.
+
+        All rounds in flight then take one latency and one round's work. A round trip that has
+        become shorter cannot be seen; more rounds than necessary are in flight.
+        """
+        tuning = outcome.segment.tuning
+        busy_s = self.round_s(up, down, (tuning.for_role("guest")[1], tuning.for_role("host")[1]))
+        if tuning.depth == 1 or outcome.cycle_s < _IDLE * tuning.depth * busy_s:
+            return self
+        latency_s = outcome.cycle_s - busy_s
+        others_s = up * self.up_byte_s + down * self.down_byte_s + self.host_s
+        return replace(self, round_trip_s=max(self.round_trip_s, latency_s - others_s))
 
     def transfer_s(self, up: int, down: int) -> float:
         """How long a round's messages occupy the link, in the slower direction."""

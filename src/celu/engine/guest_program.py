@@ -64,7 +64,9 @@ async def train_guest(
             plan.observe_score(trainer.evaluator.objective(metrics))
         target_reached = trainer.evaluator.reached_target(metrics)
         host_timings = await _receive_timings(links, segment) if plan.is_adaptive else ()
-        outcome = Outcome(segment, timings, host_timings)
+        outcome = Outcome(
+            segment, timings, host_timings, cycle_s=observer.cycle_s(segment.tuning.depth)
+        )
         next_ = None if target_reached else plan.next(outcome)
         rounds_done = segment.stop
         if next_ is None:

@@ -37,9 +37,10 @@ class LinkTuner:
     def measure(self, outcome: Outcome) -> None:
         """Update the costs from a segment. The first one must have one round in flight."""
         codecs = outcome.segment.tuning.codecs
+        sizes = self._bytes(codecs)
         if not self._costs:
-            self._latest = Costs.from_outcome(outcome, *self._bytes(codecs))
-        self._latest = self._latest.updated(outcome)
+            self._latest = Costs.from_outcome(outcome, *sizes)
+        self._latest = self._latest.updated(outcome, *sizes)
         self._costs[codecs.activation] = self._latest  # by codec, since encoding takes time too
 
     def tuning(self, R: Pair, caution: int = 0) -> Tuning:

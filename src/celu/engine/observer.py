@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from celu.transport.message import TrafficBothWays
 from celu.workset.workset import Workset, summarize_table
 
 _MAX_TABLE = 64  # entries; larger tables are not reported
+_MAX_MEASURED = 512  # rounds whose ends are retained
 
 
 class ProgressState(BaseModel):
@@ -80,6 +82,8 @@ class Observer:
         self._local_s = 0.0
         self._evaluating_s = 0.0
         self._measured_from: tuple[float, ...] = ()  # totals when measuring started
+        # When the latest measured rounds ended, on a clock that stands still in evaluations.
+        self._measured_ends: deque[float] = deque(maxlen=_MAX_MEASURED)
         self._earlier_bytes: dict[str, int] = {}  # before the run was resumed
         self._transfer_s = 0.0
         self._evaluations = EvaluationHistory()
@@ -153,6 +157,7 @@ class Observer:
         """Start the measured rounds of a segment."""
         workset.pop_reuse_weight()
         self._measured_from = self._totals(workset)
+        self._measured_ends.clear()
 
     def timings(self, rounds: int, workset: Workset) -> Timings:
         """The timings of the `rounds` rounds since `start_measuring`."""
@@ -169,6 +174,15 @@ class Observer:
             int(transfer_bytes),
             workset.pop_reuse_weight(),
         )
+
+    def cycle_s(self, depth: int) -> float:
+        """How long `depth` rounds took, the median of the measured ones; 0 if there are too few.
+
+        Unlike the mean, it hardly changes if the link is down for a while.
+        """
+        ends = list(self._measured_ends)
+        cycles = [later - earlier for earlier, later in zip(ends, ends[depth:], strict=False)]
+        return median(cycles) if len(cycles) >= depth else 0.0
 
     def _totals(self, workset: Workset) -> tuple[float, ...]:
         return (
@@ -198,6 +212,7 @@ class Observer:
         if loss is not None:
             self._losses.append(loss)
         self._round_ends.append(self._spans.last_switch)
+        self._measured_ends.append(self._spans.last_switch - self._evaluating_s)
         if (round_ + 1) % self._report_every and round_ + 1 != self._num_rounds:
             return
         fields: dict[str, Any] = {

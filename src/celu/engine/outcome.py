@@ -72,6 +72,7 @@ class Outcome:
 
     `losses` are those of the last fresh batches, before the model trained on them. `scores` has the
     best objective (higher is better) of the contract's evaluations in the segment, if any.
+    `cycle_s` is how long as many rounds as are in flight take: the median, or 0 if not measured.
     """
 
     segment: Segment
@@ -79,3 +80,4 @@ class Outcome:
     hosts: tuple[Timings, ...]
     losses: list[FiniteFloat] = field(default_factory=list)
     scores: list[FiniteFloat] = field(default_factory=list)
+    cycle_s: FiniteFloat = 0.0
