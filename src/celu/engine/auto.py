@@ -49,7 +49,8 @@ _NO_STEPS = (1, 1)
 # the trial, 0.89 or more where local steps at the hosts save rounds; up to 0.82 where they clearly
 # cost some. Later, 0.98 or more, and up to 0.972.
 _TO_DO_IN_TRIAL, _TO_DO_LATER = 0.88, 0.976
-_FIRST_STOPS = (20, 48, 96)  # ends of the trial, and of stages that can be rolled back, in rounds
+_TRIAL_STOP = 20
+_FIRST_STOPS = (_TRIAL_STOP, 48, 96)  # ends of stages that can be rolled back, in rounds
 _MIN_LATER = 48  # rounds of a later stage
 _GROWTH = 4  # a later stage ends when the run is this many times as long
 _WATCHED_ROUNDS = 64  # at the end of a stage: the fresh batches whose losses are recorded
@@ -166,7 +167,7 @@ class AutoPlan:
         R, caution, reason, before = _REPEATING, 0, "", stage.segment.tuning
         num_attempts = 0  # at the rounds from `start` on
         while round_ < self._schedule.num_rounds:
-            stop = min(self._next_stop(round_), self._schedule.num_rounds)
+            stop = self._next_stop(round_, after=_TRIAL_STOP if num_attempts else round_)
             tuning = self._tuner.tuning(_NO_STEPS if caution else R, caution)
             can_restart = round_ < _FIRST_STOPS[-1]
             if round_ == start:  # the costs are part of every attempt's reason
@@ -252,18 +253,20 @@ class AutoPlan:
         levels = range(caution + 1, len(_CAUTIONS))
         return next((n for n in levels if self._tuner.tuning(_NO_STEPS, n) != tuning), caution)
 
-    def _next_stop(self, round_: int) -> int:
-        """The end of the stage that starts at `round_`.
+    def _next_stop(self, round_: int, after: int) -> int:
+        """The end of the stage that starts at `round_`, after round `after`.
 
-        Stages also end with epochs, unless too few rounds would be left to decide by.
+        Between two stages the link idles for a round trip. Stages also end with epochs, unless too
+        few rounds would be left to decide by.
         """
+        num_rounds = self._schedule.num_rounds
         for stop in _FIRST_STOPS:
-            if round_ < stop:
-                return stop
+            if max(round_, after) < stop:
+                return min(stop, num_rounds)
         epochs = self._schedule.rounds_per_epoch
         while epochs < round_ + _MIN_LATER:
             epochs *= 2
-        return min(_GROWTH * round_, epochs)
+        return min(_GROWTH * round_, epochs, num_rounds)
 
 
 def _deviation(losses: list[float]) -> float:
