@@ -16,6 +16,7 @@ import socket
 import sys
 from typing import Any
 
+import pandas  # noqa: F401 - pyarrow imports it where it is installed
 import safetensors.torch  # noqa: F401 - imported for the forked processes
 import torch
 import torch._dynamo  # which an optimizer imports when it is made
