@@ -22,6 +22,15 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 DEADLINE_S = 600.0
+# A name that would run a script, were it not shown as text.
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+# An expression: the number of drawn (not transparent) pixels of each canvas.
+DRAWN_PIXELS = """[...document.querySelectorAll("canvas")].map((canvas) => {
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  let drawn = 0;
+  for (let i = 0; i < pixels.length; i += 4) drawn += pixels[i + 3] > 0;
+  return drawn;
+})"""
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -98,6 +107,20 @@ class Tab:
             self.errors.append(params["entry"]["text"])
         elif event == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
+
+
+def open_file(tabs: Callable[[], Tab], path: Path) -> Tab:
+    """A tab with a page from a file, in a window of usual width."""
+    tab = tabs()
+    tab.set_viewport(1280)
+    tab.open(path.as_uri())
+    return tab
+
+
+def assert_no_errors_or_requests(tab: Tab, path: Path) -> None:
+    """The page of a file printed no errors and requested nothing but itself."""
+    assert tab.errors == []
+    assert set(tab.requests) == {path.as_uri()}
 
 
 @contextmanager

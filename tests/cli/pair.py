@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from celu.config.templates import SettingsTemplate, write_settings
 from celu.testing import free_port
+from processes import CeluProcess, run_celu
 from stores import write_store
 
 # For every wait. No passing test waits this long, even on a busy machine.
@@ -28,10 +28,7 @@ TINY = SettingsTemplate(
 
 
 def celu(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "celu.cli.app", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=cwd
-    )
+    return run_celu(*arguments, timeout=DEADLINE_S, cwd=cwd)
 
 
 @dataclass
@@ -47,10 +44,9 @@ class Pair:
         assert old in text, (old, text)
         path.write_text(text.replace(old, new))
 
-    def start(self, name: str, *more: str, job: str = "job.toml") -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "celu.cli.app", "run"]
-        command += [str(self.folder / name / "party.toml"), "--job", str(self.folder / job), *more]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def start(self, name: str, *more: str, job: str = "job.toml") -> CeluProcess:
+        party = self.folder / name / "party.toml"
+        return CeluProcess(["run", party, "--job", self.folder / job, *more])
 
     def run(self, host_job: str = "job.toml") -> tuple[Ended, Ended]:
         guest, host = self.start("airline"), self.start("weather", job=host_job)
@@ -64,8 +60,9 @@ class Ended:
     err: str
 
 
-def ended(process: subprocess.Popen[str]) -> Ended:
+def ended(process: CeluProcess) -> Ended:
     out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode is not None
     return Ended(process.returncode, out, err)
 
 

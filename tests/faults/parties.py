@@ -1,7 +1,7 @@
 """Parties as real processes: started, watched, signalled, and compared at the end.
 
 Each has its own settings, rows, keys, socket and run folder, and runs `celu run`; it is forked from
-a process that has imported torch already (`server`).
+a process that has imported torch already (`processes`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from safetensors.torch import load_file
 
 from celu.checkpoint.generations import FOLDER
 from celu.testing import EventDict, make_keys
+from processes import ForkServer
 from stores import write_store
 
 GUEST, HOSTS = "guest", ["host", "other"]
@@ -101,33 +100,23 @@ class Starter(Protocol):
 
 
 class Server:
-    """The process that parties are forked from (`server.py`)."""
+    """Forks parties from a process of its own (`processes`)."""
 
     def __init__(self) -> None:
-        script = str(Path(__file__).with_name("server.py"))
-        self._process = subprocess.Popen(
-            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._server = ForkServer()
 
     def start(self, arguments: list[str], log: Path) -> int:
         """Start `celu` with these arguments; returns its process id."""
-        return int(self._ask({"start": arguments, "log": str(log)})["pid"])
+        with log.open("ab") as file:
+            return self._server.start(arguments, file.fileno(), file.fileno())
 
     def poll(self, pid: int) -> int | None:
         """The exit code of a process, as in `subprocess`; None while it runs."""
-        code: int | None = self._ask({"poll": pid})["code"]
-        return code
+        return self._server.poll(pid)
 
     def stop(self) -> None:
         """End the server and every party that still runs."""
-        self._process.communicate(timeout=TIMEOUT_S)
-
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
+        self._server.stop()
 
 
 class Party:

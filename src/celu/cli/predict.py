@@ -37,25 +37,28 @@ def register(app: typer.Typer) -> None:
     app.command("predict")(predict)
 
 
+ServingFile = Annotated[Path, typer.Option(help="The serving contract, the same at all parties.")]
+RowStore = Annotated[
+    Path | None, typer.Option(help="The rows to score; by default the store of party.toml.")
+]
+RowAlignment = Annotated[
+    Path | None, typer.Option(help="The alignment of the store, which celu align wrote.")
+]
+RowsAligned = Annotated[
+    bool, typer.Option("--aligned", help="The stores of all parties hold the same rows in order.")
+]
+
+
 def predict(
     parties: Annotated[
         list[Path],
         typer.Argument(help="Your private settings; or those of all parties, in one process."),
     ],
     model: Annotated[Path, typer.Option(help="The folder that celu export wrote.")],
-    serving: Annotated[
-        Path, typer.Option(help="The serving contract, the same at all parties.")
-    ] = Path("serving.toml"),
-    store: Annotated[
-        Path | None, typer.Option(help="The rows to score; by default the store of party.toml.")
-    ] = None,
-    alignment: Annotated[
-        Path | None, typer.Option(help="The alignment of the store, which celu align wrote.")
-    ] = None,
-    aligned: Annotated[
-        bool,
-        typer.Option("--aligned", help="The stores of all parties hold the same rows in order."),
-    ] = False,
+    serving: ServingFile = Path("serving.toml"),
+    store: RowStore = None,
+    alignment: RowAlignment = None,
+    aligned: RowsAligned = False,
     out: Annotated[
         Path | None, typer.Option(help="The scores file (Parquet), at the guest.")
     ] = None,

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from celu.cli.console import Console
-from celu.cli.predict import rows_to_use
+from celu.cli.predict import RowAlignment, RowsAligned, RowStore, ServingFile, rows_to_use
 from celu.cli.run import Connect, Listen, PartyFile, invitation, with_options
 from celu.config.party import check_names, read_party
 from celu.config.serving import read_serving
@@ -29,19 +29,10 @@ def serve(
     models: Annotated[
         Path, typer.Option(help="A folder of models, each written by celu export; it is watched.")
     ],
-    serving: Annotated[
-        Path, typer.Option(help="The serving contract, the same at all parties.")
-    ] = Path("serving.toml"),
-    store: Annotated[
-        Path | None, typer.Option(help="The rows to serve; by default the store of party.toml.")
-    ] = None,
-    alignment: Annotated[
-        Path | None, typer.Option(help="The alignment of the store, which celu align wrote.")
-    ] = None,
-    aligned: Annotated[
-        bool,
-        typer.Option("--aligned", help="The stores of all parties hold the same rows in order."),
-    ] = False,
+    serving: ServingFile = Path("serving.toml"),
+    store: RowStore = None,
+    alignment: RowAlignment = None,
+    aligned: RowsAligned = False,
     connect: Connect = None,
     listen: Listen = None,
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 from celu.config.templates import SettingsTemplate, write_settings
 from celu.testing import free_port, make_keys
+from processes import STDOUT, CeluProcess
 from stores import write_store
 
 DEADLINE_S = 600.0  # for a process to end, perhaps on a busy machine
@@ -59,15 +58,10 @@ def pair(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, name: str, command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "celu.cli.app", command, str(folder / name / "party.toml")),
-            *("--job", str(folder / "job.toml")),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+def start(folder: Path, name: str, command: str) -> CeluProcess:
+    return CeluProcess(
+        [command, folder / name / "party.toml", "--job", folder / "job.toml"],
+        stderr=STDOUT,
         env={"PATH": "/usr/bin:/bin", "COLUMNS": "200"},
     )
 

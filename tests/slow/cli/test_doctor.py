@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from celu.doctor.facts import mbps, seconds
 from celu.doctor.measurement import read_measurement
 from celu.errors import CeluError, CertificateError, ConfigError
 from celu.testing import free_port, make_keys
+from processes import STDOUT, CeluProcess
 
 TINY = SettingsTemplate(guest="airline", host="weather", bottom='"wdl"', top='"wdl"', z_width=64)
 PARTIES = ("airline", "weather")
@@ -54,14 +53,8 @@ def arguments(folder: Path, name: str, job: str = "job.toml") -> list[str]:
     return ["doctor", str(folder / name / "party.toml"), "--job", str(folder / job)]
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "celu.cli.app", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "COLUMNS": "160"},
-    )
+def start(*arguments: str) -> CeluProcess:
+    return CeluProcess(arguments, stderr=STDOUT, env={**os.environ, "COLUMNS": "160"})
 
 
 def assert_estimates_follow(facts: dict[str, Any], job: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from celu.checkpoint.generations import FOLDER
 from celu.errors import CheckpointError
 from celu.testing import read_events
 from cli.pair import DEADLINE_S, Pair, ended, pair_at
+from processes import CeluProcess
 
 METHOD = """
 [method]
@@ -55,7 +55,7 @@ def pair(tmp_path: Path, keys: Path) -> Pair:
 
 
 @pytest.fixture
-def started(pair: Pair) -> Iterator[list[subprocess.Popen[str]]]:
+def started(pair: Pair) -> Iterator[list[CeluProcess]]:
     """The processes of a run; killed when the test ends."""
     processes = [pair.start("airline"), pair.start("weather")]
     yield processes
@@ -91,7 +91,7 @@ def same_weights(a: Path, b: Path) -> None:
 
 @pytest.mark.parametrize("victims", ["guest", "host", "both"])
 def test_a_killed_and_restarted_run_ends_with_the_same_bits(
-    pair: Pair, started: list[subprocess.Popen[str]], whole: Path, victims: str
+    pair: Pair, started: list[CeluProcess], whole: Path, victims: str
 ) -> None:
     names = {"guest": ["airline"], "host": ["weather"], "both": ["airline", "weather"]}[victims]
     parties = dict(zip(("airline", "weather"), started, strict=True))
@@ -118,7 +118,7 @@ def test_a_killed_and_restarted_run_ends_with_the_same_bits(
 
 
 def test_a_finished_run_can_be_started_again_but_not_with_another_contract(
-    pair: Pair, started: list[subprocess.Popen[str]], whole: Path
+    pair: Pair, started: list[CeluProcess], whole: Path
 ) -> None:
     for process in started:
         assert ended(process).code == 0
@@ -167,7 +167,7 @@ def test_lost_checkpoints_stop_both_processes_until_their_operators_restart_from
 
 
 def test_a_damaged_log_and_a_lost_run_json_do_not_block_resuming(
-    pair: Pair, started: list[subprocess.Popen[str]]
+    pair: Pair, started: list[CeluProcess]
 ) -> None:
     wait_for_checkpoint(pair, 14)
     for process in started:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from bench.nginx import find_nginx, running_nginx
 from celu.certs import make_authority, make_party
 from celu.testing import read_events
 from cli.pair import DEADLINE_S, Pair, celu, ended, pair_at
+from processes import CeluProcess
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_nan_stops_both_parties_with_the_round(pair: Pair) -> None:
 
 
 @pytest.fixture
-def training(pair: Pair) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+def training(pair: Pair) -> Iterator[tuple[CeluProcess, CeluProcess]]:
     """A pair in the middle of a run that would take days."""
     pair.edit("job.toml", "rounds = 60", "rounds = 1000000")
     pair.edit("job.toml", "every = 20", "every = 1000000")
@@ -219,7 +219,7 @@ def training(pair: Pair) -> Iterator[tuple[subprocess.Popen[str], subprocess.Pop
         process.communicate(timeout=DEADLINE_S)
 
 
-Parties = tuple[subprocess.Popen[str], subprocess.Popen[str]]
+Parties = tuple[CeluProcess, CeluProcess]
 
 
 def test_a_peer_that_dies_is_noticed(training: Parties) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.pair import DEADLINE_S, ended, pair_at
+from processes import STDOUT, CeluProcess
 
 
 @contextmanager
@@ -33,10 +32,9 @@ def test_a_run_whose_output_cannot_be_written_trains_to_its_end(
     where: str, tmp_path: Path, keys: Path
 ) -> None:
     pair = pair_at(tmp_path, keys)
-    command = [sys.executable, "-m", "celu.cli.app", "run"]
-    command += [str(tmp_path / "airline" / "party.toml"), "--job", str(tmp_path / "job.toml")]
+    arguments = ["run", tmp_path / "airline" / "party.toml", "--job", tmp_path / "job.toml"]
     with unwritable(where) as output:
-        guest = subprocess.Popen(command, stdout=output, stderr=output)
+        guest = CeluProcess(arguments, stdout=output, stderr=STDOUT)
         host = ended(pair.start("weather"))
         assert guest.wait(timeout=DEADLINE_S) == 0
     assert host.code == 0, host.err

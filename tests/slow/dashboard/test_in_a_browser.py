@@ -9,20 +9,13 @@ from typing import Any
 
 import pytest
 
-from browser import Tab, browser
+from browser import HOSTILE, Tab
 from celu.dashboard.server import Dashboard
 from record.folders import events, round_event, write_run
 
-HOSTILE = "</script><img src=x onerror=alert(1)>"
 TABLE = [[20, 1, None], [19, 2, 0.75]]
 ANNOUNCED = "document.getElementById('announcements').textContent"
 WARNINGS = "document.getElementById('warning-list').innerText"
-
-
-@pytest.fixture(scope="module")
-def tabs() -> Iterator[Callable[[], Tab]]:
-    with browser() as tab:
-        yield tab
 
 
 @pytest.fixture

@@ -89,37 +89,37 @@ def test_a_run_that_explodes_is_rolled_back_and_its_choices_replay_it(tmp_path: 
     assert_same_bits(train_in_memory(again), fed.weights())
 
 
-@pytest.mark.parametrize("killed", [100, 150, 188])
-def test_a_run_that_is_killed_in_a_stage_makes_the_same_choices(
-    tmp_path: Path, killed: int
-) -> None:
+def train_with_checkpoints(
+    folder: Path, killed: int | None = None
+) -> tuple[list[Choice], dict[str, Any]]:
+    """The choices and weights of a long run, which may be killed at a checkpoint."""
     # Codec and depth follow measured time, so they are fixed.
-    job: dict[str, Any] = {"codec": "int8", "method": auto(depth=3), "checkpoint": {"every": 4}}
+    fed = auto_federation(rounds=400, codec="int8", method=auto(depth=3), checkpoint={"every": 4})
+    stores = {
+        name: Checkpoints(folder / name, QuickDisk(), InlineWriter()) for name in ("guest", "host")
+    }
 
-    def train(folder: Path, kill: bool) -> tuple[celu.Result, Federation]:
-        fed = auto_federation(rounds=400, **job)
-        stores = {
-            name: Checkpoints(folder / name, QuickDisk(), InlineWriter())
-            for name in ("guest", "host")
-        }
+    def stop(event: celu.Event) -> None:
+        if killed is not None and event.event == "checkpoint" and event.fields["round"] >= killed:
+            raise RuntimeError("killed")
 
-        def stop(event: celu.Event) -> None:
-            if kill and event.event == "checkpoint" and event.fields["round"] >= killed:
-                raise RuntimeError("killed")
+    result = celu.simulate(
+        fed.job, fed.guest, fed.hosts, link=SLOW, timer=lambda: 0.0,
+        checkpoints=stores, callbacks=[stop],
+    )  # fmt: skip
+    return result.choices, fed.weights()
 
-        result = celu.simulate(
-            fed.job, fed.guest, fed.hosts, link=SLOW, timer=lambda: 0.0,
-            checkpoints=stores, callbacks=[stop],
-        )  # fmt: skip
-        return result, fed
 
-    expected, undisturbed = train(tmp_path / "undisturbed", kill=False)
-    with pytest.raises(CallbackError, match="killed"):
-        train(tmp_path / "killed", kill=True)
-    result, resumed = train(tmp_path / "killed", kill=False)
-    assert [c.round for c in expected.choices] == [0, 4, 20, 48, 96, 192, 384]
-    assert result.choices == expected.choices
-    assert_same_bits(resumed.weights(), undisturbed.weights())
+def test_a_run_that_is_killed_in_a_stage_makes_the_same_choices(tmp_path: Path) -> None:
+    choices, weights = train_with_checkpoints(tmp_path / "undisturbed")
+    assert [c.round for c in choices] == [0, 4, 20, 48, 96, 192, 384]
+    for killed in (100, 150, 188):
+        folder = tmp_path / f"{killed}"
+        with pytest.raises(CallbackError, match="killed"):
+            train_with_checkpoints(folder, killed)
+        resumed, its_weights = train_with_checkpoints(folder)
+        assert resumed == choices, killed
+        assert_same_bits(its_weights, weights)
 
 
 def test_a_slow_first_update_is_not_measured_as_latency() -> None:

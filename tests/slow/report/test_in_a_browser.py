@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from browser import Tab, browser
+from browser import DRAWN_PIXELS, HOSTILE, Tab, assert_no_errors_or_requests, open_file
 from celu.record.run import RunRecord
 from celu.report.render import render
 from record.folders import evaluation_event, events, round_event, write_run
-
-HOSTILE = "</script><img src=x onerror=alert(1)>"
-# The number of drawn (not transparent) pixels of each canvas.
-DRAWN_PIXELS = """[...document.querySelectorAll("canvas")].map((canvas) => {
-  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-  let drawn = 0;
-  for (let i = 0; i < pixels.length; i += 4) drawn += pixels[i + 3] > 0;
-  return drawn;
-})"""
-
-
-@pytest.fixture(scope="module")
-def tabs() -> Iterator[Callable[[], Tab]]:
-    with browser() as tab:
-        yield tab
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +39,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tab(tabs: Callable[[], Tab], report: Path) -> Tab:
-    tab = tabs()
-    tab.set_viewport(1280)
-    tab.open(report.as_uri())
-    return tab
-
-
-def assert_no_errors_or_requests(tab: Tab, report: Path) -> None:
-    assert tab.errors == []
-    assert set(tab.requests) == {report.as_uri()}
+    return open_file(tabs, report)
 
 
 def test_a_report_is_drawn_without_errors_or_requests(tab: Tab, report: Path) -> None:

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import celu
-from browser import Tab, browser
+from browser import DRAWN_PIXELS, HOSTILE, Tab, assert_no_errors_or_requests, open_file
 from celu.scores.page import render
 from scores.samples import binary, multiclass, regression, write_labels, write_scores
-
-HOSTILE = "</script><img src=x onerror=alert(1)>"
-# The number of drawn (not transparent) pixels of each canvas.
-DRAWN_PIXELS = """[...document.querySelectorAll("canvas")].map((canvas) => {
-  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-  let drawn = 0;
-  for (let i = 0; i < pixels.length; i += 4) drawn += pixels[i + 3] > 0;
-  return drawn;
-})"""
-
-
-@pytest.fixture(scope="module")
-def tabs() -> Iterator[Callable[[], Tab]]:
-    with browser() as tab:
-        yield tab
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +34,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tab(tabs: Callable[[], Tab], page: Path) -> Tab:
-    tab = tabs()
-    tab.set_viewport(1280)
-    tab.open(page.as_uri())
-    return tab
-
-
-def assert_no_errors_or_requests(tab: Tab, page: Path) -> None:
-    assert tab.errors == []
-    assert set(tab.requests) == {page.as_uri()}
+    return open_file(tabs, page)
 
 
 def test_the_charts_are_drawn_without_errors_or_requests(tab: Tab, page: Path) -> None:
@@ -119,9 +96,7 @@ def test_one_model_of_any_output_is_drawn(tabs: Callable[[], Tab], tmp_path: Pat
         found = celu.evaluate(scores, labels, output=output, resamples=0)  # type: ignore[arg-type]
         out = tmp_path / f"{output}.html"
         out.write_text(render(found), encoding="utf-8")
-        tab = tabs()
-        tab.set_viewport(1280)
-        tab.open(out.as_uri())
+        tab = open_file(tabs, out)
         drawn = tab.evaluate(DRAWN_PIXELS)
         assert len(drawn) == charts and all(count > 500 for count in drawn), output
         assert tab.evaluate("document.getElementById('slices')") is None

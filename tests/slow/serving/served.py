@@ -8,8 +8,6 @@ import re
 import shutil
 import signal
 import ssl
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from celu.data.alignment import write_alignment
 from celu.data.store import PARTS, open_store
 from celu.serving.model_folder import read_facts
 from celu.testing import free_port, make_keys
+from processes import STDOUT, CeluProcess
 
 DEADLINE_S = 900.0  # no passing test waits this long
 GUEST, HOST = "airline", "weather"
@@ -168,7 +167,7 @@ def write_party(folder: Path, name: str, port: int, serve: str = "", more: str =
 class Server:
     """One party's process, with its output in a file."""
 
-    process: subprocess.Popen[str]
+    process: CeluProcess
     log: Path
 
     def output(self) -> str:
@@ -216,13 +215,12 @@ class Served:
             serve = f'listen = "127.0.0.1:0"\n{deadline}{serve}'
         more = "insecure = true\n" if self.insecure else ""
         write_party(self.folder, name, self.port, serve, more)
-        command = [sys.executable, "-m", "celu.cli.app", "serve"]
-        command += [str(self.folder / name / "party.toml")]
-        command += ["--serving", str(self.folder / "serving.toml")]
-        command += ["--models", str(self.folder / name / "models"), *map(str, options)]
+        arguments = ["serve", self.folder / name / "party.toml"]
+        arguments += ["--serving", self.folder / "serving.toml"]
+        arguments += ["--models", self.folder / name / "models", *options]
         log = self.folder / f"{name}-{len(self.processes)}.log"
         with log.open("w", encoding="utf-8") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, text=True)
+            process = CeluProcess(arguments, stdout=file.fileno(), stderr=STDOUT)
         server = Server(process, log)
         self.processes.append(server)
         if name == GUEST:

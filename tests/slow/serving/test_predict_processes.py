@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +19,8 @@ from celu.config.templates import SettingsTemplate, write_settings
 from celu.models.losses import auc
 from celu.scores.file import read_scores
 from celu.testing import align_parties, free_port, make_keys, run_parties
+from processes import DEADLINE_S, STDOUT, CeluProcess, run_celu
 
-DEADLINE_S = 900.0  # for every wait; no passing test waits this long
 TINY = SettingsTemplate(
     guest="airline",
     host="weather",
@@ -56,26 +54,14 @@ def write_csv(path: Path, name: str, people: range, *, label: bool) -> None:
     pyarrow.csv.write_csv(pa.table(columns), path)
 
 
-def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "celu.cli.app", *map(str, arguments)]
-
-
-def run_celu(*arguments: str | Path) -> str:
-    done = subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+def run_to_its_end(*arguments: str | Path) -> None:
+    done = run_celu(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
-def start(folder: Path, name: str, *more: str | Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command("predict", folder / name / "party.toml", *predict_options(folder, name), *more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "COLUMNS": "200"},
-    )
+def start(folder: Path, name: str, *more: str | Path) -> CeluProcess:
+    arguments = ["predict", folder / name / "party.toml", *predict_options(folder, name), *more]
+    return CeluProcess(arguments, stderr=STDOUT, env={**os.environ, "COLUMNS": "200"})
 
 
 def predict_options(folder: Path, name: str) -> list[str | Path]:
@@ -86,7 +72,7 @@ def predict_options(folder: Path, name: str) -> list[str | Path]:
     ]
 
 
-def ended(*processes: subprocess.Popen[str]) -> list[tuple[int, str]]:
+def ended(*processes: CeluProcess) -> list[tuple[int, str]]:
     outputs = [process.communicate(timeout=DEADLINE_S)[0] for process in processes]
     return [(p.returncode, text) for p, text in zip(processes, outputs, strict=True)]
 
@@ -101,10 +87,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (own / "schema.toml").write_text(SCHEMAS[name])
         write_csv(own / "old.csv", name, OLD[name], label=name == "airline")
         write_csv(own / "new.csv", name, NEW[name], label=False)
-        run_celu(
+        run_to_its_end(
             "prepare", own / "old.csv", "--schema", own / "schema.toml", "--out", own / "store"
         )
-        run_celu("prepare", own / "new.csv", "--like", own / "store", "--out", own / "new")
+        run_to_its_end("prepare", own / "new.csv", "--like", own / "store", "--out", own / "new")
     write_settings(folder, TINY, port=free_port(), local=True, aligned=False)
     make_keys(folder, list(PARTIES))
     for name in PARTIES:
@@ -115,14 +101,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     aligning = []
     for name in PARTIES:
         own = folder / name
-        run_celu("export", own / "run", "--out", own / "model")
+        run_to_its_end("export", own / "run", "--out", own / "model")
         options = ["--store", own / "new", "--out", own / "new-alignment"]
         aligning.append(
-            subprocess.Popen(
-                command("align", own / "party.toml", "--job", folder / "job.toml", *options),
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            CeluProcess(
+                ["align", own / "party.toml", "--job", folder / "job.toml", *options], stderr=STDOUT
             )
-        )  # fmt: skip
+        )
     for code, text in ended(*aligning):
         assert code == 0, text
     (folder / "serving.toml").write_text('guest = "airline"\nhosts = ["weather"]\n')
@@ -157,7 +142,7 @@ def test_new_rows_are_scored_and_those_that_the_host_lacks_are_flagged(
 def test_one_process_gives_the_same_file(folder: Path, complete: pa.Table) -> None:
     out = folder / "together.parquet"
     settings = [folder / name / "party.toml" for name in PARTIES]
-    run_celu(
+    run_to_its_end(
         "predict", *settings, "--serving", folder / "serving.toml", "--model", "model",
         "--store", "new", "--alignment", "new-alignment", "--out", out,
     )  # fmt: skip
@@ -173,11 +158,8 @@ def test_the_training_rows_get_the_scores_of_the_runs_own_evaluation(folder: Pat
         options = ["--serving", serving, "--model", folder / name / "model"]
         more = ["--out", out] if name == "airline" else []
         processes.append(
-            subprocess.Popen(
-                command("predict", folder / name / "party.toml", *options, *more),
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
-        )  # fmt: skip
+            CeluProcess(["predict", folder / name / "party.toml", *options, *more], stderr=STDOUT)
+        )
     for code, text in ended(*processes):
         assert code == 0, text
     scores = read_scores(out)
@@ -205,7 +187,7 @@ def slow_link(folder: Path) -> Iterator[None]:
     path.write_text(original)
 
 
-def wait_for_parts(out: Path, count: int, process: subprocess.Popen[str]) -> None:
+def wait_for_parts(out: Path, count: int, process: CeluProcess) -> None:
     work = out.parent / f".{out.name}.work"
     deadline = time.monotonic() + DEADLINE_S
     while not work.is_dir() or len(list(work.glob("part-*.parquet"))) < count:
@@ -281,12 +263,8 @@ def test_parties_with_different_files_refuse_each_other_by_name(
         (options["model"] / "model.json").write_text(changed)
     else:
         options["store"], options["alignment"] = own / "store", own / "alignment"
-    host = subprocess.Popen(
-        command(
-            "predict", own / "party.toml", *(x for k, v in options.items() for x in (f"--{k}", v))
-        ),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    given = [x for k, v in options.items() for x in (f"--{k}", v)]
+    host = CeluProcess(["predict", own / "party.toml", *given], stderr=STDOUT)
     guest = start(folder, "airline", "--out", tmp_path / "scores.parquet")
     field = {"model": "model: ", "serving": "codec: ", "alignment": "test_ids: "}[what]
     for code, text in ended(guest, host):
