@@ -84,7 +84,7 @@ def predict(
     line_rows: Annotated[
         int, typer.Option(min=10_000, help="Rows that are sent over the emulated link.")
     ] = 1_000_000,
-    turns: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 3,
+    turns: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 12,
 ) -> None:
     """`celu predict` compared with a plain loop, its use of a link, its memory (10 minutes)."""
     from bench.predict import bench_predict

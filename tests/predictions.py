@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 import celu
@@ -16,9 +15,7 @@ from celu.config.schema import Split
 from celu.data.alignment import Alignment, write_alignment
 from celu.data.store import PARTS, Store
 from celu.data.tags import ascending, make_tags
-from celu.model_identity import InputSpec
 from celu.serving.model import Model
-from celu.serving.model_folder import ModelFacts
 from federation import Federation
 from stores import write_store
 
@@ -38,39 +35,14 @@ def train(fed: Federation) -> tuple[dict[str, Model], celu.Result, Tensor]:
     metrics = fed.guest.loss.metrics
     guest = replace(fed.guest, loss=replace(fed.guest.loss, metrics=record))
     result = celu.simulate(fed.job, guest, fed.hosts)
-    parts = {name: _part(name, fed, result) for name in ("guest", *fed.hosts)}
-    return parts, result, outputs[-1]
+    parts = celu.models_of(result, fed.job, fed.guest, fed.hosts)
+    return {name: _named(part) for name, part in parts.items()}, result, outputs[-1]
 
 
-def _part(name: str, fed: Federation, result: celu.Result) -> Model:
-    party = fed.guest if name == "guest" else fed.hosts[name]
-    is_guest = isinstance(party, celu.Guest)
-    has_bottom = party.bottom is not None
-    columns = {"numbers": NUMBERS, "ids": CODES} if has_bottom else {}
-    facts = ModelFacts(
-        party=name,
-        role="guest" if is_guest else "host",
-        guest="guest",
-        hosts={host: terms.z_width for host, terms in fed.job.hosts.items()},
-        identity=result.model,
-        inputs=columns,
-        input_specs={
-            name: InputSpec(shape=[len(names)], dtype="float32" if name == "numbers" else "int64")
-            for name, names in columns.items()
-        },
-        sizes={"ids": [20] * len(CODES)} if has_bottom else {},
-        z_width=None if is_guest else fed.job.hosts[name].z_width,
-        bottom=None,
-        top=None,
-        output=fed.guest.loss.output if is_guest else None,
-        mean_z=result.mean_z if is_guest else {},
-        schema_digest=None,
-    )
-    for module in (party.bottom, getattr(party, "top", None)):
-        if module is not None:
-            module.eval()
-    top = party.top if isinstance(party, celu.Guest) else None
-    return Model(facts, party.bottom, top, None, torch.device("cpu"))
+def _named(part: Model) -> Model:
+    """The part with the columns of a store."""
+    columns = {"numbers": NUMBERS, "ids": CODES} if part.facts.inputs else {}
+    return replace(part, facts=part.facts.model_copy(update={"inputs": columns}))
 
 
 def for_store(model: Model, store: Store) -> Model:

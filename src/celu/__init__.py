@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from celu.serving.model import Model
     from celu.serving.model_folder import load_model
     from celu.serving.predicting import Predictions, predict
+    from celu.serving.trained import models_of
     from celu.session import Result
     from celu.simulation import simulate
     from celu.workset.table import Entry
@@ -84,6 +85,7 @@ __all__ = [
     "export",
     "find_link",
     "load_model",
+    "models_of",
     "open_datasets",
     "open_store",
     "predict",
@@ -120,6 +122,7 @@ _HOMES = {
     "serving.model": ("Model",),
     "serving.model_folder": ("load_model",),
     "serving.predicting": ("Predictions", "predict"),
+    "serving.trained": ("models_of",),
     "session": ("Result",),
     "simulation": ("simulate",),
     "workset.table": ("Entry",),

@@ -54,10 +54,20 @@ class InputSpec(Settings):
     shape: Annotated[list[Count], Field(max_length=64)]
     dtype: Literal["float32", "int64"]
 
+    @classmethod
+    def of(cls, rows: Tensor) -> InputSpec:
+        """The spec of some rows as a batch has them: codes of any integer type are int64 there."""
+        is_float = rows.is_floating_point()
+        return cls(shape=list(rows.shape[1:]), dtype="float32" if is_float else "int64")
+
     @property
     def num_columns(self) -> int:
         """How many columns have names."""
         return self.shape[0] if self.shape else 1
+
+    def numbered_columns(self, name: str) -> list[str]:
+        """Names for the columns of an input whose rows came from Python."""
+        return [f"{name}.{i}" for i in range(self.num_columns)] if self.shape else [name]
 
     def zeros(self, rows: int) -> Tensor:
         """An input of that many rows."""

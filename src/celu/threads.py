@@ -60,7 +60,8 @@ _exit_codes: list[int] = []
 def _exit() -> None:
     if _exit_codes:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+            # Nobody reads it any more, it is closed, or the process was started without one.
+            with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
         os._exit(_exit_codes[-1])
 

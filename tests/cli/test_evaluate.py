@@ -46,6 +46,11 @@ def test_it_prints_metrics_with_intervals_and_what_was_not_evaluated(files: Path
     assert "person" not in text
 
 
+def test_it_slices_by_the_hosts_that_took_part(files: Path) -> None:
+    text = run(files, "--by", "hosts")
+    assert re.search(r"^bank,shop +450 ", text, re.M) and re.search(r"^\(none\) +450 ", text, re.M)
+
+
 def test_it_prints_the_lift_and_the_slices_in_80_columns(files: Path) -> None:
     text = run(files, "--against", str(files / "t.parquet"), "--by", "city")
     assert "lift over alone on the same rows" in text

@@ -48,6 +48,22 @@ def test_rows_that_one_of_two_models_scores_are_counted_once(tmp_path: Path) -> 
     assert rows.against is not None and np.array_equal(rows.against, rows.scores)
 
 
+def test_the_hosts_that_took_part_are_a_slice_of_the_scores_file(tmp_path: Path) -> None:
+    flags = np.arange(300) % 3 == 0
+    scores = write_scores(tmp_path / "s.parquet", SCORES, fallback=flags)
+    labels = write_labels(tmp_path / "y.parquet", LABELS, city=np.full(300, "Oslo"))
+    rows = rows_from_files(scores, labels, by=["hosts", "city"])
+    assert list(rows.by) == ["hosts", "city"]
+    hosts = rows.by["hosts"]
+    named = [hosts.values[code] for code in hosts.codes]
+    assert named == ["(none)" if flag else "bank,shop" for flag in flags]
+    # Some rows have no label, and a labels file may have a column of the same name.
+    labels = write_labels(tmp_path / "z.parquet", LABELS[:100])
+    assert len(rows_from_files(scores, labels, by=["hosts"]).by["hosts"].codes) == 100
+    labels = write_labels(tmp_path / "w.parquet", LABELS, hosts=np.full(300, "mine"))
+    assert rows_from_files(scores, labels, by=["hosts"]).by["hosts"].values[0] == "mine"
+
+
 @pytest.mark.parametrize("ending", ["csv", "csv.gz", "tsv", "parquet"])
 def test_labels_are_read_from_text_and_parquet(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"y.{ending}"

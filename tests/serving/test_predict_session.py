@@ -154,19 +154,19 @@ def chunk(number: int, rows: RowSource, **fields: Any) -> Message:
 @pytest.mark.parametrize(
     ("codec", "fields", "error", "message"),
     [
-        ("fp32", {"row_digest": b"x" * 16}, AlignmentError, "SCORING_ACTIVATION of round 0"),
+        ("fp32", {"row_digest": b"x" * 16}, AlignmentError, "SCORING_ACTIVATION of chunk 0"),
         ("fp32", {"tensor": torch.zeros(CHUNK, 7)}, ShapeError, r"\[64, 6\].*\[64, 7\]"),
         ("fp32", {"tensor": torch.zeros(CHUNK + 1, 6)}, ShapeError, r"at most \[64, 6\]"),
         ("fp32", {"tensor": torch.zeros(CHUNK - 1, 6)}, ShapeError, "expected 64 rows, got 63"),
         ("fp32", {"tensor": torch.zeros(CHUNK, 6).double()}, ShapeError, "float64"),
-        ("fp32", {"round": 1}, ProtocolError, "expected SCORING_ACTIVATION of round 0"),
+        ("fp32", {"round": 1}, ProtocolError, "expected SCORING_ACTIVATION of chunk 0"),
         ("fp32", {"kind": Kind.TEST_ACTIVATION}, ProtocolError, "TEST_ACTIVATION: not expected"),
         ("bf16", {"tensor": torch.zeros(7, 1, dtype=torch.uint8)}, ShapeError, "768 bytes"),
         (
             "bf16",
             {"tensor": torch.full((768, 1), 255, dtype=torch.uint8)},
             NonFiniteError,
-            "SCORING_ACTIVATION from host",
+            "SCORING_ACTIVATION of chunk 0 from host holds NaN",
         ),
     ],
 )
@@ -327,3 +327,6 @@ def test_a_model_that_returns_nan_is_refused_before_anything_is_sent(
     )  # fmt: skip
     assert isinstance(failed["host"], NonFiniteError) and isinstance(failed["guest"], PeerFailed)
     assert not sink.scored
+    said = str(failed["host"])
+    assert "SCORING_ACTIVATION of chunk 0 holds NaN" in said and "use another model" in said
+    assert "round" not in said and "learning rate" not in said  # this is no training

@@ -30,7 +30,10 @@ def evaluate(
     labels: Annotated[Path, typer.Option(help="The labels: Parquet, CSV or TSV.")],
     by: Annotated[
         list[str] | None,
-        typer.Option(help="A column of the labels file: one evaluation for each of its values."),
+        typer.Option(
+            help='A column of the labels file, or "hosts" of the scores: one evaluation for each '
+            "of its values."
+        ),
     ] = None,
     against: Annotated[
         Path | None,

@@ -45,6 +45,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same rows on a device; copied from main memory through page-locked memory."""
+        tensors = [*self.inputs.values(), *([] if self.labels is None else [self.labels])]
+        if all(tensor.device.type == device.type for tensor in tensors):
+            return self
 
         def move(tensor: Tensor) -> Tensor:
             if tensor.device.type == device.type:
@@ -153,7 +156,7 @@ class Dataset:
         labels = 0 if self.labels is None else self.labels.nbytes
         return labels + sum(tensor.nbytes for tensor in self.inputs.values())
 
-    @property
+    @cached_property
     def is_on_accelerator(self) -> bool:
         """Whether the inputs are on a device other than the CPU."""
         return any(tensor.device.type != "cpu" for tensor in self.inputs.values())

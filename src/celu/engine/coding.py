@@ -25,9 +25,9 @@ def check_same_rows(message: Message, batch: Batch) -> None:
     """Raise AlignmentError if the peer computed its tensor from rows other than ours."""
     if message.row_digest != batch.row_digest:
         raise AlignmentError(
-            f"{message.described}: the peer used rows other than ours; "
-            "no step was applied. A store may have changed since the parties were aligned: run "
-            '"celu align" again at all parties'
+            f"{message.described}: the peer used rows other than ours; its tensor was not used. A "
+            'store may have changed since the parties were aligned: run "celu align" again at all '
+            "parties"
         )
 
 

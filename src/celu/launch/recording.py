@@ -10,7 +10,6 @@ from torch import nn
 
 from celu.config.job import Job
 from celu.config.replay import replay_toml
-from celu.data.dataset import Dataset
 from celu.errors import CeluError, CheckpointError
 from celu.model_identity import TRAINED, InputSpec, TrainedModel
 from celu.party import Guest, Host
@@ -38,7 +37,7 @@ def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None
     folder.save_weights(modules_of(party))
     trained = TrainedModel(
         identity=result.model,
-        inputs=_input_specs(train) if has_inputs else {},
+        inputs={n: InputSpec.of(rows) for n, rows in train.inputs.items() if has_inputs},
         sizes={n: [int(s) for s in sizes] for n, sizes in train.sizes.items() if has_inputs},
         output=party.loss.output if isinstance(party, Guest) else None,
         mean_z=result.mean_z if isinstance(party, Guest) else {},
@@ -46,17 +45,6 @@ def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None
         test_rows=party.test.num_rows,
     )
     folder.write(TRAINED, trained.to_json())
-
-
-def _input_specs(dataset: Dataset) -> dict[str, InputSpec]:
-    """The inputs as a batch has them: codes of any integer type are int64 there."""
-    return {
-        name: InputSpec(
-            shape=list(tensor.shape[1:]),
-            dtype="float32" if tensor.is_floating_point() else "int64",
-        )
-        for name, tensor in dataset.inputs.items()
-    }
 
 
 def modules_of(party: Guest | Host) -> dict[str, nn.Module | None]:

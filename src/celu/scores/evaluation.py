@@ -57,7 +57,8 @@ def evaluate(
 ) -> ScoreEvaluation:
     """Evaluate a scores file and a labels file, or two arrays.
 
-    With files, `by` names columns of the labels file, and `against` is the scores file of another
+    With files, `by` names columns of the labels file, or "hosts", which the scores file has, and
+    `against` is the scores file of another
     model. All figures are then of the rows that both files score. With arrays, `by` has an array
     for each name, and `output` ("binary", "multiclass" or "regression") is required. Intervals are
     at 95 %, from `resamples` resamples of the rows; 0 makes none. A slice with fewer than

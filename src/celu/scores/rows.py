@@ -24,7 +24,8 @@ from celu.scores.layout import check_num_rows
 from celu.scores.result import RowCounts
 from celu.scores.values import Labels, Output, check_labels, check_scores
 
-_MISSING = "(missing)"
+HOSTS = "hosts"  # of a scores file: the hosts that took part
+_MISSING, _NO_HOST = "(missing)", "(none)"
 _Mask = npt.NDArray[np.bool_]
 
 
@@ -60,7 +61,11 @@ def rows_from_files(
     id_column: str = "id",
     label_column: str = "label",
 ) -> Rows:
-    """Read and join files by id; raises ConfigError or DataError."""
+    """Read and join files by id; raises ConfigError or DataError.
+
+    `by` names columns of the labels file, or "hosts": the column of the scores file, unless the
+    labels file has one of that name.
+    """
     used = [id_column, label_column, *by]
     if len(set(used)) != len(used):
         raise ConfigError(
@@ -71,7 +76,10 @@ def rows_from_files(
     other = None if against is None else read_scores(against)
     if other is not None:
         _check_same_output(scored, other)
-    ids, values, slices = _read_labels(labels, id_column, label_column, by)
+    raw = RawFile(labels, Source())
+    by_hosts = HOSTS in by and HOSTS not in raw.names()
+    columns = [name for name in by if not (by_hosts and name == HOSTS)]
+    ids, values, slices = _read_labels(raw, id_column, label_column, columns)
     at = _positions(scored.ids, ids)  # of each score's label, -1 if there is none
     is_labelled = at >= 0
     is_labelled[is_labelled] = ~np.isnan(values[at[is_labelled]])
@@ -102,6 +110,9 @@ def rows_from_files(
         )
     at = at[is_used]
     classes = scored.scores.shape[1] if scored.scores.ndim > 1 else None
+    found = {name: SliceColumn(slices[name].codes[at], slices[name].values) for name in columns}
+    if by_hosts:
+        found[HOSTS] = _hosts_column(scored.hosts.filter(pa.array(is_used)))
     used_labels = values[at]
     check_labels(f"{labels}: column {label_column!r}", scored.output, used_labels, classes)
     return Rows(
@@ -113,7 +124,7 @@ def rows_from_files(
         None if other is None or other_at is None else other.scores[other_at[is_used]],
         None if other is None else other.model,
         scored.fallback[is_used],
-        {name: SliceColumn(column.codes[at], column.values) for name, column in slices.items()},
+        {name: found[name] for name in by},
     )
 
 
@@ -127,14 +138,15 @@ def _check_same_output(scored: Scores, other: Scores) -> None:
 
 
 def _read_labels(
-    path: Path, id_column: str, label_column: str, by: Sequence[str]
+    raw: RawFile, id_column: str, label_column: str, by: Sequence[str]
 ) -> tuple[Any, Labels, dict[str, SliceColumn]]:
     """The ids, the labels (NaN if missing) and the columns to slice by."""
+    path = raw.path
     kinds: dict[str, Kind] = {id_column: "text", label_column: "label"}
     kinds |= dict.fromkeys(by, "category")
     parts: dict[str, list[Any]] = {name: [] for name in kinds}
     num_rows = 0
-    for block in RawFile(path, Source()).blocks(kinds):
+    for block in raw.blocks(kinds):
         num_rows += block.num_rows
         check_num_rows(path, num_rows)
         for name, arrays in parts.items():
@@ -164,6 +176,12 @@ def _slice_column(parts: list[Any]) -> SliceColumn:
     values = column.dictionary.to_pylist()
     codes = column.indices.cast(pa.int64()).fill_null(len(values)).to_numpy()
     return SliceColumn(codes, [*values, _MISSING])
+
+
+def _hosts_column(hosts: Any) -> SliceColumn:
+    """The hosts that took part in each score, from a dictionary of their names."""
+    names = hosts.dictionary.to_pylist()
+    return SliceColumn(hosts.indices.cast(pa.int64()).to_numpy(), [n or _NO_HOST for n in names])
 
 
 def _positions(ids: Any, among: Any) -> npt.NDArray[np.int64]:

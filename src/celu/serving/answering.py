@@ -29,7 +29,7 @@ from celu.transport.ask import Ask, Refusal, serve_asks
 from celu.transport.link import run_blocking
 from celu.transport.message import Kind, Message
 from celu.transport.stream import StreamLink
-from celu.transport.wire import check_finite
+from celu.transport.wire import is_finite, not_finite
 
 SCAN_S = 1.0  # between two looks into the folder of models
 MAX_ASK_ROWS = 4096
@@ -111,7 +111,8 @@ class HostSession:
             self.say(f"the guest is within serve.{self._refused} again")
             self._refused = ""
         z_BD = served.model.activations(self._batch(served, rows)).float().cpu().contiguous()
-        check_finite(z_BD, "Z", 0)
+        if not is_finite(z_BD):
+            raise not_finite("Z of an ask")
         return self._codec.encode(z_BD, None).reshape(-1, 1)
 
     @property

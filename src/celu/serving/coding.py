@@ -13,7 +13,7 @@ from torch import Tensor
 from celu.codecs.registry import find_codec
 from celu.errors import ProtocolError
 from celu.transport.message import Message, TensorSpec, require_rows
-from celu.transport.wire import check_finite
+from celu.transport.wire import is_finite, not_finite
 
 
 class ServingCoding:
@@ -34,11 +34,12 @@ class ServingCoding:
     def pack(self, message: Message) -> Message:
         """The message with its tensor encoded; raises NonFiniteError for NaN or Inf."""
         assert message.tensor is not None
-        z_BD = message.tensor.detach().contiguous()
         if self._is_exact:
-            return replace(message, tensor=z_BD)
-        z_BD = z_BD.cpu()
-        check_finite(z_BD, message.kind.name, message.round)
+            z_BD = message.tensor.contiguous()
+            return message if z_BD is message.tensor else replace(message, tensor=z_BD)
+        z_BD = message.tensor.detach().contiguous().cpu()
+        if not is_finite(z_BD):
+            raise not_finite(message.described)
         return replace(message, tensor=self._codec.encode(z_BD, None).reshape(-1, 1))
 
     def unpack(self, message: Message, rows: int) -> Tensor:
@@ -55,5 +56,6 @@ class ServingCoding:
             z_BD = self._codec.decode(message.tensor.reshape(-1), rows, self._width)
         except ProtocolError as error:
             raise type(error)(f"{message.described}: {error}") from error
-        check_finite(z_BD, f"{message.kind.name} from {message.sender or 'a peer'}", message.round)
+        if not is_finite(z_BD):
+            raise not_finite(message.described)
         return z_BD

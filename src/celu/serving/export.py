@@ -116,10 +116,7 @@ def _columns(
 ) -> dict[str, list[str]]:
     """The names of the columns of each input; numbered for rows that came from Python."""
     if schema is None:
-        return {
-            name: [f"{name}.{i}" for i in range(spec.num_columns)] if spec.shape else [name]
-            for name, spec in trained.inputs.items()
-        }
+        return {name: spec.numbered_columns(name) for name, spec in trained.inputs.items()}
     named = schema.inputs()
     if party.data is not None and party.data.inputs is not None:
         named = party.data.inputs

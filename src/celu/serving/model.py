@@ -58,9 +58,8 @@ class Model:
             raise ModelError(f"{self.facts.party}: model {self.name} has no bottom model here")
         with torch.no_grad():
             z_BD: Tensor = self.bottom(**batch.to(self.device).inputs)
-        rows = len(next(iter(batch.inputs.values())))
-        width = self.facts.z_width
-        if len(z_BD) != rows or (width is not None and tuple(z_BD.shape) != (rows, width)):
+        rows, width = next(iter(batch.inputs.values())).shape[0], self.facts.z_width
+        if z_BD.shape[:1] != (rows,) or (width is not None and z_BD.shape != (rows, width)):
             raise ModelError(
                 f"{self.facts.party}: the bottom model must return Z of [{rows}, "
                 f"{width or 'width'}], got {list(z_BD.shape)}"
@@ -94,7 +93,7 @@ class Model:
 
     def _check_z(self, zs: Sequence[Tensor], num_own: int) -> None:
         """Raise ModelError unless each host's Z has its width, and all have the same rows."""
-        rows = len(zs[0]) if zs else 0
+        rows = zs[0].shape[0] if zs else 0
         expected = [[rows, width] for width in self.facts.hosts.values()]
         got = [list(z.shape) for z in zs[num_own:]]
         if got != expected:

@@ -7,18 +7,16 @@ links, as a training session is. Before an error is raised, its public message i
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from celu.config.serving import Serving
 from celu.engine.coding import check_same_rows
-from celu.errors import ConfigError, ModelError, NonFiniteError, ProtocolError
+from celu.errors import ConfigError, ModelError, ProtocolError
 from celu.events import Callback, ScoringProgress
 from celu.handshake import check_contract, close_session, make_hello, report_failure
 from celu.serving.coding import ServingCoding
@@ -26,7 +24,7 @@ from celu.serving.model import Model
 from celu.serving.rows import Chunk, ChunkPlan, RowSource, row_contract
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
-from celu.transport.wire import VERSION
+from celu.transport.wire import VERSION, is_finite, not_finite
 
 _FILE = "serving.toml"
 _REPORT_CHUNKS = 16  # between two events
@@ -36,7 +34,7 @@ class Scored(NamedTuple):
     """The scores of a chunk: [B], or [B, K] for K classes, float64 on the CPU."""
 
     chunk: int
-    ids: Any  # an Arrow array of strings
+    ids: Any  # an Arrow array of strings; None for rows without ids
     scores: Tensor
     is_fallback: bool
 
@@ -159,17 +157,14 @@ def _score(model: Model, chunk: Chunk, z: list[Tensor], *, is_fallback: bool) ->
     scores = model.scores(chunk.batch, z)
     rows = len(chunk.batch.tags)
     dimensions = 2 if model.facts.output == "multiclass" else 1
-    if scores.dim() != dimensions or len(scores) != rows:
+    if scores.dim() != dimensions or scores.shape[0] != rows:
         shape = f"[{rows}]" if dimensions == 1 else f"[{rows}, classes]"
         raise ModelError(
             f"{model.facts.party}: expected {model.facts.output} scores of {shape} from the top "
             f"model, got {list(scores.shape)}"
         )
-    if not math.isfinite(scores.sum().item()) and not bool(torch.isfinite(scores).all()):
-        raise NonFiniteError(
-            f"the scores of chunk {chunk.number} hold NaN or Inf and were not written; look for "
-            "extreme values in the inputs, or use another model"
-        )
+    if not is_finite(scores):
+        raise not_finite(f"the score of a row of chunk {chunk.number}")
     return Scored(chunk.number, chunk.ids, scores, is_fallback)
 
 

@@ -51,13 +51,22 @@ class Predictions:
 
     model: str
     output: Output
-    arrow_ids: Any  # an Arrow array of strings
+    given_ids: Any  # an Arrow array of strings; None for numbered rows
     scores: npt.NDArray[np.float64]
     fallback: npt.NDArray[np.bool_]
     hosts: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.scores)
+
+    @cached_property
+    def arrow_ids(self) -> Any:
+        """The ids of the rows, as an Arrow array of strings."""
+        import pyarrow as pa
+
+        if self.given_ids is None:
+            return pa.array(np.arange(len(self))).cast(pa.string())
+        return self.given_ids
 
     @cached_property
     def ids(self) -> npt.NDArray[np.object_]:
@@ -177,10 +186,9 @@ def _source(
     model.check_rows(rows, f"the rows of {model.facts.party}")
     if ids is not None and len(ids) != rows.num_rows:
         raise DataError(f"ids: expected one for each of {rows.num_rows:,} rows, got {len(ids):,}")
-    if model.facts.role == "host":
+    if ids is None:
         return DatasetRows({"test": rows}, chunk_rows)
-    texts = pa.array(np.arange(rows.num_rows) if ids is None else ids).cast(pa.string())
-    return DatasetRows({"test": rows}, chunk_rows, ids={"test": texts})
+    return DatasetRows({"test": rows}, chunk_rows, ids={"test": pa.array(ids).cast(pa.string())})
 
 
 class _Arrays:
@@ -200,17 +208,24 @@ class _Arrays:
         self._scored.append(scored)
 
     def predictions(self, model: Model) -> Predictions:
-        import pyarrow as pa
-
         assert model.facts.output is not None  # a guest's part has it
         classes = num_classes(model)
         empty = np.zeros((0,) if classes is None else (0, classes))
-        flags = [np.full(len(s.scores), s.is_fallback) for s in self._scored]
+        scores = [s.scores.numpy() for s in self._scored]
+        flags = np.array([s.is_fallback for s in self._scored], np.bool_)
         return Predictions(
             model.name,
             model.facts.output,
-            pa.chunked_array([s.ids for s in self._scored], pa.string()).combine_chunks(),
-            np.concatenate([empty, *(s.scores.numpy() for s in self._scored)]),
-            np.concatenate([np.zeros(0, np.bool_), *flags]),
+            self._ids(),
+            np.concatenate([empty, *scores]),
+            np.repeat(flags, [len(part) for part in scores]),
             tuple(model.facts.hosts),
         )
+
+    def _ids(self) -> Any:
+        import pyarrow as pa
+
+        parts = [s.ids for s in self._scored]
+        if parts and parts[0] is None:
+            return None
+        return pa.chunked_array(parts, pa.string()).combine_chunks()

@@ -80,7 +80,7 @@ class ChunkPlan:
 
 
 class Chunk(NamedTuple):
-    """Some rows of a section; `ids` is an Arrow array of strings, at the guest."""
+    """Some rows of a section; `ids` is an Arrow array of strings, None for rows without ids."""
 
     number: int
     batch: Batch

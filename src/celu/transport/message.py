@@ -49,6 +49,7 @@ class Kind(enum.IntEnum):
 TRAINING = frozenset({Kind.ACTIVATION, Kind.DERIVATIVE})
 ALIGNING = frozenset({Kind.BLINDED, Kind.REBLINDED, Kind.KEPT})
 SERVING = frozenset({Kind.SCORING_ACTIVATION, Kind.ASK, Kind.ANSWER})
+ASKING = frozenset({Kind.ASK, Kind.ANSWER, Kind.REFUSAL})
 TENSORS = TRAINING | ALIGNING | SERVING | {Kind.TEST_ACTIVATION, Kind.PROBE}
 ROW_DIGEST_BYTES = 16
 MAX_CURVATURE = 1e12  # far above any useful one, and small enough not to overflow
@@ -78,7 +79,8 @@ class Message:
     @property
     def described(self) -> str:
         """Its kind, round and sender, for errors."""
-        return f"{self.kind.name} of round {self.round}" + (self.sender and f" from {self.sender}")
+        number = f"{self.kind.name} of {counted(self.kind)} {self.round}"
+        return number + (self.sender and f" from {self.sender}")
 
 
 @dataclass(frozen=True)
@@ -161,13 +163,20 @@ class TrafficBothWays:
     received: Traffic = field(default_factory=Traffic)
 
 
+def counted(kind: Kind) -> str:
+    """What the field `round` of a kind of message counts, for errors."""
+    if kind is Kind.SCORING_ACTIVATION:
+        return "chunk"
+    return "ask" if kind in ASKING else "round"
+
+
 def expect(message: Message, kind: Kind, round_: int = 0, part: int = 0) -> Message:
     """Return the message; raise ProtocolError unless it has this kind, round and part."""
     got = (message.kind, message.round, message.part)
     if got != (kind, round_, part):
         raise ProtocolError(
-            f"expected {kind.name} of round {round_} part {part}, "
-            f"got {message.kind.name} of round {message.round} part {message.part}"
+            f"expected {kind.name} of {counted(kind)} {round_} part {part}, got "
+            f"{message.kind.name} of {counted(message.kind)} {message.round} part {message.part}"
             + (message.sender and f" from {message.sender}")
         )
     return message

@@ -37,6 +37,7 @@ from celu.errors import NonFiniteError, ProtocolError, ShapeError
 from celu.transport.message import (
     MAX_CURVATURE,
     ROW_DIGEST_BYTES,
+    SERVING,
     TENSORS,
     Kind,
     Message,
@@ -52,6 +53,7 @@ MAX_BODY_LEVELS = 16  # a deeper body could exhaust the stack of code that walks
 
 _DTYPES: dict[torch.dtype, int] = {torch.float32: 1, torch.uint8: 2, torch.int64: 3}
 _DTYPES_BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
+_NUMPY_FLOATS = (torch.float32, torch.float64)
 _JSON = 0
 _KINDS = {kind.value: kind for kind in Kind}
 # PyTorch releases Python's interpreter lock in every operation. With many threads that delays a
@@ -234,7 +236,7 @@ def as_sendable(message: Message) -> Message:
     if tensor is not None and (tensor.requires_grad or tensor.device.type != "cpu"):
         message = replace(message, tensor=tensor.detach().to("cpu"))
     if message.total is not None:
-        check_finite(message.total.cpu(), message.kind.name, message.round)
+        _check_message(message, message.total.cpu())
     check_sendable(message)
     return message
 
@@ -249,37 +251,56 @@ def check_sendable(message: Message) -> None:
         return
     if tensor.dtype not in _DTYPES or tensor.dim() != 2 or tensor.numel() == 0:
         raise ShapeError(
-            f"{message.kind.name} of round {message.round}: expected a matrix of float32, bytes or "
-            f"int64, got {tensor.dtype} of {list(tensor.shape)}"
+            f"{message.described}: expected a matrix of float32, bytes or int64, got "
+            f"{tensor.dtype} of {list(tensor.shape)}"
         )
-    check_finite(tensor, message.kind.name, message.round)
+    _check_message(message, tensor)
 
 
 def check_received(message: Message) -> None:
     """Raise NonFiniteError if the tensor of a received message holds NaN or Inf."""
     if message.tensor is not None:
-        check_finite(message.tensor, f"{message.kind.name} from {message.sender}", message.round)
+        _check_message(message, message.tensor)
+
+
+def _check_message(message: Message, tensor: Tensor) -> None:
+    if is_finite(tensor):
+        return
+    if message.kind in SERVING:
+        raise not_finite(message.described)
+    sender = message.sender and f" from {message.sender}"
+    check_finite(tensor, f"{message.kind.name}{sender}", message.round)
 
 
 def check_finite(tensor: Tensor, what: str, round_: int) -> None:
-    """Raise NonFiniteError if a tensor in main memory holds NaN or Inf.
-
-    A tensor on a GPU is not checked, because that would synchronize at every step. It is checked
-    when it is copied to main memory, before it is sent.
-    """
-    if tensor.device.type != "cpu" or not tensor.is_floating_point():
-        return
-    is_plain = tensor.dtype == torch.float32 and not tensor.requires_grad
-    if is_plain and tensor.numel() <= _SMALL_ELEMENTS:
-        values = tensor.numpy()
-        # The sum of squares is finite only if every term is, but it may overflow.
-        is_finite = math.isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())
-    else:
-        # A sum is finite only if every term is, but it may overflow although every term is.
-        is_finite = math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
-    if not is_finite:
+    """Raise NonFiniteError if a tensor of a round of training holds NaN or Inf; see `is_finite`."""
+    if not is_finite(tensor):
         raise NonFiniteError(
             f"{what} of round {round_} holds NaN or Inf and was not used. Weights may have "
             "diverged in earlier rounds: lower the learning rate, or look for extreme values in "
             "the inputs"
         )
+
+
+def not_finite(what: str) -> NonFiniteError:
+    """The error for a tensor of a trained model that holds NaN or Inf."""
+    return NonFiniteError(
+        f"{what} holds NaN or Inf and was not used; look for extreme values in the inputs, or use "
+        "another model"
+    )
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor in main memory holds neither NaN nor Inf.
+
+    A tensor on a GPU is not checked, because that would synchronize at every step. It is checked
+    when it is copied to main memory, before it is sent.
+    """
+    if tensor.device.type != "cpu" or not tensor.is_floating_point():
+        return True
+    if tensor.dtype in _NUMPY_FLOATS and tensor.numel() <= _SMALL_ELEMENTS:
+        values = tensor.detach().numpy()
+        # The sum of squares is finite only if every term is, but it may overflow.
+        return math.isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())
+    # A sum is finite only if every term is, but it may overflow although every term is.
+    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())

@@ -108,6 +108,10 @@ def test_features_from_redis(served: Served, monkeypatch: pytest.MonkeyPatch) ->
         assert found == pytest.approx(stored, abs=1e-6)
         command(port, "DEL", f"features:{IDS[1]}")
         assert served.infer(IDS[1:2]).missing == [HOST]
+        # An error for one row leaves no reply behind that the next ask would take for its own.
+        assert command(port, "SET", f"features:{IDS[1]}", "no hash") == b"+OK\r\n"
+        assert served.infer(IDS[1:4]).missing == [HOST, "", ""]
+        assert served.infer(IDS[4:20]).scores == pytest.approx(stored[4:20], abs=1e-6)
     assert served.infer(IDS[2:3]).missing == [HOST]  # Redis is down, the host is not
     with redis_server(port, served.folder):
         command(port, "HSET", f"features:{IDS[2]}", "wind", "1.0", "sky", "sky 1")

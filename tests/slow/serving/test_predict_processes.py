@@ -175,6 +175,18 @@ def test_the_training_rows_get_the_scores_of_the_runs_own_evaluation(folder: Pat
     events = (folder / "airline" / "run" / "events.jsonl").read_text().splitlines()
     last = [line for line in events if '"evaluation"' in line][-1]
     assert f'"auc": {measured}' in last or f'"auc":{measured}' in last
+    # tests/serving/test_predict.py compares the scores of one process with an evaluation, by bit.
+    models = {name: celu.load_model(folder / name / "model") for name in PARTIES}
+    host = (
+        models["weather"],
+        celu.open_store(folder / "weather" / "store"),
+        folder / "weather" / "alignment",
+    )
+    together = celu.predict(
+        models["airline"], store, {"weather": host}, alignment=folder / "airline" / "alignment",
+        chunk_rows=64,
+    )  # fmt: skip
+    assert np.array_equal(together.scores, scores.scores)
 
 
 @pytest.fixture
