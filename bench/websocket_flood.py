@@ -11,15 +11,19 @@ from contextlib import suppress
 
 PING = b"\x89\xfd" + bytes(4) + bytes(125)  # masked with zeros, the longest that is allowed
 _BURST = PING * 200
-_ANSWER_S = 10.0
 
 
-def upgrade(port: int, name: str, context: ssl.SSLContext | None) -> socket.socket:
-    """A WebSocket whose receive buffer is small; raises OSError if the server refuses it."""
+def upgrade(
+    port: int, name: str, context: ssl.SSLContext | None = None, timeout_s: float = 10.0
+) -> socket.socket:
+    """A WebSocket under a name, with a small receive buffer; it has read the answer and no more.
+
+    Raises OSError if the server refuses it. The timeout is that of each call of the socket.
+    """
     sock = socket.socket()
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.settimeout(_ANSWER_S)
+        sock.settimeout(timeout_s)
         sock.connect(("127.0.0.1", port))
         if context is not None:
             sock = context.wrap_socket(sock, server_hostname="guest")
@@ -29,7 +33,9 @@ def upgrade(port: int, name: str, context: ssl.SSLContext | None) -> socket.sock
             f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\ncelu-name: {name}\r\n\r\n"
         )
         sock.sendall(request.encode("ascii"))
-        answer = sock.recv(1024)
+        answer = b""
+        while b"\r\n\r\n" not in answer and (byte := sock.recv(1)):
+            answer += byte
         if not answer.startswith(b"HTTP/1.1 101"):
             raise ConnectionError("the server refused the WebSocket")
     except OSError:

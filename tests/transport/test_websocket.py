@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import os
 import re
 import socket
 import threading
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 from websockets.utils import accept_key
 
+from bench.websocket_flood import PING, upgrade
 from celu.errors import CeluError, PeerLost
 from celu.transport import inner_tls, websocket_carrier, websocket_clients, websocket_socket
 from celu.transport.carrier import Admission, Route
@@ -24,7 +23,6 @@ from celu.transport.stream import StreamLink
 from celu.transport.tls import Credentials
 from celu.transport.websocket_carrier import Listener, OutgoingConnection
 
-PING = b"\x89\xfd" + bytes(4) + bytes(125)  # masked with zeros, the longest that is allowed
 MUCH = 64 << 20  # bytes; far above what the kernel buffers of a connection hold
 
 
@@ -41,23 +39,9 @@ def listening(companies: dict[str, Any], *, behind_gateway: bool = True) -> Iter
         listener.stop()
 
 
-def upgrade(port: int, name: str = "bank") -> socket.socket:
+def stranger_at(listener: Listener) -> socket.socket:
     """A WebSocket of a stranger that claims a name and reads no further than the answer."""
-    stranger = socket.socket()
-    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    stranger.settimeout(600)
-    stranger.connect(("127.0.0.1", port))
-    key = base64.b64encode(os.urandom(16)).decode("ascii")
-    request = (
-        "GET /celu HTTP/1.1\r\nHost: celu\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\ncelu-name: {name}\r\n\r\n"
-    )
-    stranger.sendall(request.encode("ascii"))
-    answer = b""
-    while b"\r\n\r\n" not in answer:
-        answer += stranger.recv(1)
-    assert answer.startswith(b"HTTP/1.1 101")
-    return stranger
+    return upgrade(listener.port, "bank", timeout_s=600)
 
 
 def host_of(companies: dict[str, Any], listener: Listener) -> Endpoint:
@@ -87,7 +71,7 @@ def wait_until_disconnected(stranger: socket.socket) -> None:
 def test_a_client_that_sends_pings_and_reads_nothing_is_disconnected(
     companies: dict[str, Any],
 ) -> None:
-    with listening(companies) as listener, upgrade(listener.port) as stranger:
+    with listening(companies) as listener, stranger_at(listener) as stranger:
         sent, pings = 0, PING * 500
         with pytest.raises(ConnectionError):
             while sent < MUCH:
@@ -99,7 +83,7 @@ def test_clients_that_send_pings_and_leave_write_nothing_to_the_log(
 ) -> None:
     with listening(companies) as listener:
         for _ in range(20):
-            with upgrade(listener.port) as stranger, suppress(ConnectionError):
+            with stranger_at(listener) as stranger, suppress(ConnectionError):
                 stranger.sendall(PING * 500)  # the answers are unread: closing resets the rest
         deadline = time.monotonic() + 600
         while listener._clients and time.monotonic() < deadline:
@@ -112,7 +96,7 @@ def test_a_client_that_proves_no_name_is_disconnected(
     companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inner_tls, "HANDSHAKE_S", 0.2)
-    with listening(companies) as listener, upgrade(listener.port) as stranger:
+    with listening(companies) as listener, stranger_at(listener) as stranger:
         wait_until_disconnected(stranger)
 
 
@@ -121,7 +105,7 @@ def test_a_client_that_does_not_read_cannot_delay_its_disconnection(
 ) -> None:
     monkeypatch.setattr(inner_tls, "HANDSHAKE_S", 5.0)
     monkeypatch.setattr(websocket_socket, "MAX_UNREAD_PINGS", 1 << 30)
-    with listening(companies) as listener, upgrade(listener.port) as stranger:
+    with listening(companies) as listener, stranger_at(listener) as stranger:
         give_up_at = time.monotonic() + 600
         while not (clients := list(listener._servers[0].connections)):
             assert time.monotonic() < give_up_at
@@ -137,7 +121,7 @@ def test_a_client_that_does_not_read_cannot_delay_its_disconnection(
 
 def test_a_peer_connects_among_clients_that_claim_its_name(companies: dict[str, Any]) -> None:
     with listening(companies) as listener, ExitStack() as stack:
-        strangers = [stack.enter_context(upgrade(listener.port)) for _ in range(20)]
+        strangers = [stack.enter_context(stranger_at(listener)) for _ in range(20)]
         stack.enter_context(open_links(host_of(companies, listener)))
         assert listener.wait(600)["bank"].is_over is False
         for stranger in strangers[:12]:

@@ -12,8 +12,8 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,22 +79,11 @@ async def align_host(
     Raises the same errors as `align_guest`.
     """
     links = {link.peer: link}
-    exchanges: list[Exchange] = []
-    try:
-        exchanges = await _handshake(name, links, tags, terms, resources, guest=link.peer)
-        await _run_exchanges(exchanges, emit)
+    async with _exchanges(name, links, tags, terms, resources, emit, guest=link.peer) as exchanges:
         rows = _common_rows(exchanges[0])
         ready_limit = max_ready(resources.chunk_rows)
         selected = rows[await receive_selection(link, len(rows), ready_limit)]
-        result = await _confirm(name, tags, selected, {link.peer: len(rows)}, exchanges)
-        await close_session(links)
-    except (Exception, KeyboardInterrupt) as error:
-        await _fail(links, exchanges, resources, error)
-        raise
-    for exchange in exchanges:
-        exchange.state.finish()
-    _remove_if_empty(resources.folder)
-    return result
+        return await _confirm(name, tags, selected, {link.peer: len(rows)}, exchanges)
 
 
 async def align_guest(
@@ -113,10 +102,7 @@ async def align_guest(
     other failure, a new start resumes from the last common progress; if rows or terms have changed,
     it starts over with fresh keys.
     """
-    exchanges: list[Exchange] = []
-    try:
-        exchanges = await _handshake(name, links, tags, terms, resources, guest=name)
-        await _run_exchanges(exchanges, emit)
+    async with _exchanges(name, links, tags, terms, resources, emit, guest=name) as exchanges:
         found: dict[str, RowNumbers] = {}
         for exchange in exchanges:
             found[exchange.link.peer] = _common_rows(exchange)
@@ -128,7 +114,26 @@ async def align_guest(
         for peer, rows in found.items():
             await send_selection(links[peer], in_all[rows])
         common = {peer: len(rows) for peer, rows in found.items()}
-        result = await _confirm(name, tags, np.flatnonzero(in_all), common, exchanges)
+        return await _confirm(name, tags, np.flatnonzero(in_all), common, exchanges)
+
+
+@asynccontextmanager
+async def _exchanges(
+    name: str,
+    links: Mapping[str, Link],
+    tags: Tags,
+    terms: Mapping[str, Any],
+    resources: AlignmentResources,
+    emit: Callback,
+    *,
+    guest: str,
+) -> AsyncIterator[list[Exchange]]:
+    """The finished exchanges with all peers; the session and their progress end with the block."""
+    exchanges: list[Exchange] = []
+    try:
+        exchanges = await _handshake(name, links, tags, terms, resources, guest)
+        await _run_exchanges(exchanges, emit)
+        yield exchanges
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
         await _fail(links, exchanges, resources, error)
@@ -136,7 +141,6 @@ async def align_guest(
     for exchange in exchanges:
         exchange.state.finish()
     _remove_if_empty(resources.folder)
-    return result
 
 
 async def _handshake(
