@@ -80,6 +80,23 @@ def test_a_peer_that_comes_back_gets_a_new_session() -> None:
                 assert seen.get(timeout=WAIT_S) == number
 
 
+@pytest.mark.parametrize("carrier", ["grpc", "websocket"])
+def test_a_session_that_waits_for_a_message_ends_with_its_context(carrier: str) -> None:
+    guest, host = endpoints(carrier)
+    waiting: Seen[str] = queue.Queue()
+
+    def wait(link: StreamLink) -> None:
+        greet(link, 0)
+        waiting.put(link.peer)
+        run_blocking(link.receive())
+
+    ours = sessions(guest, wait, queue.Queue())
+    theirs = sessions(host, wait, queue.Queue())
+    with ours, theirs:
+        assert {waiting.get(timeout=WAIT_S) for _ in range(2)} == {"guest", "host"}
+    assert not any(thread.is_alive() for thread in (*ours._threads, *theirs._threads))
+
+
 def test_a_bug_or_a_violation_in_a_session_ends_only_that_session() -> None:
     guest, host = endpoints("grpc")
     seen: Seen[int] = queue.Queue()

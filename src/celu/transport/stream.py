@@ -155,7 +155,7 @@ class StreamLink:
         """Add a connection to the peer; raises PeerLost if there are too many or it is closed."""
         with self._waits.lock:
             if self.is_over or (self._closing and not dials):
-                raise self._end or PeerLost(f"the link to {self.peer} is closed")
+                raise self._closing_error()
             self._connections.add(connection)
             if dials:  # the dialing side has dropped its previous connection
                 self._connections.make_current(connection)
@@ -329,7 +329,10 @@ class StreamLink:
     def _report_end(self) -> None:
         if self.is_over and self._on_end is not None:
             on_end, self._on_end = self._on_end, None
-            on_end(self._end or PeerLost(f"the link to {self.peer} is closed"))
+            on_end(self._closing_error())
+
+    def _closing_error(self) -> CeluError:
+        return self._end or PeerLost(f"the link to {self.peer} is closed")
 
     def _enqueue(self, message: Message) -> None:
         num_bytes = self._delivery.enqueue(message, time.monotonic())
@@ -349,8 +352,8 @@ class StreamLink:
         """Wait until ready; raises the error that ended the link, PeerLost at the deadline."""
         began = time.monotonic()
         while not ready():
-            if self._end is not None:
-                raise self._end
+            if self.is_over:
+                raise self._closing_error()
             until = self._uptime.give_up_at(began)
             if time.monotonic() >= until:
                 self._finish(self._uptime.timeout_error(did))
