@@ -76,19 +76,19 @@ class DirectHost:
         return self.session.name
 
     def start(self, model: str, keys: RowKeys, deadline_at: float) -> Result:
-        has_z = keys.numbers != NO_ROW
-        none = ZRows(np.zeros(len(keys), np.bool_), None)
-        if self.is_down or not has_z.any():
-            return lambda: none
-        numbers = keys.numbers[has_z]
+        has_z = [number != NO_ROW for number in keys.numbers]
+        none = ZRows([False] * len(keys), None)
+        if self.is_down or not any(has_z):
+            return Result(lambda: none)
+        numbers = np.array([number for number in keys.numbers if number != NO_ROW])
         self.asked.append(numbers.tolist())
         try:
             payload = self.session.answer(Ask(0, SLOT, numbers, deadline_at))
         except AskRefused:
-            return lambda: none
+            return Result(lambda: none)
         codec = find_codec(self.session.serving.codec, "codec")
         z_ND = codec.decode(payload.reshape(-1), len(numbers), self.width)
-        return lambda: ZRows(has_z, z_ND)
+        return Result(lambda: ZRows(has_z, z_ND.numpy()))
 
 
 @dataclass

@@ -36,13 +36,30 @@ class Call:
         self.is_alone = False  # it shares no ask with others
         self.answer: Tensor | None = None
         self.problem: CeluError | None = None
+        self._on_finish: Callable[[], None] | None = None
         self._pending = threading.Lock()
         self._pending.acquire()
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether `wait` returns at once, before its deadline."""
+        return not self._pending.locked()
 
     def finish(self, answer: Tensor | None = None, problem: CeluError | None = None) -> None:
         """Wake the caller; call it once."""
         self.answer, self.problem = answer, problem
         self._pending.release()
+        if self._on_finish is not None:
+            self._on_finish()
+
+    def notify(self, on_finish: Callable[[], None]) -> None:
+        """Call `on_finish` when it finishes, on any thread; or now. It may be called twice.
+
+        It must not wait: the link may be locked.
+        """
+        self._on_finish = on_finish
+        if self.has_finished:
+            on_finish()
 
     def wait(self) -> bool:
         """Whether it finishes before its deadline."""
