@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from celu.codecs.registry import find_codec
@@ -80,8 +79,8 @@ class DirectHost:
         none = ZRows([False] * len(keys), None)
         if self.is_down or not any(has_z):
             return Result(lambda: none)
-        numbers = np.array([number for number in keys.numbers if number != NO_ROW])
-        self.asked.append(numbers.tolist())
+        numbers = [number for number in keys.numbers if number != NO_ROW]
+        self.asked.append(numbers)
         try:
             payload = self.session.answer(Ask(0, SLOT, numbers, deadline_at))
         except AskRefused:

@@ -115,7 +115,7 @@ def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
 
 
 def ask(*rows: int, slot: int = SLOT) -> Ask:
-    return Ask(0, slot, np.array(rows, np.int64), time.monotonic() + 600.0)
+    return Ask(0, slot, rows, time.monotonic() + 600.0)
 
 
 def test_a_host_refuses_rows_slots_and_limits_by_code(tmp_path: Path) -> None:

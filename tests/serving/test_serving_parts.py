@@ -73,7 +73,7 @@ def test_tags_survive_as_numbers_of_an_ask(content: list[bytes]) -> None:
     numbers = numbers_from_tags(content)
     assert len(numbers) == 3 * len(content)
     assert min(numbers) >= 0 and max(numbers) < MAX_ROW
-    assert tags_from_numbers(np.array(numbers)) == content
+    assert tags_from_numbers(numbers) == content
 
 
 def test_announcements_survive_the_wire_form() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from celu.serving.lookup import Lookup, look_up
 from celu.serving.model_shelf import ModelShelf, ServedModel
 from celu.serving.pushing import push
 from celu.serving.quota import Quota
-from celu.serving.row_index import NO_ROW, Arrays, Numbers, ServedRows
+from celu.serving.row_index import NO_ROW, Arrays, ServedRows
 from celu.serving.rows import StoreRows
 from celu.transport.ask import Ask, Refusal, serve_asks
 from celu.transport.link import run_blocking
@@ -127,14 +126,14 @@ class HostSession:
                 return served
         raise AskRefused("no model has this slot", reason=Refusal.UNKNOWN_MODEL)
 
-    def _find_rows(self, asked: Numbers) -> tuple[list[int], Numbers]:
+    def _find_rows(self, asked: list[int]) -> tuple[list[int], list[int]]:
         """The store's rows of an ask, and the numbers that the quota counts."""
         if self.serving.asks == "tags":
             rows = self.rows.find(tags_from_numbers(asked))
             if NO_ROW in rows:
                 raise AskRefused("a row is not in the store", reason=Refusal.UNKNOWN_ROW)
-            return rows, np.array(rows)
-        if int(asked.max()) >= self.rows.num_aligned:
+            return rows, rows
+        if max(asked) >= self.rows.num_aligned:
             raise AskRefused("a row is not in the alignment", reason=Refusal.UNKNOWN_ROW)
         return self.rows.rows(asked), asked
 

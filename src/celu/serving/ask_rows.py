@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from celu.data.tags import TAG_BYTES
-from celu.serving.row_index import Numbers
 
 NUMBERS_PER_ROW = {"numbers": 1, "tags": 3}
 _BYTES = 6
@@ -24,8 +21,10 @@ def numbers_from_tags(tags: Sequence[bytes]) -> list[int]:
     ]
 
 
-def tags_from_numbers(numbers: Numbers) -> list[bytes]:
+def tags_from_numbers(numbers: Sequence[int]) -> list[bytes]:
     """The inverse; numbers that are no tags become tags that no row has, or some other row has."""
-    usable = numbers[: len(numbers) // 3 * 3].astype("<i8")
-    parts = usable.view(np.uint8).reshape(-1, 3, 8)[:, :, :_BYTES]
-    return [tag.tobytes() for tag in parts.reshape(-1, 3 * _BYTES)[:, :TAG_BYTES]]
+    tags = []
+    for start in range(0, len(numbers) - 2, 3):
+        parts = [number.to_bytes(8, "little")[:_BYTES] for number in numbers[start : start + 3]]
+        tags.append(b"".join(parts)[:TAG_BYTES])
+    return tags

@@ -20,7 +20,6 @@ from celu.data.memory_map import open_datasets
 from celu.data.store import PARTS, Store
 from celu.data.tags import TAG_BYTES, Tags, ascending, commitment, digest_rows, tagger
 
-Numbers = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]  # inputs of a bottom model, by name
 NO_ROW = -1
 
@@ -119,10 +118,9 @@ class ServedRows:
         """The alignment's numbers of rows of the store; NO_ROW for those that are not aligned."""
         return [self._number_of[row] for row in rows]
 
-    def rows(self, numbers: Numbers) -> list[int]:
+    def rows(self, numbers: Sequence[int]) -> list[int]:
         """The store's rows of numbers of the alignment."""
-        rows: list[int] = self._row_of[numbers].tolist()
-        return rows
+        return [int(self._row_of[number]) for number in numbers]
 
     def ids(self) -> Any:
         """The ids of all rows of the store, as one Arrow array."""
