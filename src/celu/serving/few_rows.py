@@ -34,6 +34,10 @@ class FewRows:
         self._top = numpy_top(model.top) if on_cpu else None
         self._widths = list(model.facts.hosts.values())
 
+    def is_quick(self, num_rows: int) -> bool:
+        """Whether its own Z of so many rows takes microseconds."""
+        return num_rows <= MAX_FEW and (self._bottom is not None or self._model.bottom is None)
+
     def activations(self, inputs: Arrays) -> Array:
         """See `Model.activations`; float32."""
         num_rows = len(next(iter(inputs.values())))

@@ -57,7 +57,7 @@ class Begun:
     deadline_at: float
     fallback: Literal["refuse", "mean"] | ServedModel
     results: dict[str, Result] = field(default_factory=dict)
-    own_z: list[Array] = field(default_factory=list)
+    own_z: list[Array] | None = None  # computed last if it is quick: first, it would delay asks
 
     @property
     def calls(self) -> list[Call]:
@@ -112,7 +112,10 @@ class Begun:
             for hosts, has_z in zip(missing, found.has_z, strict=True):
                 if not has_z:
                     hosts.append(host)
-        scores = self.served.few_rows.scores(self.own_z, z_of_hosts)
+        own_z = self.own_z
+        if own_z is None:
+            own_z = self.served.few_rows.own_z(_join([rows.inputs for rows in ready]))
+        scores = self.served.few_rows.scores(own_z, z_of_hosts)
         if any(missing) and isinstance(self.fallback, ServedModel):
             degraded = [row for row, hosts in enumerate(missing) if hosts]
             inputs = _join([rows.fallback_inputs for rows in ready])
@@ -169,8 +172,8 @@ class Inference:
             keys = ready[0].keys if len(ready) == 1 else _join_keys([rows.keys for rows in ready])
             for name in served.model.facts.hosts:
                 begun.results[name] = self._hosts[name].start(served.name, keys, deadline_at)
-            inputs = _join([rows.inputs for rows in ready])
-            begun.own_z = served.few_rows.own_z(inputs)  # while the asks are in flight
+            if not served.few_rows.is_quick(len(keys)):  # compute while the asks are in flight
+                begun.own_z = served.few_rows.own_z(_join([rows.inputs for rows in ready]))
         return begun
 
     def _find(self, served: ServedModel, job: Job) -> _Rows:
