@@ -69,8 +69,16 @@ def test_scores_are_the_same(kind: Output, output: list[list[float]]) -> None:
     assert np.array(numpy_scores(logits.numpy(), kind)) == pytest.approx(expected.numpy())
 
 
-def test_a_score_of_nan_is_nan() -> None:
-    assert np.isnan(numpy_scores(np.array([[np.nan]], np.float32), "binary")).all()
+@np.errstate(all="ignore")
+def test_extreme_values_become_inf_or_nan() -> None:
+    bottom, top = numpy_bottom(tower(relu_z=False)), numpy_top(InnerProductTop([6, 6]))
+    assert bottom is not None and top is not None
+    arrays = {name: tensor.numpy() for name, tensor in inputs(2).items()}
+    z_BD = bottom({**arrays, "numbers": np.full((2, 4), np.inf, np.float32)})
+    assert not np.isfinite(z_BD).all()
+    assert np.isinf(top([np.full((1, 6), 3e38, np.float32)] * 2)).all()
+    assert np.isnan(numpy_scores(np.array([[np.nan]]), "binary")).all()
+    assert np.isnan(numpy_scores(np.array([[np.inf, np.inf]]), "multiclass")).all()
 
 
 def test_other_modules_have_no_such_function() -> None:

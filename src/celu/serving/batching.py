@@ -8,10 +8,9 @@ batch to fill up.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from celu.errors import RequestError
 from celu.serving.inference_protocol import Answer, InferRequest
@@ -20,14 +19,13 @@ Outcome = Answer | Exception
 _STOP_S = 10.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Job:
     """A request, and where its answer goes; `done` is called on any thread."""
 
     request: InferRequest
     deadline_at: float
     done: Callable[[Outcome], object]
-    arrived_at: float = field(default_factory=time.monotonic)
 
     @property
     def num_rows(self) -> int:

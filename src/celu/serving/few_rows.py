@@ -44,7 +44,7 @@ class FewRows:
         if self._bottom is None or num_rows > MAX_FEW:
             z_BD = self._model.activations(to_batch(inputs))
             return z_BD.float().cpu().contiguous().numpy()
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):  # whoever uses the result checks it
             return self._bottom(inputs)
 
     def own_z(self, inputs: Arrays | None) -> list[Array]:
@@ -59,9 +59,7 @@ class FewRows:
         """See `Model.top_scores`; as Python numbers."""
         zs, kind = [*own_z, *z_of_hosts], self._model.facts.output
         num_rows = len(zs[0]) if zs else 0
-        fits = all(
-            z.shape == (num_rows, width) for z, width in zip(z_of_hosts, self._widths, strict=True)
-        )
+        fits = [z.shape for z in z_of_hosts] == [(num_rows, width) for width in self._widths]
         if self._top is None or kind is None or num_rows > MAX_FEW or not fits:
             tensors = [[torch.from_numpy(z) for z in some] for some in (own_z, z_of_hosts)]
             scores: list[Any] = self._model.top_scores(*tensors).tolist()

@@ -54,7 +54,7 @@ class Answer:
 def parse_request(body: bytes, max_rows: int) -> InferRequest:
     """Parse and check a request; raises RequestError."""
     try:
-        content = json.loads(body)
+        content = json.loads(body.decode())
     except (ValueError, RecursionError):
         raise RequestError("expected a request in JSON") from None
     if not isinstance(content, dict) or not isinstance(content.get("inputs"), list):

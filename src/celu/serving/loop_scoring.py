@@ -92,7 +92,8 @@ class LoopScoring:
         started = self._clock()
         begun = self._begin(jobs)
         self._watch(started)
-        if all(call.has_finished for call in begun.calls):
+        calls = begun.calls
+        if not calls or all(call.has_finished for call in calls):
             self._finish(jobs, begun)
             return
         loop = asyncio.get_running_loop()
@@ -107,7 +108,7 @@ class LoopScoring:
                 self._begin_next()
 
         def finish_if_all() -> None:
-            if all(call.has_finished for call in begun.calls):
+            if all(call.has_finished for call in calls):
                 finish()
 
         def on_finish() -> None:
@@ -115,7 +116,7 @@ class LoopScoring:
                 loop.call_soon_threadsafe(finish_if_all)
 
         deadline = loop.call_later(max(0.0, begun.deadline_at - self._clock()), finish)
-        for call in begun.calls:
+        for call in calls:
             call.notify(on_finish)
 
     def _finish(self, jobs: list[Job], begun: Begun) -> None:
