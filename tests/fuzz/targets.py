@@ -420,9 +420,9 @@ def asks() -> Target:
     def read(message: Message) -> None:
         ask = Ask.from_message(expect(message, Kind.ASK, ROUND))
         assert 0 <= ask.slot < MAX_SLOT and 0 < len(ask.rows) <= ROWS
-        assert ask.rows.min() >= 0 and ask.rows.max() < MAX_ROW
+        assert min(ask.rows) >= 0 and max(ask.rows) < MAX_ROW
 
-    sent = Ask(ROUND, 3, np.arange(ROWS), time.monotonic() + 60.0).to_message()
+    sent = Ask(ROUND, 3, list(range(ROWS)), time.monotonic() + 60.0).to_message()
     return Target("asks", [sent], read, {Kind.ASK: ask_spec(ROWS)})
 
 
@@ -433,7 +433,7 @@ def answers() -> Target:
     calls: list[Call] = []
 
     def reset() -> None:
-        calls[:] = [Call(0, np.arange(rows), 0.0) for rows in (ROWS - 1, 1)]
+        calls[:] = [Call(0, list(range(rows)), 0.0) for rows in (ROWS - 1, 1)]
         asker._queue.clear()
         asker._in_flight.clear()
         asker._in_flight[ROUND] = list(calls)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from celu.codecs.registry import find_codec
@@ -76,19 +75,19 @@ class DirectHost:
         return self.session.name
 
     def start(self, model: str, keys: RowKeys, deadline_at: float) -> Result:
-        has_z = keys.numbers != NO_ROW
-        none = ZRows(np.zeros(len(keys), np.bool_), None)
-        if self.is_down or not has_z.any():
-            return lambda: none
-        numbers = keys.numbers[has_z]
-        self.asked.append(numbers.tolist())
+        has_z = [number != NO_ROW for number in keys.numbers]
+        none = ZRows([False] * len(keys), None)
+        if self.is_down or not any(has_z):
+            return Result(lambda: none)
+        numbers = [number for number in keys.numbers if number != NO_ROW]
+        self.asked.append(numbers)
         try:
             payload = self.session.answer(Ask(0, SLOT, numbers, deadline_at))
         except AskRefused:
-            return lambda: none
+            return Result(lambda: none)
         codec = find_codec(self.session.serving.codec, "codec")
         z_ND = codec.decode(payload.reshape(-1), len(numbers), self.width)
-        return lambda: ZRows(has_z, z_ND)
+        return Result(lambda: ZRows(has_z, z_ND.numpy()))
 
 
 @dataclass

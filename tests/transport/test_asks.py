@@ -59,7 +59,7 @@ class Host:
     def answer(self, ask: Ask) -> torch.Tensor:
         self.asks.append(ask)
         assert self.permits.acquire(timeout=WAIT_S)
-        if self.unknown & set(ask.rows.tolist()):
+        if self.unknown & set(ask.rows):
             raise AskRefused("not here", reason=Refusal.UNKNOWN_ROW)
         return z_of(ask.rows, ask.slot)
 
@@ -95,7 +95,7 @@ def test_an_answer_has_the_rows_that_were_asked_for(
     ends: tuple[StreamLink, StreamLink], asker: Asker
 ) -> None:
     host = Host(ends[1])
-    for slot, rows in ((0, [5]), (7, [3, 3, 1]), (2, np.arange(8))):
+    for slot, rows in ((0, [5]), (7, [3, 3, 1]), (2, list(range(8)))):
         assert torch.equal(asker.ask(slot, rows, WAIT_S), z_of(rows, slot))
     assert all(0 < ask.deadline - time.monotonic() <= WAIT_S for ask in host.asks)
 
@@ -181,7 +181,7 @@ def test_an_ask_ends_at_its_deadline_and_its_late_answer_is_discarded(
     assert not asker._queue
     host.permits.release(100)
     assert torch.equal(asker.ask(0, [2], WAIT_S), z_of([2]))
-    assert [ask.rows.tolist() for ask in host.asks] == [[1]] * MAX_IN_FLIGHT + [[2]]
+    assert [ask.rows for ask in host.asks] == [[1]] * MAX_IN_FLIGHT + [[2]]
     assert ends[0].traffic.received.messages == MAX_IN_FLIGHT + 1, "each ask has one reply"
 
 
@@ -197,7 +197,7 @@ def test_an_ask_in_flight_is_answered_after_the_link_reconnects(
     host.permits.release(100)
     assert torch.equal(waiting.result(WAIT_S), z_of([1]))
     assert torch.equal(asker.ask(0, [2], WAIT_S), z_of([2]))
-    assert [ask.rows.tolist() for ask in host.asks] == [[1], [2]], "each ask is served once"
+    assert [ask.rows for ask in host.asks] == [[1], [2]], "each ask is served once"
 
 
 @pytest.mark.parametrize("how", ["close", "goodbye"])
@@ -300,7 +300,6 @@ def test_a_hostile_ask_ends_the_link_with_an_error_and_is_not_answered(
         (-1, [0], 1.0),
         (2**16, [0], 1.0),
         (0, [], 1.0),
-        (0, [[0]], 1.0),
         (0, range(MAX_ROWS + 1), 1.0),
         (0, [-1], 1.0),
         (0, [2**48], 1.0),

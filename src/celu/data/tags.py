@@ -9,7 +9,7 @@ tag. Peers see only digests of many tags.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +25,21 @@ def make_tags(ids: Iterable[str], seed: int) -> Tags:
 
 def tags_of_texts(texts: Iterable[bytes], seed: int) -> Tags:
     """The tags of ids in UTF-8."""
+    digests = b"".join(map(tagger(seed), texts))
+    return np.frombuffer(digests, np.uint8).reshape(-1, TAG_BYTES)
+
+
+def tagger(seed: int) -> Callable[[bytes], bytes]:
+    """A function that returns the tag of an id in UTF-8."""
     salt = seed.to_bytes(8, "little")
     new_hash = hashlib.blake2b(digest_size=TAG_BYTES, salt=salt, person=b"celu.row.tag").copy
-    digests = []
-    for text in texts:
+
+    def tag_of(text: bytes) -> bytes:
         state = new_hash()
         state.update(text)
-        digests.append(state.digest())
-    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, TAG_BYTES)
+        return state.digest()
+
+    return tag_of
 
 
 def held_out(tags: Tags, fraction: float) -> npt.NDArray[np.bool_]:

@@ -36,6 +36,7 @@ from celu.serving.host_link import GuestParts, HostLink
 from celu.serving.http import Health, HttpApp
 from celu.serving.inference import Inference
 from celu.serving.lookup import load_lookup
+from celu.serving.loop_scoring import LoopScoring
 from celu.serving.model_folder import read_facts
 from celu.serving.model_shelf import ModelShelf, ServedModel, check_facts, load_served
 from celu.serving.pushing import HostPush
@@ -214,16 +215,12 @@ def serve_guest(party: ServeParty, stop: threading.Event) -> None:
             stack.enter_context(
                 party.sessions(lambda link: sessions_by_peer[link.peer](link), party.report)
             )
-        batcher = stack.enter_context(
-            Batcher(
-                inference.serve,
-                max_rows=_MAX_BATCH_ROWS,
-                max_jobs=serve.max_requests,
-                may_work_here=party.serving.mode == "pushed" or not hosts,
-            )
+        threads = stack.enter_context(
+            Batcher(inference.serve, max_rows=_MAX_BATCH_ROWS, max_jobs=serve.max_requests)
         )
+        scoring = LoopScoring(inference.begin, threads)
         health = Health(lambda: rollout.current, is_ready, lambda: rollout.is_complete)
-        app = HttpApp(serve, token, batcher, health, ServeMetrics(samples))
+        app = HttpApp(serve, token, scoring, health, ServeMetrics(samples))
         _freeze_memory()
         server = stack.enter_context(HttpServer(serve, app))
         party.say(f"{serve.name} at {server.url}/v2/models/{serve.name}")

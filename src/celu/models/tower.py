@@ -38,7 +38,7 @@ class Tower(nn.Module):
         width = 0
         for name, num_columns in columns.items():
             if name in sizes:
-                self.embeddings[name] = _FieldEmbedding(sizes[name], embedding_dim, init_std)
+                self.embeddings[name] = FieldEmbedding(sizes[name], embedding_dim, init_std)
                 width += num_columns * embedding_dim
             else:
                 width += num_columns
@@ -71,7 +71,9 @@ def dense_layers(widths: Sequence[int], init_std: float | None) -> nn.Sequential
     return nn.Sequential(*layers[:-1])
 
 
-class _FieldEmbedding(nn.Module):
+class FieldEmbedding(nn.Module):
+    """Embeddings of some columns of ids, concatenated."""
+
     offsets: Tensor
 
     def __init__(self, sizes: Sequence[int], dim: int, init_std: float | None) -> None:
@@ -82,5 +84,6 @@ class _FieldEmbedding(nn.Module):
         nn.init.normal_(self.table.weight, std=0.1 if init_std is None else init_std)
 
     def forward(self, ids_BF: Tensor) -> Tensor:
+        """[B, columns * dim]."""
         z: Tensor = self.table(ids_BF + self.offsets)
         return z.flatten(start_dim=1)

@@ -10,20 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from celu.codecs.registry import find_codec
 from celu.config.serving import Serving
-from celu.data.dataset import Batch
 from celu.errors import AskRefused, CeluError, DataError
 from celu.serving.announcement import MAX_SLOT, HostModels, read_wanted
 from celu.serving.ask_rows import NUMBERS_PER_ROW, tags_from_numbers
+from celu.serving.few_rows import to_arrays
 from celu.serving.handshake import exchange_hellos
 from celu.serving.lookup import Lookup, look_up
 from celu.serving.model_shelf import ModelShelf, ServedModel
 from celu.serving.pushing import push
 from celu.serving.quota import Quota
-from celu.serving.row_index import NO_ROW, Numbers, ServedRows
+from celu.serving.row_index import NO_ROW, Arrays, ServedRows
 from celu.serving.rows import StoreRows
 from celu.transport.ask import Ask, Refusal, serve_asks
 from celu.transport.link import run_blocking
@@ -110,7 +111,7 @@ class HostSession:
         if self._refused:
             self.say(f"the guest is within serve.{self._refused} again")
             self._refused = ""
-        z_BD = served.model.activations(self._batch(served, rows)).float().cpu().contiguous()
+        z_BD = torch.from_numpy(served.few_rows.activations(self._inputs(served, rows)))
         if not is_finite(z_BD):
             raise not_finite("Z of an ask")
         return self._codec.encode(z_BD, None).reshape(-1, 1)
@@ -126,26 +127,26 @@ class HostSession:
                 return served
         raise AskRefused("no model has this slot", reason=Refusal.UNKNOWN_MODEL)
 
-    def _find_rows(self, asked: Numbers) -> tuple[Numbers, Numbers]:
+    def _find_rows(self, asked: list[int]) -> tuple[list[int], list[int]]:
         """The store's rows of an ask, and the numbers that the quota counts."""
         if self.serving.asks == "tags":
             rows = self.rows.find(tags_from_numbers(asked))
-            if (rows == NO_ROW).any():
+            if NO_ROW in rows:
                 raise AskRefused("a row is not in the store", reason=Refusal.UNKNOWN_ROW)
             return rows, rows
-        if int(asked.max()) >= self.rows.num_aligned:
+        if max(asked) >= self.rows.num_aligned:
             raise AskRefused("a row is not in the alignment", reason=Refusal.UNKNOWN_ROW)
         return self.rows.rows(asked), asked
 
-    def _batch(self, served: ServedModel, rows: Numbers) -> Batch:
+    def _inputs(self, served: ServedModel, rows: list[int]) -> Arrays:
         if self.lookup is None:
-            batch = served.rows.take(rows)
-            assert batch is not None  # a host has features
-            return batch
+            inputs = served.rows.take(rows)
+            assert inputs is not None  # a host has features
+            return inputs
         assert served.encoder is not None  # the shelf only has models that were trained on a store
-        ids = [self._ids[row].as_py() for row in rows.tolist()]
+        ids = [self._ids[row].as_py() for row in rows]
         try:
-            return look_up(self.lookup, ids, served.encoder)
+            return to_arrays(look_up(self.lookup, ids, served.encoder))
         except DataError as error:
             self._on_error(error)
             raise AskRefused("a row has no features now", reason=Refusal.UNKNOWN_ROW) from error

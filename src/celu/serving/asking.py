@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from celu.errors import AskExpired, AskRefused, CeluError, ProtocolError
 from celu.serving.answering import MAX_ASK_ROWS
 from celu.serving.ask_rows import NUMBERS_PER_ROW, numbers_from_tags
-from celu.serving.cache import ZCache
-from celu.serving.host_link import GuestParts, HostLink, OnEnd, Result, RowKeys, ZRows
-from celu.serving.row_index import NO_ROW, Numbers
+from celu.serving.cache import Row, ZCache
+from celu.serving.host_link import GuestParts, HostLink, Mask, OnEnd, Result, RowKeys, ZRows
+from celu.serving.row_index import NO_ROW
 from celu.transport.ask import Refusal
 from celu.transport.asker import Asker, Call
 from celu.transport.message import Message, TensorSpec
 from celu.transport.stream import StreamLink
-from celu.transport.wire import check_finite
+from celu.transport.wire import is_finite, not_finite
 
 # A refusal for these reasons may be due to single rows of an ask: each is asked for once more.
 _BY_ROW = (Refusal.UNKNOWN_ROW, Refusal.LIMIT)
@@ -31,7 +31,18 @@ _MAX_SINGLE_ROWS = 64  # of a refused ask
 
 
 def _none(rows: int) -> ZRows:
-    return ZRows(np.zeros(rows, np.bool_), None)
+    return ZRows([False] * rows, None)
+
+
+def _no_result(rows: int) -> Result:
+    none = _none(rows)
+    return Result(lambda: none)
+
+
+def _spread(values: list[bool], places: Mask, *, others: bool = False) -> Mask:
+    """The values at these places in order, and `others` elsewhere."""
+    rest = iter(values)
+    return [next(rest) if place else others for place in places]
 
 
 class HostAsks(HostLink):
@@ -68,73 +79,81 @@ class HostAsks(HostLink):
 
     def start(self, model: str, keys: RowKeys, deadline_at: float) -> Result:
         """See `HostLink`."""
-        is_known = np.ones(len(keys), np.bool_) if self._by_tags else keys.numbers != NO_ROW
+        is_known = [self._by_tags or number != NO_ROW for number in keys.numbers]
         width = self._widths().get(model)
-        if width is None or not is_known.any():
-            return lambda: _none(len(keys))
-        known = keys if is_known.all() else keys.select(is_known)
-        if self._cache.is_off:
-            asked = self._ask(model, width, known, deadline_at)
-        else:
-            asked = self._ask_unless_cached(model, width, known, deadline_at)
+        if width is None or not any(is_known):
+            return _no_result(len(keys))
+        start = self._ask if self._cache.is_off else self._ask_unless_cached
+        if all(is_known):
+            return start(model, width, keys, deadline_at)
+        asked = start(model, width, keys.select(is_known), deadline_at)
 
-        def result() -> ZRows:
-            found = asked()
-            has_z = is_known.copy()
-            has_z[is_known] = found.has_z
-            return ZRows(has_z, found.z_ND)
+        def get() -> ZRows:
+            found = asked.get()
+            return ZRows(_spread(found.has_z, is_known), found.z_ND)
 
-        return result
+        return replace(asked, get=get)
 
     def _ask_unless_cached(
         self, model: str, width: int, keys: RowKeys, deadline_at: float
     ) -> Result:
         cached = self._cached(model, keys)
-        is_new = np.array([z_D is None for z_D in cached], np.bool_)
-        new = keys.select(is_new)
-        asked = self._ask(model, width, new, deadline_at) if len(new) else None
+        is_new = [z_D is None for z_D in cached]
+        new = keys if all(is_new) else keys.select(is_new)
+        asked = self._ask(model, width, new, deadline_at) if len(new) else _no_result(0)
 
-        def result() -> ZRows:
-            found = _none(len(new)) if asked is None else asked()
+        def get() -> ZRows:
+            found = asked.get()
             if found.z_ND is not None:
                 self._store(model, new.select(found.has_z), found.z_ND)
-            has_z = ~is_new
-            has_z[is_new] = found.has_z
+            if len(new) == len(keys):
+                return found
+            has_z = _spread(found.has_z, is_new, others=True)
             rows = iter(()) if found.z_ND is None else iter(found.z_ND)
             z = [
-                next(rows) if z_D is None else torch.from_numpy(z_D)
-                for z_D, has in zip(cached, has_z.tolist(), strict=True)
+                next(rows) if z_D is None else z_D
+                for z_D, has in zip(cached, has_z, strict=True)
                 if has
             ]
-            return ZRows(has_z, torch.stack(z) if z else None)
+            return ZRows(has_z, np.stack(z) if z else None)
 
-        return result
+        return replace(asked, get=get)
 
     def _ask(self, model: str, width: int, keys: RowKeys, deadline_at: float) -> Result:
         """Ask for rows that are not cached."""
         asker, slot = self._asker, self._slot(model)
         if asker is None or slot is None or not self.is_up:
-            return lambda: _none(len(keys))
+            return _no_result(len(keys))
         self._width_of_slot[slot] = width
         numbers = numbers_from_tags(keys.tags) if self._by_tags else keys.numbers
         call = self._start(asker, slot, numbers, deadline_at)
+        if call is None:
+            return _no_result(len(keys))
 
-        def result() -> ZRows:
-            z_ND, is_by_row = self._wait(asker, call)
+        def asks_again() -> bool:
+            problem = call.problem
+            is_by_row = isinstance(problem, AskRefused) and problem.reason in _BY_ROW
+            return is_by_row and 1 < len(keys) <= _MAX_SINGLE_ROWS
+
+        def get() -> ZRows:
+            z_ND = self._wait(asker, call)
             if z_ND is not None:
-                return ZRows(np.ones(len(keys), np.bool_), z_ND)
-            if not is_by_row or not 1 < len(keys) <= _MAX_SINGLE_ROWS:
+                return ZRows([True] * len(keys), z_ND)
+            if not asks_again():
                 return _none(len(keys))
-            singles = np.split(numbers, len(keys))
+            size = len(numbers) // len(keys)
+            singles = [numbers[at : at + size] for at in range(0, len(numbers), size)]
             calls = [self._start(asker, slot, one, deadline_at) for one in singles]
-            z = [self._wait(asker, call)[0] for call in calls]
+            z = [None if one is None else self._wait(asker, one) for one in calls]
             present = [z_1D for z_1D in z if z_1D is not None]
-            has_z = np.array([z_1D is not None for z_1D in z], np.bool_)
-            return ZRows(has_z, torch.cat(present) if present else None)
+            has_z = [z_1D is not None for z_1D in z]
+            return ZRows(has_z, np.concatenate(present) if present else None)
 
-        return result
+        return Result(get, call, asks_again)
 
-    def _start(self, asker: Asker, slot: int, numbers: Numbers, deadline_at: float) -> Call | None:
+    def _start(
+        self, asker: Asker, slot: int, numbers: list[int], deadline_at: float
+    ) -> Call | None:
         left_s = deadline_at - time.monotonic()
         if left_s <= 0:
             return None
@@ -145,20 +164,17 @@ class HostAsks(HostLink):
             self.counts["failed"] += 1
             return None
 
-    def _wait(self, asker: Asker, call: Call | None) -> tuple[Tensor | None, bool]:
-        """Z of an ask, or None and whether single rows of it may be at fault."""
-        if call is None:
-            return None, False
+    def _wait(self, asker: Asker, call: Call) -> Row | None:
+        """Z of the rows of an ask, None if there is none by its deadline."""
         try:
-            return asker.wait(call), False
+            return asker.wait(call).numpy()
         except AskExpired:
             self.counts["expired"] += 1
-        except AskRefused as error:
+        except AskRefused:
             self.counts["refused"] += 1
-            return None, error.reason in _BY_ROW
         except CeluError:
             self.counts["failed"] += 1
-        return None, False
+        return None
 
     def _decode(self, message: Message, rows: int) -> Tensor:
         """See `Asker`: an answer has the contract's codec and the width of its slot's model."""
@@ -167,17 +183,18 @@ class HostAsks(HostLink):
         if width is None:
             raise ProtocolError(f"{message.described}: expected a slot that was asked for")
         z_BD = self._codec.decode(message.tensor.reshape(-1), rows, width)
-        check_finite(z_BD, f"Z of {self.name}", message.round)
+        if not is_finite(z_BD):
+            raise not_finite(f"Z of {self.name}")
         return z_BD
 
-    def _cached(self, model: str, keys: RowKeys) -> list[npt.NDArray[np.float32] | None]:
+    def _cached(self, model: str, keys: RowKeys) -> list[Row | None]:
         return [self._cache.get((model, self.name, key)) for key in self._cache_keys(keys)]
 
-    def _store(self, model: str, keys: RowKeys, z_BD: Tensor) -> None:
-        for key, z_D in zip(self._cache_keys(keys), z_BD.numpy(), strict=True):
+    def _store(self, model: str, keys: RowKeys, z_BD: Row) -> None:
+        for key, z_D in zip(self._cache_keys(keys), z_BD, strict=True):
             self._cache.put((model, self.name, key), z_D)
 
     def _cache_keys(self, keys: RowKeys) -> list[bytes]:
         if self._by_tags:
-            return [bytes(tag) for tag in keys.tags]
-        return [int(number).to_bytes(8, "little") for number in keys.numbers]
+            return keys.tags
+        return [number.to_bytes(8, "little") for number in keys.numbers]

@@ -8,27 +8,24 @@ batch to fill up.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from celu.errors import RequestError
 from celu.serving.inference_protocol import Answer, InferRequest
 
 Outcome = Answer | Exception
 _STOP_S = 10.0
-_MAX_ROWS_HERE = 16
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Job:
-    """A request, and where its answer goes; `done` is called on a thread of the batcher."""
+    """A request, and where its answer goes; `done` is called on any thread."""
 
     request: InferRequest
     deadline_at: float
     done: Callable[[Outcome], object]
-    arrived_at: float = field(default_factory=time.monotonic)
 
     @property
     def num_rows(self) -> int:
@@ -40,11 +37,7 @@ Work = Callable[[list[Job]], list[Outcome]]
 
 
 class Batcher:
-    """A context manager with `num_threads` threads that call `work` with one or more jobs.
-
-    With `may_work_here`, work never waits for a network: a job that is alone and small then runs on
-    the thread of its caller, which saves two changes of threads.
-    """
+    """A context manager with `num_threads` threads that call `work` with one or more jobs."""
 
     def __init__(
         self,
@@ -53,10 +46,8 @@ class Batcher:
         max_rows: int,
         max_jobs: int,
         num_threads: int = 4,
-        may_work_here: bool = False,
     ) -> None:
         self._work = work
-        self._may_work_here = may_work_here
         self._max_rows = max_rows
         self._max_jobs = max_jobs
         self._changed = threading.Condition()
@@ -90,12 +81,6 @@ class Batcher:
                 )
             self._jobs.append(job)
             self._changed.notify()
-
-    def run_here(self, job: Job) -> Outcome | None:
-        """The outcome of a job that may run on this thread; None if it must be submitted."""
-        if not self._may_work_here or self._jobs or job.num_rows > _MAX_ROWS_HERE:
-            return None
-        return self._outcomes([job])[0]
 
     def _run(self) -> None:
         while jobs := self._take():

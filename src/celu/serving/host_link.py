@@ -9,18 +9,18 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from celu.codecs.registry import find_codec
 from celu.config.serving import Serving
-from celu.data.tags import Tags
 from celu.errors import CeluError
 from celu.serving.announcement import HostModels, wanted_message
 from celu.serving.handshake import exchange_hellos
-from celu.serving.row_index import Numbers, ServedRows
+from celu.serving.row_index import ServedRows
+from celu.transport.asker import Call
 from celu.transport.link import run_blocking
 from celu.transport.message import Message
 from celu.transport.stream import StreamLink
@@ -28,7 +28,7 @@ from celu.transport.stream import StreamLink
 MAX_WIDTH = 4096  # of Z, unless a model has more
 _SESSION_S = 1e6  # a session is renewed after this time
 
-Mask = npt.NDArray[np.bool_]
+Mask = list[bool]  # one for each row
 OnEnd = Callable[[CeluError], None]
 
 
@@ -36,15 +36,15 @@ OnEnd = Callable[[CeluError], None]
 class RowKeys:
     """How hosts know the rows of a request: numbers of the alignment, or NO_ROW, and tags."""
 
-    numbers: Numbers
-    tags: Tags
+    numbers: list[int]
+    tags: list[bytes]
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def select(self, rows: Mask) -> RowKeys:
         """Some of the rows."""
-        return RowKeys(self.numbers[rows], self.tags[rows])
+        return RowKeys(list(compress(self.numbers, rows)), list(compress(self.tags, rows)))
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,19 @@ class ZRows:
     """Z of the rows that a host has it for, in order; None if there are none."""
 
     has_z: Mask
-    z_ND: Tensor | None
+    z_ND: npt.NDArray[np.float32] | None
 
 
-Result = Callable[[], ZRows]  # waits for Z
+@dataclass(frozen=True)
+class Result:
+    """Z that was asked for: `get` returns it and may wait, at most until the deadline.
+
+    It waits for `call`, if there is one. When that has finished, it waits only if `asks_again`.
+    """
+
+    get: Callable[[], ZRows]
+    call: Call | None = None
+    asks_again: Callable[[], bool] = lambda: False
 
 
 @dataclass
@@ -101,7 +110,7 @@ class HostLink(ABC):
 
     @abstractmethod
     def start(self, model: str, keys: RowKeys, deadline_at: float) -> Result:
-        """Begin to get Z of some rows; returns a function that waits for it."""
+        """Begin to get Z of some rows; never waits."""
 
     @abstractmethod
     def _begin(self, link: StreamLink, on_end: OnEnd) -> None:

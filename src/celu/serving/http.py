@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from celu.config.serve import ServeSettings
 from celu.errors import CeluError, DataError, RequestError
 from celu.http_limits import AllowedHosts
-from celu.serving.batching import Batcher, Job, Outcome
+from celu.serving.batching import Job, Outcome
 from celu.serving.inference_protocol import (
     PLATFORM,
     Answer,
@@ -35,7 +36,8 @@ from celu.version import __version__
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-_JSON = "application/json"
+_JSON = b"application/json"
+_GET_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 _OPEN = {"/v2/health/live", "/v2/health/ready"}  # for probes, which have no token
 
 
@@ -48,6 +50,14 @@ class Health:
     is_complete: Callable[[], bool]
 
 
+class Scoring(Protocol):
+    """What scores requests."""
+
+    def submit(self, job: Job) -> None:
+        """Score a job, whose `done` gets the outcome; raises RequestError if too many wait."""
+        ...
+
+
 class HttpApp:
     """The ASGI application. Without a token or client certificates, only this machine is served:
     then requests of web pages are refused, by their Host and Origin.
@@ -57,13 +67,13 @@ class HttpApp:
         self,
         settings: ServeSettings,
         token: bytes | None,
-        batcher: Batcher,
+        scoring: Scoring,
         health: Health,
         metrics: ServeMetrics,
     ) -> None:
         self._settings = settings
         self._token = token
-        self._batcher = batcher
+        self._scoring = scoring
         self._health = health
         self._metrics = metrics
         self._hosts = None if token or settings.ca or settings.is_exposed else AllowedHosts()
@@ -92,11 +102,11 @@ class HttpApp:
         if is_infer:
             self._metrics.count(status, time.monotonic() - started, missing)
         headers = [
-            (b"content-type", content_type.encode()),
+            (b"content-type", content_type),
             (b"content-length", str(len(body)).encode()),
-            (b"cache-control", b"no-store"),
-            (b"x-content-type-options", b"nosniff"),
         ]
+        if status >= 400 or not is_infer:  # the answer to a POST is not stored, and holds numbers
+            headers += _GET_HEADERS
         if status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if status >= 400 and is_infer:
@@ -117,7 +127,7 @@ class HttpApp:
             if not hmac.compare_digest(given, b"Bearer " + self._token):
                 raise RequestError("expected the header Authorization: Bearer TOKEN", status=401)
 
-    def _get(self, scope: Scope) -> tuple[int, bytes, str]:
+    def _get(self, scope: Scope) -> tuple[int, bytes, bytes]:
         """The answer to a request without a body: status, content and type."""
         path = scope["path"].rstrip("/")
         health = self._health
@@ -132,10 +142,10 @@ class HttpApp:
             content = {"name": PLATFORM, "version": __version__, "extensions": []}
             return 200, json.dumps(content).encode(), _JSON
         if path == "/metrics":
-            return 200, self._metrics.text().encode(), CONTENT_TYPE
+            return 200, self._metrics.text().encode(), CONTENT_TYPE.encode()
         return self._get_model(path)
 
-    def _get_model(self, path: str) -> tuple[int, bytes, str]:
+    def _get_model(self, path: str) -> tuple[int, bytes, bytes]:
         served, rest = self._find_model(path)
         if rest == ["ready"]:
             ready = self._health.is_complete()
@@ -189,20 +199,23 @@ class HttpApp:
         return render_answer(self._settings.name, request, answer), answer.missing
 
     async def _submit(self, request: InferRequest) -> Answer:
-        """Pass a request to the threads that answer; raises the error of its outcome."""
-        loop = asyncio.get_running_loop()
+        """Pass a request to what scores it; raises the error of its outcome."""
+        loop, thread = asyncio.get_running_loop(), threading.get_ident()
         future: asyncio.Future[Outcome] = loop.create_future()
 
         def resolve(outcome: Outcome) -> None:
             if not future.done():  # else the client has gone
                 future.set_result(outcome)
 
+        def done(outcome: Outcome) -> None:
+            if threading.get_ident() == thread:
+                resolve(outcome)
+            else:
+                loop.call_soon_threadsafe(resolve, outcome)
+
         deadline_at = time.monotonic() + self._settings.deadline_ms / 1000
-        job = Job(request, deadline_at, lambda out: loop.call_soon_threadsafe(resolve, out))
-        outcome = self._batcher.run_here(job) if self._in_progress == 1 else None
-        if outcome is None:
-            self._batcher.submit(job)
-            outcome = await future
+        self._scoring.submit(Job(request, deadline_at, done))
+        outcome = await future
         if isinstance(outcome, Answer):
             return outcome
         raise outcome if isinstance(outcome, CeluError) else CeluError("unexpected error")

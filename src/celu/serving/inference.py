@@ -1,22 +1,25 @@
-"""From requests to scores: finds the rows, asks the hosts, runs the model, or falls back."""
+"""From requests to scores: finds the rows, asks the hosts, runs the model, or falls back.
+
+`begin` never waits. What it returns has the outcomes, and says which asks they wait for.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from celu.data.dataset import Batch
 from celu.errors import DataError, NonFiniteError, RequestError
 from celu.serving.batching import Job, Outcome
-from celu.serving.host_link import Mask, Result, RowKeys, ZRows
+from celu.serving.few_rows import Array, to_arrays, to_batch
+from celu.serving.host_link import Result, RowKeys, ZRows
 from celu.serving.inference_protocol import Answer
 from celu.serving.model_shelf import ServedModel
-from celu.serving.row_index import NO_ROW, ServedRows
+from celu.serving.row_index import NO_ROW, Arrays, ServedRows
+from celu.transport.asker import Call
 
 
 class ZSource(Protocol):
@@ -25,7 +28,7 @@ class ZSource(Protocol):
     name: str
 
     def start(self, model: str, keys: RowKeys, deadline_at: float) -> Result:
-        """Begin to get Z of some rows; returns a function that waits for it."""
+        """Begin to get Z of some rows."""
         ...
 
 
@@ -33,9 +36,95 @@ class ZSource(Protocol):
 class _Rows:
     """The rows of one request, found: the guest's own inputs, and how hosts know them."""
 
-    batch: Batch | None
-    fallback_batch: Batch | None
+    inputs: Arrays | None
+    fallback_inputs: Arrays | None
     keys: RowKeys
+
+
+Found = _Rows | Exception
+
+
+@dataclass
+class Begun:
+    """Requests whose rows were found, all for one model, and whose hosts were asked.
+
+    `outcomes` waits for `calls`, until `deadline_at`. When these have finished, it waits only if
+    `asks_again`.
+    """
+
+    served: ServedModel
+    found: list[Found]
+    deadline_at: float
+    fallback: Literal["refuse", "mean"] | ServedModel
+    results: dict[str, Result] = field(default_factory=dict)
+    own_z: list[Array] | None = None  # computed last if it is quick: first, it would delay asks
+
+    @property
+    def calls(self) -> list[Call]:
+        """The asks in flight."""
+        return [result.call for result in self.results.values() if result.call is not None]
+
+    def asks_again(self) -> bool:
+        """Whether `outcomes` asks a host for single rows of an ask that it refused."""
+        return any(result.asks_again() for result in self.results.values())
+
+    @property
+    def ready(self) -> list[_Rows]:
+        """The rows of the requests that are no errors."""
+        return [rows for rows in self.found if isinstance(rows, _Rows)]
+
+    def outcomes(self) -> list[Outcome]:
+        """The answer of each request, or the error that its client gets."""
+        ready = self.ready
+        if not ready:
+            return [rows for rows in self.found if isinstance(rows, Exception)]
+        scores, missing = self._score(ready)
+        outcomes: list[Outcome] = []
+        start = 0
+        for rows in self.found:
+            if isinstance(rows, Exception):
+                outcomes.append(rows)
+                continue
+            stop = start + len(rows.keys)
+            outcomes.append(self._answer(scores[start:stop], missing[start:stop]))
+            start = stop
+        return outcomes
+
+    def _answer(self, scores: list[Any], missing: list[list[str]]) -> Outcome:
+        if self.fallback == "refuse" and any(missing):
+            hosts = sorted({host for row in missing for host in row})
+            return RequestError(f"no answer for a row from: {', '.join(hosts)}", status=503)
+        numbers = scores if isinstance(scores[0], float) else [x for row in scores for x in row]
+        if not all(map(math.isfinite, numbers)):
+            return NonFiniteError("a score is NaN or Inf; look for extreme values in the inputs")
+        return Answer(self.served.name, scores, missing)
+
+    def _score(self, ready: list[_Rows]) -> tuple[list[Any], list[list[str]]]:
+        """Scores of all rows, [n] or [n, K], and the hosts that gave no Z for each."""
+        z_of_hosts: list[Array] = []
+        missing: list[list[str]] = [[] for rows in ready for _ in range(len(rows.keys))]
+        for host, result in self.results.items():
+            found = result.get()
+            if found.z_ND is not None and len(found.z_ND) == len(missing):
+                z_of_hosts.append(found.z_ND)
+                continue
+            z_of_hosts.append(_fill(self.served, host, found))
+            for hosts, has_z in zip(missing, found.has_z, strict=True):
+                if not has_z:
+                    hosts.append(host)
+        own_z = self.own_z
+        if own_z is None:
+            own_z = self.served.few_rows.own_z(_join([rows.inputs for rows in ready]))
+        scores = self.served.few_rows.scores(own_z, z_of_hosts)
+        if any(missing) and isinstance(self.fallback, ServedModel):
+            degraded = [row for row, hosts in enumerate(missing) if hosts]
+            inputs = _join([rows.fallback_inputs for rows in ready])
+            assert inputs is not None  # a model without hosts has features
+            part = to_batch({name: array[degraded] for name, array in inputs.items()})
+            others = self.fallback.model.scores(part, []).tolist()
+            for row, score in zip(degraded, others, strict=True):
+                scores[row] = score
+        return scores, missing
 
 
 class Inference:
@@ -60,38 +149,32 @@ class Inference:
 
     def serve(self, jobs: list[Job]) -> list[Outcome]:
         """The answer of each job, or the error that its client gets."""
+        try:
+            return self.begin(jobs).outcomes()
+        except RequestError as error:
+            return [error] * len(jobs)
+
+    def begin(self, jobs: list[Job]) -> Begun:
+        """Find the rows of jobs and ask the hosts for them; raises RequestError without a model."""
         served = self._current()
         if served is None:
-            return [RequestError("no model is loaded yet; retry later", status=503) for _ in jobs]
-        found: list[_Rows | Exception] = []
+            raise RequestError("no model is loaded yet; retry later", status=503)
+        found: list[Found] = []
         for job in jobs:
             try:
                 found.append(self._find(served, job))
             except (RequestError, DataError) as error:
                 found.append(error)
-        ready = [rows for rows in found if isinstance(rows, _Rows)]
-        if not ready:
-            return [rows for rows in found if isinstance(rows, Exception)]
-        deadline_at = min(job.deadline_at for job in jobs)
-        scores, missing = self._score(served, ready, deadline_at)
-        outcomes: list[Outcome] = []
-        start = 0
-        for rows in found:
-            if isinstance(rows, Exception):
-                outcomes.append(rows)
-                continue
-            stop = start + len(rows.keys)
-            outcomes.append(self._answer(served, scores[start:stop], missing[start:stop]))
-            start = stop
-        return outcomes
-
-    def _answer(self, served: ServedModel, scores: Tensor, missing: list[list[str]]) -> Outcome:
-        if self._fallback == "refuse" and any(missing):
-            hosts = sorted({host for row in missing for host in row})
-            return RequestError(f"no answer for a row from: {', '.join(hosts)}", status=503)
-        if not bool(torch.isfinite(scores).all()):
-            return NonFiniteError("a score is NaN or Inf; look for extreme values in the inputs")
-        return Answer(served.name, scores.tolist(), missing)
+        deadline_at = min([job.deadline_at for job in jobs])
+        begun = Begun(served, found, deadline_at, self._fallback)
+        ready = begun.ready
+        if ready:
+            keys = ready[0].keys if len(ready) == 1 else _join_keys([rows.keys for rows in ready])
+            for name in served.model.facts.hosts:
+                begun.results[name] = self._hosts[name].start(served.name, keys, deadline_at)
+            if not served.few_rows.is_quick(len(keys)):  # compute while the asks are in flight
+                begun.own_z = served.few_rows.own_z(_join([rows.inputs for rows in ready]))
+        return begun
 
     def _find(self, served: ServedModel, job: Job) -> _Rows:
         """Find the rows of a request; raises RequestError for an id that is not in the store."""
@@ -106,8 +189,8 @@ class Inference:
                 None if fallback is None else _encode(fallback, request.values),
                 keys,
             )
-        unknown = np.flatnonzero(rows == NO_ROW)
-        if len(unknown) and (served.rows.dataset is not None or fallback is not None):
+        if NO_ROW in rows and (served.rows.dataset is not None or fallback is not None):
+            unknown = [place for place, row in enumerate(rows) if row == NO_ROW]
             raise RequestError(
                 f"inputs.id: row {unknown[0]} and {len(unknown) - 1} others are not in the store; "
                 "send the features of new rows in the request",
@@ -117,61 +200,34 @@ class Inference:
             served.rows.take(rows), None if fallback is None else fallback.rows.take(rows), keys
         )
 
-    def _score(
-        self, served: ServedModel, found: list[_Rows], deadline_at: float
-    ) -> tuple[Tensor, list[list[str]]]:
-        """Scores of all rows, [n] or [n, K], and the hosts that gave no Z for each."""
-        keys = RowKeys(
-            np.concatenate([rows.keys.numbers for rows in found]),
-            np.concatenate([rows.keys.tags for rows in found]),
-        )
-        names = list(served.model.facts.hosts)
-        started = {n: self._hosts[n].start(served.name, keys, deadline_at) for n in names}
-        batch = _join([rows.batch for rows in found])
-        own_z = served.model.own_z(batch)  # while the asks are in flight
-        z_of_hosts: list[Tensor] = []
-        missing: list[list[str]] = [[] for _ in range(len(keys))]
-        for name in names:
-            filled, lacking = _fill(served, name, started[name]())
-            z_of_hosts.append(filled)
-            for row in np.flatnonzero(lacking).tolist():
-                missing[row].append(name)
-        scores = served.model.top_scores(own_z, z_of_hosts)
-        degraded = [row for row, hosts in enumerate(missing) if hosts]
-        if degraded and isinstance(self._fallback, ServedModel):
-            index = torch.tensor(degraded)
-            rows = _join([rows.fallback_batch for rows in found])
-            assert rows is not None  # a model without hosts has features
-            part = Batch({n: t[index] for n, t in rows.inputs.items()}, None, rows.tags[degraded])
-            scores = scores.clone()
-            scores[index] = self._fallback.model.scores(part, []).to(scores.dtype)
-        return scores, missing
 
-
-def _encode(served: ServedModel, values: dict[str, list[object]]) -> Batch | None:
+def _encode(served: ServedModel, values: dict[str, list[object]]) -> Arrays | None:
     if served.encoder is None or not served.model.facts.inputs:
         return None
     unknown = sorted(values.keys() - served.encoder.columns.keys())
     if unknown:
         raise RequestError(f"inputs.{unknown[0][:100]!r}: the model has no such column")
-    return served.encoder.encode(values)
+    return to_arrays(served.encoder.encode(values))
 
 
-def _fill(served: ServedModel, host: str, found: ZRows) -> tuple[Tensor, Mask]:
-    """A host's Z with its mean where there is none, and where that is."""
-    if found.z_ND is not None and found.has_z.all():
-        return found.z_ND, ~found.has_z
-    z_BD = torch.tensor(served.model.facts.mean_z[host]).repeat(len(found.has_z), 1)
+def _fill(served: ServedModel, host: str, found: ZRows) -> Array:
+    """A host's Z with its mean where there is none."""
+    mean_z = np.array(served.model.facts.mean_z[host], np.float32)
+    z_BD = np.tile(mean_z, (len(found.has_z), 1))
     if found.z_ND is not None:
-        z_BD[torch.from_numpy(found.has_z)] = found.z_ND
-    return z_BD, ~found.has_z
+        z_BD[found.has_z] = found.z_ND
+    return z_BD
 
 
-def _join(batches: Sequence[Batch | None]) -> Batch | None:
-    found = [batch for batch in batches if batch is not None]
-    if len(found) < len(batches) or not found:
+def _join(inputs: Sequence[Arrays | None]) -> Arrays | None:
+    found = [one for one in inputs if one is not None]
+    if len(found) < len(inputs) or not found:
         return None
     if len(found) == 1:
         return found[0]
-    inputs = {n: torch.cat([b.inputs[n] for b in found]) for n in found[0].inputs}
-    return Batch(inputs, None, np.zeros((sum(len(b.tags) for b in found), 0), np.uint8))
+    return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+
+
+def _join_keys(keys: Sequence[RowKeys]) -> RowKeys:
+    numbers = [number for one in keys for number in one.numbers]
+    return RowKeys(numbers, [tag for one in keys for tag in one.tags])

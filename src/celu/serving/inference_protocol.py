@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from celu.errors import RequestError
@@ -18,8 +19,17 @@ ID = "id"
 OUTPUTS = ("score", "degraded", "missing")
 PLATFORM = "celu"
 _MAX_ID = 65_536  # characters of one id, and of the request's own
-_NUMBERS = frozenset({"FP64", "FP32", "FP16", "INT64", "INT32", "INT16", "INT8"})
-_INTEGERS = frozenset({"UINT64", "UINT32", "UINT16", "UINT8"})
+_INTEGER: frozenset[type] = frozenset({int})  # and not bool, which is a subclass
+_NUMBER: frozenset[type] = frozenset({int, float, NoneType})
+_NUMBERS = (*(f"FP{bits}" for bits in (16, 32, 64)), *(f"INT{bits}" for bits in (8, 16, 32, 64)))
+# The types of the values of a datatype, as JSON has them.
+_TYPES: dict[str, frozenset[type]] = {
+    "BYTES": frozenset({str, NoneType}),
+    "BOOL": frozenset({bool, NoneType}),
+    **dict.fromkeys(_NUMBERS, _NUMBER),
+    **{f"U{name}": _NUMBER for name in _NUMBERS if name.startswith("INT")},
+}
+_encode_json = json.JSONEncoder(allow_nan=False).encode
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,7 @@ class Answer:
 def parse_request(body: bytes, max_rows: int) -> InferRequest:
     """Parse and check a request; raises RequestError."""
     try:
-        content = json.loads(body)
+        content = json.loads(body.decode())
     except (ValueError, RecursionError):
         raise RequestError("expected a request in JSON") from None
     if not isinstance(content, dict) or not isinstance(content.get("inputs"), list):
@@ -58,16 +68,12 @@ def parse_request(body: bytes, max_rows: int) -> InferRequest:
     ids = inputs.pop(ID, None)
     if ids is None:
         raise RequestError("inputs: expected an input named id")
-    if not all(
-        isinstance(value, str) and len(value) <= _MAX_ID and _is_text(value) for value in ids
-    ):
+    if not all(isinstance(value, str) and _is_text(value) for value in ids):
         raise RequestError("inputs.id: expected datatype BYTES, text")
     if any(len(values) != len(ids) for values in inputs.values()):
         raise RequestError("inputs: expected as many rows in each as in id")
     request_id = content.get("id")
-    if request_id is not None and not (
-        isinstance(request_id, str) and len(request_id) <= _MAX_ID and _is_text(request_id)
-    ):
+    if request_id is not None and not (isinstance(request_id, str) and _is_text(request_id)):
         raise RequestError("id: expected text")
     return InferRequest(ids, inputs or None, request_id, _parse_outputs(content.get("outputs")))
 
@@ -76,35 +82,28 @@ def _parse_input(tensor: Any, max_rows: int) -> tuple[str, list[Any]]:
     if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
         raise RequestError("inputs: expected objects with a name")
     name, shape, data = tensor["name"], tensor.get("shape"), tensor.get("data")
-    where = f"inputs.{name[:100]!r}"
     if (
         not isinstance(shape, list)
-        or not all(isinstance(size, int) and not isinstance(size, bool) for size in shape)
         or len(shape) not in (1, 2)
+        or not _INTEGER.issuperset(map(type, shape))
         or shape[1:] not in ([], [1])
     ):
-        raise RequestError(f"{where}: expected shape [n] or [n, 1]")
+        raise _input_error(name, "expected shape [n] or [n, 1]")
     if shape[0] > max_rows:
-        raise RequestError(f"{where}: expected at most {max_rows} rows, got {shape[0]}", status=413)
+        raise _input_error(name, f"expected at most {max_rows} rows, got {shape[0]}", status=413)
     if not isinstance(data, list) or len(data) != shape[0] or not data:
-        raise RequestError(f"{where}: expected data with as many rows as the shape says")
-    if all(isinstance(row, list) and len(row) == 1 for row in data):
+        raise _input_error(name, "expected data with as many rows as the shape says")
+    if isinstance(data[0], list) and all(isinstance(row, list) and len(row) == 1 for row in data):
         data = [row[0] for row in data]
     datatype = tensor.get("datatype")
-    if datatype == "BYTES":
-        is_valid = all(value is None or isinstance(value, str) for value in data)
-    elif datatype == "BOOL":
-        is_valid = all(value is None or isinstance(value, bool) for value in data)
-    elif datatype in _NUMBERS or datatype in _INTEGERS:
-        is_valid = all(
-            value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-            for value in data
-        )
-    else:
-        is_valid = False
-    if not is_valid:
-        raise RequestError(f"{where}: expected data of its datatype, BYTES, BOOL or a number")
+    types = _TYPES.get(datatype) if isinstance(datatype, str) else None
+    if types is None or not types.issuperset(map(type, data)):
+        raise _input_error(name, "expected data of its datatype, BYTES, BOOL or a number")
     return name, data
+
+
+def _input_error(name: str, problem: str, status: int = 400) -> RequestError:
+    return RequestError(f"inputs.{name[:100]!r}: {problem}", status=status)
 
 
 def _parse_outputs(outputs: Any) -> tuple[str, ...]:
@@ -121,6 +120,9 @@ def _parse_outputs(outputs: Any) -> tuple[str, ...]:
 
 
 def _is_text(value: str) -> bool:
+    """Whether it is short enough and can be encoded."""
+    if len(value) > _MAX_ID:
+        return False
     try:
         value.encode()
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -157,7 +159,7 @@ def render_answer(name: str, request: InferRequest, answer: Answer) -> bytes:
     }
     if request.request_id is not None:
         content["id"] = request.request_id
-    return json.dumps(content, allow_nan=False).encode()
+    return _encode_json(content).encode()
 
 
 def metadata(

@@ -16,6 +16,7 @@ from celu.config.reading import PartyName
 from celu.data.store import Store
 from celu.errors import CeluError, ConfigError
 from celu.serving.encoding import RowEncoder
+from celu.serving.few_rows import FewRows
 from celu.serving.model import Model
 from celu.serving.model_folder import MODEL_FILE, ModelFacts, load_model, read_facts
 from celu.serving.row_index import InputRows
@@ -37,6 +38,11 @@ class ServedModel:
         """The model's name, the same at all parties; hashed once."""
         return self.model.name
 
+    @cached_property
+    def few_rows(self) -> FewRows:
+        """The model for the few rows of a request."""
+        return FewRows(self.model)
+
 
 @dataclass
 class ModelShelf:
@@ -51,6 +57,7 @@ class ModelShelf:
     say: Callable[[str], None] = lambda text: None
     _facts: dict[_Stamp, ModelFacts | None] = field(default_factory=dict)
     _found: dict[str, Path] = field(default_factory=dict)
+    _widths: dict[str, dict[str, int]] = field(default_factory=dict)  # by host and model
     _loaded: dict[str, ServedModel] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -63,6 +70,9 @@ class ModelShelf:
             self._facts = known
             facts = {f.name: f for f in known.values() if f is not None}
             self._found = {f.name: Path(stamp[0]) for stamp, f in known.items() if f is not None}
+            self._widths = {
+                host: {n: f.hosts[host] for n, f in facts.items()} for host in self.hosts
+            }
             newest = sorted(facts.values(), key=lambda f: f.identity.age_key, reverse=True)
             return [f.name for f in newest[:MAX_MODELS]]
 
@@ -86,11 +96,7 @@ class ModelShelf:
 
     def widths_of(self, host: str) -> Callable[[], dict[str, int]]:
         """A function that returns the width of a host's Z, by model."""
-
-        def widths() -> dict[str, int]:
-            return {f.name: f.hosts[host] for f in self._facts.values() if f is not None}
-
-        return widths
+        return lambda: self._widths.get(host, {})
 
     @property
     def names_loaded(self) -> list[str]:

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from celu.transport.ask import only
 from celu.transport.link import run_blocking
 from celu.transport.message import Kind, Message, TensorSpec
 from celu.transport.stream import StreamLink
-from celu.transport.wire import check_finite
+from celu.transport.wire import is_finite, not_finite
 
 _HEADER_BYTES = 64  # a digest of what the numbers belong to, and zeros
 
@@ -36,7 +37,8 @@ def push(link: StreamLink, model: Model, slot: int, rows: RowSource, codec: Code
     """Send Z of all aligned rows to the guest, as far ahead as the link accepts."""
     for chunk in rows.chunks(0, rows.plan.num_aligned):
         z_BD = model.activations(chunk.batch).float().cpu().contiguous()
-        check_finite(z_BD, "Z", chunk.number)
+        if not is_finite(z_BD):
+            raise not_finite(f"Z of chunk {chunk.number}")
         message = Message(
             Kind.SCORING_ACTIVATION,
             chunk.number,
@@ -77,7 +79,7 @@ class PushedFile:
                 header = file.read(_HEADER_BYTES)
                 is_complete = os.fstat(file.fileno()).st_size == max(size, _HEADER_BYTES)
             if header.startswith(self._header) and is_complete:
-                self.z_ND = self._map(self._path, "r")
+                self.z_ND = np.asarray(self._map(self._path, "r"))  # a plain array: faster to index
                 return True
         return False
 
@@ -151,13 +153,19 @@ class HostPush(HostLink):
         super().want(names)
 
     def start(self, model: str, keys: RowKeys, deadline_at: float) -> Result:
-        """See `HostLink`. Nothing is awaited."""
+        """See `HostLink`. There is nothing to wait for."""
         file = self._file(model)
-        has_z = keys.numbers != NO_ROW
-        if file is None or file.z_ND is None or not has_z.any():
-            return lambda: ZRows(np.zeros(len(keys), np.bool_), None)
-        z_ND = torch.from_numpy(np.array(file.z_ND[keys.numbers[has_z]]))
-        return lambda: ZRows(has_z, z_ND)
+        has_z = [number != NO_ROW for number in keys.numbers]
+        if file is None or file.z_ND is None or not any(has_z):
+            none = ZRows([False] * len(keys), None)
+            return Result(lambda: none)
+        if len(keys) == 1:
+            number = keys.numbers[0]
+            z_ND = file.z_ND[number : number + 1]
+        else:
+            z_ND = file.z_ND[list(compress(keys.numbers, has_z))]
+        found = ZRows(has_z, z_ND)
+        return Result(lambda: found)
 
     def _path(self, model: str) -> Path:
         return self._folder / f"{self.name}-{model}.z"
@@ -202,7 +210,8 @@ class HostPush(HostLink):
             )
         assert message.tensor is not None  # checked with the header
         z_BD = self._codec.decode(message.tensor.reshape(-1), stop - start, width)
-        check_finite(z_BD, f"Z of {self.name}", message.round)
+        if not is_finite(z_BD):
+            raise not_finite(f"Z of {self.name}")
         file, target = self._targets[model]
         target[start:stop] = z_BD.numpy()
         if message.round == len(self._ranges) - 1:

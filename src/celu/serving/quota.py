@@ -14,7 +14,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class Quota:
         """The number of different rows answered today."""
         return self._carried + self._used
 
-    def spend(self, rows: npt.NDArray[np.int64]) -> str | None:
+    def spend(self, rows: Sequence[int]) -> str | None:
         """Count some rows as answered. None, or the name of the limit: then nothing is counted."""
         with self._lock:
             if self._rate is not None and not self._has_credit():
@@ -93,11 +93,11 @@ class Quota:
         self._credit_at = now
         return self._credit > 0
 
-    def _mark(self, rows: npt.NDArray[np.int64]) -> bool:
+    def _mark(self, asked: Sequence[int]) -> bool:
         assert self._per_day is not None
         if self._today() > self._day:
             self._open()
-        rows = np.unique(rows)
+        rows = np.unique(np.array(asked, np.int64))
         masks = (1 << (rows & 7)).astype(np.uint8)
         new = int(((self._bits[rows >> 3] & masks) == 0).sum())
         if self.distinct_today + new > self._per_day:

@@ -6,21 +6,21 @@ the same way, so a number names a row without an id.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from celu.config.schema import ID
 from celu.data.alignment import Alignment
-from celu.data.dataset import Batch, Dataset
+from celu.data.dataset import Dataset
 from celu.data.memory_map import open_datasets
 from celu.data.store import PARTS, Store
-from celu.data.tags import TAG_BYTES, Tags, ascending, commitment, digest_rows, make_tags
+from celu.data.tags import TAG_BYTES, Tags, ascending, commitment, digest_rows, tagger
 
-Numbers = npt.NDArray[np.int64]
+Arrays = dict[str, npt.NDArray[Any]]  # inputs of a bottom model, by name
 NO_ROW = -1
 
 
@@ -32,27 +32,27 @@ class RowIndex:
         first = _first_half(self._tags)
         is_sorted = bool((first[:-1] <= first[1:]).all())
         self._order = None if is_sorted else ascending(self._tags)
-        self._sorted = first if self._order is None else first[self._order]
+        halves = first if self._order is None else first[self._order]
+        self._halves = memoryview(halves)  # type: ignore[arg-type]
+        self._bytes = memoryview(self._tags.reshape(-1))  # type: ignore[arg-type]
 
-    def find(self, tags: Tags) -> Numbers:
-        """The number of each tag's row, NO_ROW for a tag that is not in the list."""
-        found = np.full(len(tags), NO_ROW, np.int64)
-        halves = _first_half(tags)
-        starts = np.searchsorted(self._sorted, halves, side="left")
-        for index, start in enumerate(starts.tolist()):
-            position = start
-            while position < len(self._sorted) and self._sorted[position] == halves[index]:
-                row = position if self._order is None else int(self._order[position])
-                if (self._tags[row] == tags[index]).all():
-                    found[index] = row
-                    break
-                position += 1  # another tag with the same first half
-        return found
+    def find(self, tag: bytes) -> int:
+        """The number of a tag's row, NO_ROW for a tag that is not in the list.
+
+        Without NumPy, whose operations on single numbers take longer than the search.
+        """
+        half = int.from_bytes(tag[:8], "big")
+        position = bisect_left(self._halves, half)
+        while position < len(self._halves) and self._halves[position] == half:
+            row = position if self._order is None else int(self._order[position])
+            if self._bytes[TAG_BYTES * row : TAG_BYTES * (row + 1)] == tag:
+                return row
+            position += 1  # another tag with the same first half
+        return NO_ROW
 
 
 def _first_half(tags: Tags) -> npt.NDArray[np.uint64]:
-    halves = np.ascontiguousarray(tags).view(">u8").astype(np.uint64)
-    return np.ascontiguousarray(halves[:, 0])
+    return np.ascontiguousarray(tags).view(">u8")[:, 0].astype(np.uint64)
 
 
 class ServedRows:
@@ -79,8 +79,10 @@ class ServedRows:
         }
         # Both ways between the rows of the store and those of the alignment.
         self._row_of = np.concatenate([aligned[0], aligned[1] + self._num_train])
-        self._number_of = np.full(len(self._tags), NO_ROW, np.int64)
-        self._number_of[self._row_of] = np.arange(len(self._row_of))
+        number_of = np.full(len(self._tags) + 1, NO_ROW, np.int64)  # the last place is of NO_ROW
+        number_of[self._row_of] = np.arange(len(self._row_of))
+        self._number_of = memoryview(number_of)  # type: ignore[arg-type]
+        self._tag_of = tagger(store.schema.split.seed)
 
     @property
     def num_rows(self) -> int:
@@ -104,24 +106,21 @@ class ServedRows:
         """A digest of consecutive rows of the alignment, which a host sends with their Z."""
         return digest_rows(self._tags[self._row_of[start:stop]])
 
-    def tags_of(self, ids: Sequence[str]) -> Tags:
+    def tags_of(self, ids: Sequence[str]) -> list[bytes]:
         """The tags of ids, as in the store."""
-        return make_tags(ids, self.store.schema.split.seed).reshape(-1, TAG_BYTES)
+        return [self._tag_of(text.encode()) for text in ids]
 
-    def find(self, tags: Tags) -> Numbers:
+    def find(self, tags: Sequence[bytes]) -> list[int]:
         """The store's rows with these tags, NO_ROW for those that it lacks."""
-        return self._index.find(tags)
+        return [self._index.find(tag) for tag in tags]
 
-    def numbers(self, rows: Numbers) -> Numbers:
+    def numbers(self, rows: Sequence[int]) -> list[int]:
         """The alignment's numbers of rows of the store; NO_ROW for those that are not aligned."""
-        known = rows != NO_ROW
-        numbers = np.full(len(rows), NO_ROW, np.int64)
-        numbers[known] = self._number_of[rows[known]]
-        return numbers
+        return [self._number_of[row] for row in rows]
 
-    def rows(self, numbers: Numbers) -> Numbers:
+    def rows(self, numbers: Sequence[int]) -> list[int]:
         """The store's rows of numbers of the alignment."""
-        return self._row_of[numbers]
+        return [int(self._row_of[number]) for number in numbers]
 
     def ids(self) -> Any:
         """The ids of all rows of the store, as one Arrow array."""
@@ -140,32 +139,38 @@ class InputRows:
     def __init__(self, store: Store, inputs: Mapping[str, Sequence[str]]) -> None:
         self._datasets: tuple[Dataset, Dataset] | None = None
         self._num_train = store.schema.rows["train"]
+        self._parts: list[Arrays] = []
         if inputs:
             opened = open_datasets(store, inputs, label=False)
             self._datasets = opened.train, opened.test
+            self._parts = [
+                {name: tensor.numpy() for name, tensor in part.inputs.items()}
+                for part in self._datasets
+            ]
 
     @property
     def dataset(self) -> Dataset | None:
         """The training rows, which have the columns and sizes of all rows; None without inputs."""
         return None if self._datasets is None else self._datasets[0]
 
-    def take(self, rows: Numbers) -> Batch | None:
-        """These rows of the store; None without inputs."""
+    def take(self, rows: Sequence[int]) -> Arrays | None:
+        """These rows of the store, each input as an array; None without inputs. Do not change it.
+
+        Codes have the type of the store's files.
+        """
         if self._datasets is None:
             return None
-        train, test = self._datasets
-        is_test = rows >= self._num_train
-        if not is_test.any():
-            return train.take(torch.from_numpy(rows))
-        if is_test.all():
-            return test.take(torch.from_numpy(rows - self._num_train))
-        both = Batch.join(
-            [
-                train.take(torch.from_numpy(rows[~is_test])),
-                test.take(torch.from_numpy(rows[is_test] - self._num_train)),
-            ]
-        )
-        gathered = np.concatenate([np.flatnonzero(~is_test), np.flatnonzero(is_test)])
-        order = np.argsort(gathered)
-        index = torch.from_numpy(order)
-        return Batch({n: t[index] for n, t in both.inputs.items()}, None, both.tags[order])
+        train, test = self._parts
+        if len(rows) == 1:  # a view of the mapped files
+            row = rows[0]
+            part, row = (train, row) if row < self._num_train else (test, row - self._num_train)
+            return {name: array[row : row + 1] for name, array in part.items()}
+        numbers = np.array(rows)
+        is_test = numbers >= self._num_train
+        arrays = {}
+        for name, array in train.items():
+            taken = np.empty((len(rows), *array.shape[1:]), array.dtype)
+            taken[~is_test] = array.take(numbers[~is_test], axis=0)
+            taken[is_test] = test[name].take(numbers[is_test] - self._num_train, axis=0)
+            arrays[name] = taken
+        return arrays

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,12 +26,10 @@ from celu.errors import AskRefused, CeluError, PeerLost, ProtocolError
 from celu.transport.message import Kind, Message, TensorSpec
 from celu.transport.stream import Handler, StreamLink
 
-Rows = npt.NDArray[np.int64]
-
 MAX_SLOT = 2**16
 MAX_ROW = 2**48
 MAX_ASK_S = 3600.0
-_SLOT, _TIME_LEFT, _FIRST_ROW = range(3)
+_FIRST_ROW = 2  # after the slot and the time left
 
 
 class Refusal(enum.StrEnum):
@@ -54,31 +51,29 @@ class Ask:
 
     number: int
     slot: int
-    rows: Rows
+    rows: list[int]
     deadline: float
 
     def to_message(self) -> Message:
         """Encode it; the time left is at least a microsecond."""
-        values = np.empty((_FIRST_ROW + len(self.rows), 1), dtype=np.int64)
-        values[_SLOT] = self.slot
-        values[_TIME_LEFT] = max(1, int(1e6 * (self.deadline - time.monotonic())))
-        values[_FIRST_ROW:, 0] = self.rows
-        return Message(Kind.ASK, self.number, tensor=torch.from_numpy(values))
+        microseconds = max(1, int(1e6 * (self.deadline - time.monotonic())))
+        values = np.array([self.slot, microseconds, *self.rows], dtype=np.int64)
+        return Message(Kind.ASK, self.number, tensor=torch.from_numpy(values.reshape(-1, 1)))
 
     @staticmethod
     def from_message(message: Message) -> Ask:
         """Decode an ASK; raises ProtocolError for values out of range."""
         assert message.tensor is not None  # checked with the header
-        values = message.tensor.numpy()[:, 0]
+        values = message.tensor.numpy().reshape(-1).tolist()
         if len(values) <= _FIRST_ROW:
             raise ProtocolError(f"{message.described}: expected at least one row, got none")
-        slot, microseconds, rows = int(values[_SLOT]), int(values[_TIME_LEFT]), values[_FIRST_ROW:]
+        slot, microseconds, *rows = values
         if not 0 <= slot < MAX_SLOT or not 0 < microseconds <= MAX_ASK_S * 1e6:
             raise ProtocolError(
                 f"{message.described}: expected a slot below {MAX_SLOT} and at most "
                 f"{MAX_ASK_S:g} s, got slot {slot} and {microseconds} microseconds"
             )
-        if int(rows.min()) < 0 or int(rows.max()) >= MAX_ROW:
+        if min(rows) < 0 or max(rows) >= MAX_ROW:
             raise ProtocolError(f"{message.described}: expected numbers from 0 to {MAX_ROW - 1}")
         return Ask(message.round, slot, rows, time.monotonic() + microseconds / 1e6)
 

@@ -12,11 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from torch import Tensor
 
 from celu.errors import AskExpired, AskRefused, CeluError, ProtocolError, ShapeError
-from celu.transport.ask import MAX_ASK_S, MAX_ROW, MAX_SLOT, Ask, Refusal, Rows, only
+from celu.transport.ask import MAX_ASK_S, MAX_ROW, MAX_SLOT, Ask, Refusal, only
 from celu.transport.message import Kind, Message, TensorSpec, require_rows
 from celu.transport.stream import StreamLink
 
@@ -28,7 +27,7 @@ Decode = Callable[[Message, int], Tensor]
 class Call:
     """One caller's rows, and the lock on which it waits for their answer."""
 
-    def __init__(self, slot: int, rows: Rows, deadline_s: float) -> None:
+    def __init__(self, slot: int, rows: list[int], deadline_s: float) -> None:
         self.deadline_s = deadline_s
         self.slot = slot
         self.rows = rows
@@ -36,13 +35,30 @@ class Call:
         self.is_alone = False  # it shares no ask with others
         self.answer: Tensor | None = None
         self.problem: CeluError | None = None
+        self._on_finish: Callable[[], None] | None = None
         self._pending = threading.Lock()
         self._pending.acquire()
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether `wait` returns at once, before its deadline."""
+        return not self._pending.locked()
 
     def finish(self, answer: Tensor | None = None, problem: CeluError | None = None) -> None:
         """Wake the caller; call it once."""
         self.answer, self.problem = answer, problem
         self._pending.release()
+        if self._on_finish is not None:
+            self._on_finish()
+
+    def notify(self, on_finish: Callable[[], None]) -> None:
+        """Call `on_finish` when it finishes, on any thread; or now. It may be called twice.
+
+        It must not wait: the link may be locked.
+        """
+        self._on_finish = on_finish
+        if self.has_finished:
+            on_finish()
 
     def wait(self) -> bool:
         """Whether it finishes before its deadline."""
@@ -88,7 +104,7 @@ class Asker:
         }
         link.handle(only(handlers, link.peer), self._on_end)
 
-    def ask(self, slot: int, rows: Sequence[int] | Rows, deadline_s: float) -> Tensor:
+    def ask(self, slot: int, rows: list[int], deadline_s: float) -> Tensor:
         """The host's Z of these rows, in order; do not change it.
 
         Raises AskExpired at the deadline, AskRefused if the host refuses, the link's error when it
@@ -96,9 +112,10 @@ class Asker:
         """
         return self.wait(self.start(slot, rows, deadline_s))
 
-    def start(self, slot: int, rows: Sequence[int] | Rows, deadline_s: float) -> Call:
+    def start(self, slot: int, rows: list[int], deadline_s: float) -> Call:
         """Begin an ask, whose Z `wait` returns; raises the link's error and ShapeError."""
-        call = Call(slot, self._checked(slot, rows, deadline_s), deadline_s)
+        self._check(slot, rows, deadline_s)
+        call = Call(slot, rows, deadline_s)
         with self._lock:
             if self._end is not None:
                 raise self._end
@@ -122,27 +139,26 @@ class Asker:
         assert call.answer is not None
         return call.answer
 
-    def _checked(self, slot: int, rows: Sequence[int] | Rows, deadline_s: float) -> Rows:
-        numbers = np.asarray(rows, dtype=np.int64)
+    def _check(self, slot: int, rows: list[int], deadline_s: float) -> None:
         max_numbers = self._max_rows * self._numbers_per_row
-        if numbers.ndim != 1 or not 0 < len(numbers) <= max_numbers:
-            raise ShapeError(
-                f"expected 1 to {max_numbers} numbers, got a shape of {list(numbers.shape)}"
-            )
-        if int(numbers.min()) < 0 or int(numbers.max()) >= MAX_ROW:
+        if not 0 < len(rows) <= max_numbers:
+            raise ShapeError(f"expected 1 to {max_numbers} numbers, got {len(rows)}")
+        if min(rows) < 0 or max(rows) >= MAX_ROW:
             raise ShapeError(f"expected numbers from 0 to {MAX_ROW - 1}")
         if not 0 <= slot < MAX_SLOT or not 0.0 < deadline_s <= MAX_ASK_S:
             raise ShapeError(
                 f"expected a slot below {MAX_SLOT} and a deadline of at most {MAX_ASK_S:g} s, "
                 f"got slot {slot} and {deadline_s:g} s"
             )
-        return numbers
 
     def _next_ask(self) -> Ask | None:
         """The queued calls that go out together now, as one ask; call it with the lock held."""
         if not self._queue or len(self._in_flight) >= MAX_IN_FLIGHT:
             return None
         first, max_numbers = self._queue[0], self._max_rows * self._numbers_per_row
+        if len(self._queue) == 1:
+            calls = [self._queue.popleft()]
+            return self._ask_for(calls)
         calls, others, num_rows = [], deque[Call](), 0
         for call in self._queue:
             fits = call.slot == first.slot and num_rows + len(call.rows) <= max_numbers
@@ -152,9 +168,12 @@ class Asker:
             else:
                 others.append(call)
         self._queue = others
+        return self._ask_for(calls)
+
+    def _ask_for(self, calls: list[Call]) -> Ask:
         number, self._num_asks = self._num_asks, self._num_asks + 1
-        self._in_flight[number] = calls
-        rows = first.rows if len(calls) == 1 else np.concatenate([call.rows for call in calls])
+        self._in_flight[number], first = calls, calls[0]
+        rows = first.rows if len(calls) == 1 else [row for call in calls for row in call.rows]
         return Ask(number, first.slot, rows, max(call.deadline for call in calls))
 
     def _send(self, ask: Ask | None) -> None:

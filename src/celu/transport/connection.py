@@ -106,6 +106,7 @@ class Connection:
         self.is_broken = False  # nothing more can be sent on it
         self.problem: CeluError | None = None  # why it ended or was rejected
         self.ack_due_at = float("inf")  # when to acknowledge at the latest
+        self.sends_at = float("inf")  # until when its sending thread waits, unless it is woken
         self.message_started_at = time.monotonic()  # arrival of its first piece
         self._link = link
         self._waiting_since: float | None = None  # for the next piece from the peer

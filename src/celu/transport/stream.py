@@ -201,6 +201,7 @@ class StreamLink:
         protocol = connection.protocol
         with self._waits.lock:
             heartbeat_at = time.monotonic() + self.heartbeat_s
+            may_nap = True
             while not connection.is_broken:
                 if self._connections.current is connection or protocol.is_over:
                     piece = protocol.next_piece()
@@ -218,8 +219,12 @@ class StreamLink:
                         break
                 elif connection.receive_ended:  # it never became the current connection
                     break
+                now = time.monotonic()
                 due_at = min(heartbeat_at, connection.ack_due_at)
-                connection.to_send.wait(max(0.0, due_at - time.monotonic()))
+                if may_nap:  # so that what arrives meanwhile need not wake this thread
+                    may_nap, due_at = False, min(due_at, now + ACK_DELAY_S)
+                connection.sends_at = due_at
+                connection.to_send.wait(max(0.0, due_at - now))
             return None
 
     def on_piece(self, connection: Connection, piece: bytes) -> None:
@@ -242,10 +247,12 @@ class StreamLink:
                 return
             self._count(connection, message)
             if message.kind is Kind.FAILURE:
+                self._acknowledge_soon(connection, message.kind)
                 self._finish(peer_failure(self.peer, message))
                 return
             handler = self._handlers.get(message.kind)
             if handler is None:
+                self._acknowledge_soon(connection, message.kind)
                 self._waits.room_to_receive.wait_for(
                     lambda: len(self._incoming) < QUEUED_MESSAGES or self._closing
                 )
@@ -254,6 +261,9 @@ class StreamLink:
         if handler is not None:
             check_received(message)
             handler(message)
+            if connection.protocol.owes_acknowledgement:  # else what the handler sent has it
+                with self._waits.lock:
+                    self._acknowledge_soon(connection, message.kind)
 
     def on_receive_ended(
         self, connection: Connection, problem: CeluError, *, by_peer: bool
@@ -291,16 +301,21 @@ class StreamLink:
     # --- Private; all called with the lock held.
 
     def _count(self, connection: Connection, message: Message) -> None:
-        """Count a received message, and have it acknowledged soon."""
+        """Count a received message."""
         now, started_at = time.monotonic(), connection.message_started_at
-        due_at = now if message.kind in (Kind.GOODBYE, Kind.FAILURE) else now + ACK_DELAY_S
-        if due_at < connection.ack_due_at:
-            connection.ack_due_at = due_at
-            connection.to_send.notify()
         size = connection.protocol.received_bytes
         self.traffic.received.count(message.kind, size, now - started_at)
         if message.tensor is not None:
             self.traffic.received.spans.append((started_at, now))
+
+    def _acknowledge_soon(self, connection: Connection, kind: Kind) -> None:
+        """Have a received message acknowledged within ACK_DELAY_S, the last of a session now."""
+        now = time.monotonic()
+        due_at = now if kind in (Kind.GOODBYE, Kind.FAILURE) else now + ACK_DELAY_S
+        if due_at < connection.ack_due_at:
+            connection.ack_due_at = due_at
+            if due_at < connection.sends_at:
+                connection.to_send.notify()
 
     def _switch_to(self, connection: Connection) -> None:
         """Make a connection that was greeted the current one."""

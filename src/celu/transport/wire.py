@@ -211,6 +211,9 @@ def _allocate(shape: tuple[int, int], dtype: torch.dtype, length: int) -> tuple[
     if length > _SMALL_ELEMENTS:
         tensor = torch.empty(shape, dtype=dtype)
         return tensor, memoryview(tensor.numpy()).cast("B")  # type: ignore[arg-type]
+    if dtype != torch.float32:  # no kernel computes with it
+        values = np.empty(shape, _NUMPY_DTYPES[dtype])
+        return torch.from_numpy(values), memoryview(values).cast("B")  # type: ignore[arg-type]
     memory = np.empty(length + _ALIGNMENT, dtype=np.uint8)
     start = -memory.__array_interface__["data"][0] % _ALIGNMENT
     memory = memory[start : start + length]

@@ -21,7 +21,7 @@ WIDTH, CALLERS, ASKS = 300, 8, 40
 
 
 def z_of(ask: Ask) -> torch.Tensor:
-    return (1e4 * ask.slot + torch.from_numpy(ask.rows).float())[:, None].repeat(1, WIDTH)
+    return (1e4 * ask.slot + torch.tensor(ask.rows).float())[:, None].repeat(1, WIDTH)
 
 
 @pytest.mark.parametrize(
