@@ -107,7 +107,9 @@ class Rollout:
         if current is None or all(
             host.has_z(target) or not host.has_z(current.name) for host in self._hosts
         ):
-            self.current, self._switched_at = served, time.monotonic()
+            if current is not None:  # requests in progress use it; before the first there are none
+                self._switched_at = time.monotonic()
+            self.current = served
             self._shelf.unload_except(names)
             self._say(f"serves model {target}")
 

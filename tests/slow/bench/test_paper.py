@@ -376,7 +376,7 @@ def test_the_parts_with_many_variants_run_in_a_brief_study(
     assert {*files} == {"auto.json", "auto.md", "auto-seconds.svg", "auto-seconds.png"}
     assert {"auto_over_best_by_hand", "auto_auc_less_vanilla_worst"} < set(auto.figures)
     assert [row["setting"] for row in auto.rows[:4]] == [
-        *("vanilla", "R=1/1, depth 1, 4bit", "R=5/5, cosine, depth 4, 4bit", "auto")
+        *("vanilla", "R=1/1, depth 1, 4bit", "R=5/5, depth 6, 4bit", "auto")
     ]
 
 
