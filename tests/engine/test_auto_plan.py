@@ -192,6 +192,16 @@ def test_a_loss_that_varies_more_than_that_of_a_constant_prediction_is_rolled_ba
     assert not rolled_back(run_plan(without, weight=lambda _: 1.0, loss=unsteady(deviation)))
 
 
+def test_a_loss_that_explodes_and_then_stays_where_nothing_is_learned_is_rolled_back() -> None:
+    def loss(stage: Stage, round_: int) -> float:
+        if pair(stage.segment) == NO_STEPS or round_ < 24:
+            return falling(stage, round_)
+        return 5.0 if round_ < 28 else 0.69  # no higher than before
+
+    stages = run_plan(auto_plan(loss_deviation=0.01), weight=lambda _: 1.0, loss=loss)
+    assert len(rolled_back(stages)) == 1
+
+
 def test_a_loss_that_falls_or_stays_is_not_rolled_back() -> None:
     for loss in (
         falling,
