@@ -60,8 +60,8 @@ _CAUTIONS = ("", "no local steps and fewer rounds in flight", "one round in flig
 _CLEARLY = 4.0  # standard errors
 _EXPLODED = 2.0  # times the best mean loss; the standard error may then be large as well
 # Times the deviation from batch to batch of a constant prediction's loss. On the datasets that we
-# measured it is up to 1.83, except on Avazu at the limit of stability: there 5 of 8 first attempts
-# have 2.05 or more, and the others up to 1.42.
+# measured it is up to 1.83, except on Avazu at the limit of stability: there 6 of 8 first attempts
+# have 2.05 or more, and the other two up to 1.42.
 _UNSTEADY = 1.95
 
 
