@@ -35,7 +35,7 @@ class FewRows:
         self._widths = list(model.facts.hosts.values())
 
     def is_quick(self, num_rows: int) -> bool:
-        """Whether its own Z of so many rows takes microseconds."""
+        """Whether its own Z of this many rows takes microseconds."""
         return num_rows <= MAX_FEW and (self._bottom is not None or self._model.bottom is None)
 
     def activations(self, inputs: Arrays) -> Array:
@@ -44,7 +44,7 @@ class FewRows:
         if self._bottom is None or num_rows > MAX_FEW:
             z_BD = self._model.activations(to_batch(inputs))
             return z_BD.float().cpu().contiguous().numpy()
-        with np.errstate(all="ignore"):  # whoever uses the result checks it
+        with np.errstate(all="ignore"):  # the caller checks the result
             return self._bottom(inputs)
 
     def own_z(self, inputs: Arrays | None) -> list[Array]:
