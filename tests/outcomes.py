@@ -14,6 +14,7 @@ from celu.engine.auto import AutoPlan
 from celu.engine.outcome import Outcome, Timings
 from celu.engine.plan import Stage
 from celu.engine.schedule import Schedule, Segment
+from celu.models.losses import ConstantLoss
 
 BATCH, WIDTH = 32, 64
 ROUND_TRIP_S = 0.04
@@ -43,11 +44,11 @@ def auto_plan(
     rounds: int = 2000,
     rounds_per_epoch: int = 20000,
     method: dict[str, Any] | None = None,
-    loss_deviation: float | None = None,
+    constant_loss: ConstantLoss | None = None,
     **job: Any,
 ) -> AutoPlan:
     contract = auto_job(rounds, method, **job)
-    return AutoPlan(contract, schedule(rounds, rounds_per_epoch), loss_deviation)
+    return AutoPlan(contract, schedule(rounds, rounds_per_epoch), constant_loss)
 
 
 def pair(segment: Segment) -> tuple[int, int]:
@@ -62,19 +63,22 @@ def outcome(segment: Segment, *weights: float, byte_s: float = SLOW) -> Outcome:
         find_codec(name, "codec").max_bytes(BATCH, WIDTH)
         for name in (codecs.activation, codecs.derivative)
     )
-    wait_s = ROUND_TRIP_S + (up + down) * byte_s + HOST_S
-    steps = [(R - 1) * rounds for R in pair(segment)]
+    steps = [R - 1 for R in pair(segment)]
+    guest_s, host_s = GUEST_S + steps[0] * GUEST_STEP_S, HOST_S + steps[1] * HOST_STEP_S
+    busy_s = max(guest_s, host_s, up * byte_s, down * byte_s)
+    latency_s = ROUND_TRIP_S + (up + down) * byte_s + GUEST_S + HOST_S
+    depth = segment.tuning.depth
+    cycle_s = max(latency_s, depth * busy_s)
 
     def timings(
         exchange_s: float, step_s: float, steps: int, size: int, weight: float = 0.0
     ) -> Timings:
-        local_s = steps * step_s
         return Timings(
             rounds,
-            seconds=rounds * (exchange_s + wait_s) + local_s,
-            waited_s=rounds * wait_s,
-            local_s=local_s,
-            local_steps=steps,
+            seconds=rounds * cycle_s / depth,
+            waited_s=rounds * max(0.0, cycle_s / depth - exchange_s - steps * step_s),
+            local_s=rounds * steps * step_s,
+            local_steps=rounds * steps,
             transfer_s=rounds * size * byte_s,
             transfer_bytes=rounds * size,
             reuse_weight=weight,
@@ -82,7 +86,8 @@ def outcome(segment: Segment, *weights: float, byte_s: float = SLOW) -> Outcome:
 
     guest = timings(GUEST_S, GUEST_STEP_S, steps[0], up)
     hosts = [timings(HOST_S, HOST_STEP_S, steps[1], down, weight) for weight in weights or (0.0,)]
-    return Outcome(segment, guest, tuple(hosts))
+    shortest_s = max(latency_s, depth * max(GUEST_S, HOST_S, up * byte_s, down * byte_s))
+    return Outcome(segment, guest, tuple(hosts), [], [], cycle_s, shortest_s)
 
 
 def falling(stage: Stage, round_: int) -> float:

@@ -6,7 +6,6 @@ checkpoints. Before an error is raised, its public message is sent to the peers.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -45,7 +44,7 @@ from celu.handshake import (
     report_failure,
 )
 from celu.model_identity import ModelIdentity
-from celu.models.losses import LOSSES, loss_deviation
+from celu.models.losses import LOSSES, constant_loss
 from celu.party import Guest, Host
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
@@ -203,11 +202,10 @@ def _schedule(name: str, job: Job, train: Dataset, test: Dataset) -> Schedule:
 def _plan(job: Job, schedule: Schedule, guest: Guest) -> Plan:
     if not job.auto:
         return FixedPlan(job, schedule)
-    deviation = None
+    constant = None
     if guest.loss in LOSSES.values() and guest.train.labels is not None:
-        deviation = loss_deviation(guest.loss.output, guest.train.labels)
-        deviation /= math.sqrt(job.batch_size)  # of a batch's mean
-    return AutoPlan(job, schedule, deviation)
+        constant = constant_loss(guest.loss.output, guest.train.labels).of_batch(job.batch_size)
+    return AutoPlan(job, schedule, constant)
 
 
 def _report_every(schedule: Schedule) -> int:

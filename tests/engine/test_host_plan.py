@@ -12,7 +12,7 @@ from celu.engine.schedule import Schedule, Segment
 from celu.errors import CheckpointError, ProtocolError
 from federation import federation
 
-ROUNDS = 20
+ROUNDS = 40
 SCHEDULE = Schedule(ROUNDS, rounds_per_epoch=6, evaluate_every=50, test_rows=32, part_rows=32)
 
 
@@ -35,7 +35,7 @@ def roll_back_for_ever(plan: HostPlan) -> int:
         try:
             plan.next(following)
         except ProtocolError as error:
-            assert "at most 5 times the job's 20 rounds" in str(error)
+            assert "at most 5 times the job's 40 rounds" in str(error)
             return executed
         executed += 3
         following = stage(first.stop, first.stop + 3, tuning, restore="base")
@@ -66,8 +66,8 @@ def test_a_checkpoint_without_the_count_is_resumed_and_a_wrong_count_is_refused(
 
 
 BODY = {
-    "start": 4,
-    "stop": 14,
+    "start": 16,
+    "stop": 26,
     "tuning": {"W": 5, "R": 3, "depth": 4, "codec": "int8"},
     "save": None,
     "restore": None,
@@ -75,21 +75,22 @@ BODY = {
 }
 
 
-def test_the_first_stage_measures_in_two_bits_with_one_round_in_flight() -> None:
+def test_the_first_stage_measures_in_two_bits_with_local_steps_and_can_be_rolled_back() -> None:
     first = host_plan().first()
     assert first == first_stage(federation(rounds=ROUNDS, method="auto").job, SCHEDULE)
     tuning = first.segment.tuning
-    assert (first.segment.start, first.segment.stop, tuning.depth) == (0, 4, 1)
+    assert (first.segment.start, first.segment.stop, tuning.depth) == (0, 16, 4)
+    assert first.save == "base"
     assert (tuning.codecs.activation, tuning.codecs.evaluation) == ("2bit", "int8")
-    assert tuning.for_role("guest")[1] == tuning.for_role("host")[1] == 1
+    assert tuning.for_role("guest")[1] == tuning.for_role("host")[1] == 3
 
 
 def test_a_host_follows_the_stages_that_the_guest_sends() -> None:
     plan = host_plan()
-    found = plan.next({"next": {**BODY, "save": "base"}})
-    assert found.segment == Segment(4, 14, Tuning(W=5, R=3, depth=4, codec="int8"))
-    assert plan.next({"next": {**BODY, "restore": "base"}}).segment.start == 4
-    plan.next({"next": {**BODY, "start": 14, "stop": 16, "forget": True}})
+    found = plan.next({"next": BODY})
+    assert found.segment == Segment(16, 26, Tuning(W=5, R=3, depth=4, codec="int8"))
+    assert plan.next({"next": {**BODY, "start": 0, "restore": "base"}}).segment.start == 0
+    plan.next({"next": {**BODY, "start": 26, "stop": 28, "forget": True}})
     with pytest.raises(ProtocolError, match=r"a savepoint of \{\}"):
         plan.next({"next": {**BODY, "restore": "base"}})
 
@@ -97,10 +98,10 @@ def test_a_host_follows_the_stages_that_the_guest_sends() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"start": 5},
+        {"start": 17},
         {"start": True},
-        {"start": 4.0},
-        {"stop": 4},
+        {"start": 16.0},
+        {"stop": 16},
         {"stop": ROUNDS + 1},
         {"stop": 10.5},
         {"stop": None},

@@ -60,10 +60,29 @@ def test_a_round_trip_that_has_become_longer_is_measured_again() -> None:
     )
     same = COSTS.updated(replace(measured, cycle_s=0.45), 1000, 1000)
     assert same.round_trip_s == COSTS.round_trip_s
-    # One latency and one round in 1,100 ms: the latency is 1,000, of which 220 are no round trip.
+    # One round trip, two messages and an exchange at both parties in 1,100 ms: 870, 200 and 30.
     longer = COSTS.updated(replace(measured, cycle_s=1.1), 1000, 1000)
-    assert longer.round_trip_s == pytest.approx(0.78)
-    assert longer.depth(1000, 1000) == 11
+    assert longer.round_trip_s == pytest.approx(0.87)
+    assert longer.depth(1000, 1000) == 12
+
+
+def test_a_party_that_is_busy_all_the_time_is_not_taken_for_a_longer_round_trip() -> None:
+    many = Segment(20, 60, Tuning(W=5, R=20, depth=4, codec="2bit"))
+    busy = outcome(many, byte_s=FAST)  # the host's local steps take 304 ms per round
+    assert busy.cycle_s > 1.2
+    assert COSTS.updated(busy, 1000, 1000).round_trip_s == COSTS.round_trip_s
+
+
+def test_the_first_segment_shows_the_round_trip_unless_nobody_waits() -> None:
+    def first(depth: int, byte_s: float) -> Costs:
+        segment = Segment(0, 16, Tuning(W=5, R=3, depth=depth, codec="2bit"))
+        return Costs.from_outcome(outcome(segment, byte_s=byte_s), 896, 896)
+
+    for depth in (1, 2):  # over a fast link 70 ms from one Z to the next one that depends on it
+        assert first(depth, FAST).round_trip_s == pytest.approx(0.04, abs=1e-5)
+    saturated = first(6, SLOW)  # 90 ms per round on the link
+    assert saturated.round_trip_s > 0.04  # what is known is only that 6 rounds are enough
+    assert saturated.depth(896, 896) == 6
 
 
 def tuner(byte_s: float, **job: str) -> LinkTuner:
@@ -117,7 +136,7 @@ def test_local_steps_are_limited_by_their_time_and_not_below_none() -> None:
     tuning = made.tuning((5, 5))
     assert (tuning.for_role("guest")[1], tuning.for_role("host")[1]) == (3, 1)
     slow = tuner(SLOW).tuning((5, 5))
-    assert (slow.for_role("guest")[1], slow.for_role("host")[1]) == (5, 4)
+    assert (slow.for_role("guest")[1], slow.for_role("host")[1]) == (5, 5)
 
 
 def test_the_depth_of_a_tuning_accounts_for_its_local_steps() -> None:
@@ -126,8 +145,8 @@ def test_the_depth_of_a_tuning_accounts_for_its_local_steps() -> None:
     made.measure(outcome(segment(Tuning(W=5, R=3, depth=2, codec="bf16")), byte_s=FAST))
     without, with_steps = made.tuning((1, 1)), made.tuning((3, 1))
     assert with_steps.for_role("guest")[1] == 3
-    # Just above 60 ms of latency; 20 and 26 ms per round.
-    assert (without.depth, with_steps.depth) == (5, 4)
+    # With 4 rounds in flight of 20 ms each nobody waits; with 26 ms neither.
+    assert (without.depth, with_steps.depth) == (4, 4)
 
 
 def test_a_codec_that_was_measured_on_a_slow_link_is_used_again_on_a_faster_one() -> None:

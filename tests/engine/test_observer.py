@@ -34,21 +34,22 @@ def test_an_evaluation_between_measured_rounds_is_not_measured() -> None:
     assert (timings.seconds, timings.waited_s) == (3, 1)
 
 
-def test_a_cycle_is_the_median_of_as_many_rounds_as_are_in_flight() -> None:
+def test_a_cycle_is_as_many_rounds_as_are_in_flight_without_evaluations_and_outages() -> None:
     now = [0.0]
     observer = Observer(ignore, [], 100, 1000, Spans(lambda: now[0]))
     workset = Workset.from_job(celu.Job(rounds=1, hosts={}), "guest")
-    observer.start_measuring(workset)
-    assert observer.cycle_s(2) == 0  # nothing is known yet
-    for round_ in range(20):  # two rounds at once every 3 seconds
+    observer.start_segment()
+    assert observer.cycles_s(2, 20) == (0, 0)  # nothing is known yet
+    for round_ in range(24):  # two rounds at once every 3 seconds; the first ones are quicker
         with observer.waiting():
-            now[0] += 3 if round_ % 2 == 0 else 0
-            now[0] += 600 if round_ == 10 else 0  # the link is down
-        if round_ % 5 == 4:
+            now[0] += (2 if round_ < 4 else 3) if round_ % 2 == 0 else 0
+            now[0] += 600 if round_ == 12 else 0  # the link is down
+        if round_ % 8 == 7:
             with observer.evaluating():
                 now[0] += 50
         observer.round_done(round_, workset, None)
-    assert observer.cycle_s(2) == pytest.approx(3)
-    assert observer.cycle_s(4) == pytest.approx(6)
-    observer.start_measuring(workset)
-    assert observer.cycle_s(2) == 0
+    assert observer.cycles_s(2, 20) == pytest.approx((3, 2))
+    assert observer.cycles_s(4, 20) == pytest.approx((6, 5))
+    assert observer.cycles_s(4, 6) == (0, 0)  # too few
+    observer.start_segment()
+    assert observer.cycles_s(2, 20) == (0, 0)

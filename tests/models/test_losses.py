@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from celu.errors import ModelError
-from celu.models.losses import LOSSES, Loss, auc, loss_deviation
+from celu.models.losses import LOSSES, Loss, auc, constant_loss
 
 
 @pytest.mark.parametrize("at", [0, 3])
@@ -122,17 +122,20 @@ def test_a_loss_that_cannot_be_differentiated_twice_has_no_curvature() -> None:
         Loss(margin).curvature(torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))
 
 
-def test_a_log_loss_of_a_constant_prediction_varies_with_the_labels() -> None:
+def test_the_log_loss_of_a_constant_prediction() -> None:
     labels = torch.tensor([1.0] * 10 + [0.0] * 90)
     losses = F.binary_cross_entropy(torch.full((100,), 0.1), labels, reduction="none")
-    expected = float(losses.std(correction=0))
-    assert loss_deviation("binary", labels) == pytest.approx(expected, rel=1e-5)
-    assert loss_deviation("multiclass", labels.long()) == pytest.approx(expected, rel=1e-5)
-    assert loss_deviation("binary", torch.tensor([0.0, 1.0])) == 0.5  # else it would be 0
+    expected = pytest.approx((float(losses.mean()), float(losses.std(correction=0))), rel=1e-5)
+    assert constant_loss("binary", labels) == expected
+    assert constant_loss("multiclass", labels.long()) == expected
+    even = constant_loss("binary", torch.tensor([0.0, 1.0]))
+    assert even == pytest.approx((math.log(2), 0.5))  # else the deviation would be 0
+    assert even.of_batch(100) == pytest.approx((math.log(2), 0.05))
 
 
-def test_a_squared_error_of_a_constant_prediction_varies_with_the_labels() -> None:
+def test_the_squared_error_of_a_constant_prediction() -> None:
     labels = torch.tensor([0.0, 1.0, 2.0, 9.0])
-    expected = float((labels - 3).square().std(correction=0))
-    assert loss_deviation("regression", labels) == pytest.approx(expected)
-    assert loss_deviation("regression", torch.tensor([1.0, 3.0])) == pytest.approx(1.0)
+    squares = (labels - 3).square()
+    expected = pytest.approx((float(squares.mean()), float(squares.std(correction=0))))
+    assert constant_loss("regression", labels) == expected
+    assert constant_loss("regression", torch.tensor([1.0, 3.0])) == pytest.approx((1.0, 1.0))

@@ -1,8 +1,8 @@
 """Chooses W, R, depth and codec during training: `method = "auto"`.
 
-First it saturates the link (`link_tuning`). A few rounds with depth 1 measure the cost of a byte,
-of a round trip, of a round's computation and of a local step. From these follow the most exact
-codec that does not slow down a round, and the depth at which the link never idles.
+First it saturates the link (`link_tuning`). A few rounds with small messages measure the cost of a
+byte, of a round trip, of a round's computation and of a local step. From these follow the most
+exact codec that does not slow down a round, and the depth at which the link never idles.
 
 Then it tries local steps at all parties, for a few rounds, and decides by what the hosts report of
 theirs: the mean weight of the instances of a batch at its third use. With compensated derivatives
@@ -13,10 +13,11 @@ is rolled back, and only the guest, which has the labels, repeats a batch a litt
 repeat batches, every later stage decides again. From the second epoch on, local steps end once
 held-out scores no longer improve.
 
-It starts with what helps most, and watches the losses of fresh batches. If they rise, or vary far
-more from batch to batch than those of a constant prediction do, then the learning rate is too high
-for stale updates: the first rounds are rolled back and repeated with gentler settings. Later stages
-are longer and are not rolled back, but settings still become gentler.
+It starts with what helps most, and watches the losses of fresh batches. If they explode, or are
+above the loss of a constant prediction after some dozens of rounds and do not fall, then the
+learning rate is too high for stale updates: the first rounds are rolled back and repeated with
+gentler settings. Later stages are longer and are not rolled back, but settings still become
+gentler.
 
 A choice depends on outcomes only, so a run can be replayed from its recorded choices.
 """
@@ -26,8 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean, stdev
 from typing import Any
 
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
@@ -41,28 +41,28 @@ from celu.engine.plan import SAVEPOINT, Stage, first_stage
 from celu.engine.schedule import Schedule, Segment
 from celu.errors import CheckpointError
 from celu.events import UNCHANGED
+from celu.models.losses import ConstantLoss
 
 _REPEATING = (5, 5)  # R of the guest and the hosts, where the time allows: see `LinkTuner`
 _GUEST_ONLY = (3, 1)  # if hosts have little left to do
 _NO_STEPS = (1, 1)
-# Of a derivative, still to be done at the third use of its batch, on the data that we measured. In
-# the trial, 0.89 or more where local steps at the hosts save rounds; up to 0.82 where they clearly
-# cost some. Later, 0.98 or more, and up to 0.972.
-_TO_DO_IN_TRIAL, _TO_DO_LATER = 0.88, 0.976
-_TRIAL_STOP = 20
-_FIRST_STOPS = (_TRIAL_STOP, 48, 96)  # ends of stages that can be rolled back, in rounds
+# The share that must be left for the hosts to repeat batches. With AdaGrad from 0 and with Adam,
+# the first gradient of a parameter moves it by the whole learning rate, however small it is: rows
+# with rare ids are learned at once, and overfit while the mean over all rows is still high. On the
+# data that we measured, 0.98 or more is left where local steps at the hosts then save rounds, up
+# to 0.973 where they cost some; with AdaGrad from 0.1 they save rounds at 0.9 already.
+_LEFT, _LEFT_IF_SCALED = 0.88, 0.976
+_FIRST_STOP = 72  # in rounds: stages that start before it can be rolled back
 _MIN_LATER = 48  # rounds of a later stage
 _GROWTH = 4  # a later stage ends when the run is this many times as long
-_WATCHED_ROUNDS = 64  # at the end of a stage: the fresh batches whose losses are recorded
-_LAST, _GROUP = 16, 8  # the mean of the last losses is compared with the best group's before
+_WATCHED_ROUNDS = _FIRST_STOP  # at the end of a stage: the fresh batches whose losses are recorded
+_LAST, _GROUP = 16, 8  # losses whose mean is judged
 # What follows when the losses show trouble, one after the other; see `LinkTuner.tuning`.
 _CAUTIONS = ("", "no local steps and fewer rounds in flight", "one round in flight")
-_CLEARLY = 4.0  # standard errors
-_EXPLODED = 2.0  # times the best mean loss; the standard error may then be large as well
-# Times the deviation from batch to batch of a constant prediction's loss. On the datasets that we
-# measured it is up to 1.83, except on Avazu at the limit of stability: there 6 of 8 first attempts
-# have 2.05 or more, and the other two up to 1.42.
-_UNSTEADY = 1.95
+_EXPLODED = 2.0  # times the best mean loss before
+# Standard errors above the mean loss of a constant prediction. On the data that we measured,
+# healthy runs are far below it after _FIRST_STOP rounds.
+_CLEARLY = 2.0
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,13 @@ class AutoPlan:
 
     is_adaptive = True
 
-    def __init__(self, job: Job, schedule: Schedule, loss_deviation: float | None = None) -> None:
-        """`loss_deviation` is that of a batch's mean loss before anything is learned, if known."""
+    def __init__(
+        self, job: Job, schedule: Schedule, constant_loss: ConstantLoss | None = None
+    ) -> None:
+        """`constant_loss` is the mean loss of a batch for a constant prediction, if known."""
         self._job = job
-        self._loss_deviation = loss_deviation
+        self._constant_loss = constant_loss
+        self._reference: ConstantLoss | None = None  # as bad as if nothing is learned
         self._schedule = schedule
         self._tuner = LinkTuner(job)
         self._stages = self._run()
@@ -161,39 +164,20 @@ class AutoPlan:
         return stage
 
     def _run(self) -> _Stages:
-        stage = first_stage(self._job, self._schedule)
-        outcome = yield Stage(stage.segment, reason="measuring with one round in flight")
-        self._tuner.measure(outcome)
-        start = round_ = outcome.segment.stop
-        R, caution, reason, before = _REPEATING, 0, "", stage.segment.tuning
-        num_attempts = 0  # at the rounds from `start` on
-        while round_ < self._schedule.num_rounds:
-            stop = self._next_stop(round_, after=_TRIAL_STOP if num_attempts else round_)
-            tuning = self._tuner.tuning(_NO_STEPS if caution else R, caution)
-            can_restart = round_ < _FIRST_STOPS[-1]
-            if round_ == start:  # the costs are part of every attempt's reason
-                num_attempts += 1
-                reason = "; ".join(filter(None, [reason, self._tuner.explain(tuning)]))
-            outcome = yield Stage(
-                Segment(round_, stop, tuning),
-                save=SAVEPOINT if round_ == start and num_attempts == 1 else None,
-                restore=SAVEPOINT if round_ == start and num_attempts > 1 else None,
-                drop_savepoints=not can_restart,
-                reason=UNCHANGED[0] if tuning == before else reason or self._tuner.explain(tuning),
-            )
-            before = tuning
+        stage = replace(first_stage(self._job, self._schedule), reason="measuring")
+        R, caution, can_restart = _REPEATING, 0, True
+        while True:
+            outcome = yield stage
             self._tuner.measure(outcome)
-            trouble = self._trouble(outcome, can_restart=can_restart, caution=caution)
-            level = self._more_caution(caution, tuning) if trouble else caution
+            before, stop = stage.segment.tuning, stage.segment.stop
+            trouble = self._trouble(outcome, caution)
+            level = self._more_caution(caution, before) if trouble else caution
             if level > caution:
                 caution = level
                 rolls_back, reason = can_restart, f"{trouble}: {_CAUTIONS[caution]}"
             else:
-                was_trial = num_attempts == 1 and round_ == start
-                least = _TO_DO_IN_TRIAL if was_trial else _TO_DO_LATER
-                R, reason = self._choose(outcome, R, least)
-                # Not if the hosts had no time for local steps anyway.
-                rolls_back = was_trial and R != _REPEATING and self._tuner.tuning(R) != tuning
+                R, reason = self._choose(outcome, R)
+                rolls_back = stage.save is not None and R != _REPEATING
                 if caution > 0 and 3 * stop >= 2 * self._schedule.num_rounds:
                     caution, reason = 2, "the last third of an unsteady run: one round in flight"
                 elif caution == 2 and not can_restart:  # the start is over: use the link again
@@ -201,13 +185,22 @@ class AutoPlan:
             if rolls_back:
                 reason += "; rolled back"
                 self._best_loss, self._best_score = math.inf, -math.inf  # of what is rolled back
-            round_ = start if rolls_back else stop
+            elif stop == self._schedule.num_rounds:
+                return
+            tuning = self._tuner.tuning(_NO_STEPS if caution else R, caution)
+            if stage.save is not None or rolls_back:
+                reason = "; ".join(filter(None, [reason, self._tuner.explain(tuning)]))
+            round_ = 0 if rolls_back else stop
+            can_restart = round_ < _FIRST_STOP
+            stage = Stage(
+                Segment(round_, self._next_stop(round_), tuning),
+                restore=SAVEPOINT if rolls_back else None,
+                drop_savepoints=not can_restart,
+                reason=UNCHANGED[0] if tuning == before else reason or self._tuner.explain(tuning),
+            )
 
-    def _choose(self, outcome: Outcome, R: Pair, least: float) -> tuple[Pair, str]:
-        """R for the next stage, before any caution, and the reason if it changes.
-
-        Hosts repeat batches if `least` of their derivatives is still to be done.
-        """
+    def _choose(self, outcome: Outcome, R: Pair) -> tuple[Pair, str]:
+        """R for the next stage, before any caution, and the reason if it changes."""
         best, scores = self._best_score, outcome.scores
         self._best_score = max([best, *scores])
         no_longer_unseen = outcome.segment.stop > self._schedule.rounds_per_epoch
@@ -221,32 +214,35 @@ class AutoPlan:
         if not weights:
             return _GUEST_ONLY, "no host has used a batch twice: only the guest repeats batches"
         to_do = fmean(weights)
-        chosen = _REPEATING if to_do >= least else _GUEST_ONLY
+        optimizer = self._job.optimizer
+        scales = optimizer.name == "adam" or (
+            optimizer.name == "adagrad" and not optimizer.initial_accumulator
+        )
+        chosen = _REPEATING if to_do >= (_LEFT_IF_SCALED if scales else _LEFT) else _GUEST_ONLY
         who = "all parties repeat" if chosen == _REPEATING else "only the guest repeats"
         return chosen, (
             f"{to_do:.1%} of a derivative is still to be done at its third use: {who} batches"
         )
 
-    def _trouble(self, outcome: Outcome, *, can_restart: bool, caution: int) -> str:
-        """What is wrong with the losses of fresh batches; empty if nothing is.
-
-        That they vary too much or end clearly above their best counts only for the first attempt
-        at a stage that can be rolled back: later on, losses differ for other reasons.
-        """
-        earlier, latest = outcome.losses[:-_LAST], outcome.losses[-_LAST:]
-        if len(earlier) < _GROUP:
-            return ""
-        starts = range(0, len(earlier) - _GROUP + 1, _GROUP)
-        best = min([self._best_loss, *(fmean(earlier[i : i + _GROUP]) for i in starts)])
-        deviation, last = _deviation(outcome.losses), fmean(latest)
-        limit = best + _CLEARLY * deviation * math.sqrt(1 / _LAST + 1 / _GROUP)
-        may_differ = caution > 0 or not can_restart
-        if last > _EXPLODED * best > 0 or (last > limit and not may_differ):
-            return "the loss has risen"
-        usual = self._loss_deviation
-        if usual is not None and _swing(outcome.losses) > _UNSTEADY * usual and not may_differ:
-            return "the loss is unsteady"
-        self._best_loss = min(best, last)
+    def _trouble(self, outcome: Outcome, caution: int) -> str:
+        """What is wrong with the losses of fresh batches; empty if nothing is."""
+        losses, best, before_last = outcome.losses, self._best_loss, self._best_loss
+        for start in range(0, len(losses) - _GROUP + 1, _GROUP):
+            mean = fmean(losses[start : start + _GROUP])
+            if mean > _EXPLODED * best > 0:
+                return "the loss has exploded"
+            best = min(best, mean)
+            if start + _GROUP <= len(losses) - _LAST:
+                before_last = best
+        self._best_loss = best
+        if self._reference is None:
+            self._reference = self._constant_loss or _initial_loss(losses)
+        # In the first rounds, and at gentler settings, a loss may be high for a while.
+        if self._reference is not None and caution == 0 and outcome.segment.stop >= _FIRST_STOP:
+            constant, deviation = self._reference
+            limit = constant + _CLEARLY * deviation / math.sqrt(_LAST)
+            if fmean(losses[-_LAST:]) > max(limit, before_last):
+                return "the loss is above that of a constant prediction and does not fall"
         return ""
 
     def _more_caution(self, caution: int, tuning: Tuning) -> int:
@@ -254,31 +250,23 @@ class AutoPlan:
         levels = range(caution + 1, len(_CAUTIONS))
         return next((n for n in levels if self._tuner.tuning(_NO_STEPS, n) != tuning), caution)
 
-    def _next_stop(self, round_: int, after: int) -> int:
-        """The end of the stage that starts at `round_`, after round `after`.
+    def _next_stop(self, round_: int) -> int:
+        """The end of the stage that starts at `round_`.
 
         Between two stages the link idles for a round trip. Stages also end with epochs, unless too
         few rounds would be left to decide by.
         """
         num_rounds = self._schedule.num_rounds
-        for stop in _FIRST_STOPS:
-            if max(round_, after) < stop:
-                return min(stop, num_rounds)
+        if round_ < _FIRST_STOP:
+            return min(_FIRST_STOP, num_rounds)
         epochs = self._schedule.rounds_per_epoch
         while epochs < round_ + _MIN_LATER:
             epochs *= 2
         return min(_GROWTH * round_, epochs, num_rounds)
 
 
-def _deviation(losses: list[float]) -> float:
-    """The standard deviation from batch to batch, without a trend and without a few outliers."""
-    return 1.4826 * median(_steps(losses)) / math.sqrt(2)
-
-
-def _swing(losses: list[float]) -> float:
-    """The same with outliers: a loss may explode, and then stay where nothing is learned."""
-    return fmean(_steps(losses)) * math.sqrt(math.pi) / 2
-
-
-def _steps(losses: list[float]) -> list[float]:
-    return [abs(b - a) for a, b in pairwise(losses)]
+def _initial_loss(losses: list[float]) -> ConstantLoss | None:
+    """The loss before anything is learned, from that of the first batches."""
+    if len(losses) < _GROUP:
+        return None
+    return ConstantLoss(fmean(losses[:_GROUP]), stdev(losses[:_GROUP]))

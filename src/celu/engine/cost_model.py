@@ -32,20 +32,24 @@ class Costs:
 
     @staticmethod
     def from_outcome(outcome: Outcome, up: int, down: int) -> Costs:
-        """From a segment with depth 1 and messages of `up` and `down` bytes."""
+        """From a segment with messages of `up` and `down` bytes."""
         guest, hosts = outcome.guest, outcome.hosts
+        slowest = max(hosts, key=lambda h: h.exchange_s, default=None)
         costs = Costs(
             guest.byte_s,
             max((h.byte_s for h in hosts), default=0.0),
             0.0,
             guest.exchange_s,
-            max((h.exchange_s for h in hosts), default=0.0),
+            slowest.exchange_s if slowest else 0.0,
             guest.step_s,
-            max((h.step_s for h in hosts), default=0.0),
+            slowest.step_s if slowest else 0.0,
         )
-        waited_s = guest.waited_s / guest.rounds
-        transfer_s = up * costs.up_byte_s + down * costs.down_byte_s
-        return replace(costs, round_trip_s=max(0.0, waited_s - transfer_s - costs.host_s))
+        depth, busy_s = outcome.segment.tuning.depth, costs.round_s(up, down)
+        cycle_s = outcome.shortest_cycle_s or depth * guest.seconds / guest.rounds
+        if cycle_s < _IDLE * depth * busy_s:
+            # Nobody waits, and the round trip is shorter. But as many rounds in flight are enough.
+            cycle_s -= busy_s - guest.exchange_s
+        return replace(costs, round_trip_s=costs._round_trip_s(cycle_s, up, down))
 
     def updated(self, outcome: Outcome, up: int, down: int) -> Costs:
         """The costs after another segment, with messages of `up` and `down` bytes.
@@ -71,16 +75,28 @@ class Costs:
     def _with_longer_round_trip(self, outcome: Outcome, up: int, down: int) -> Costs:
         """The costs if the round trip has become so long that everyone waits; else the same.
 
-        All rounds in flight then take one latency and one round's work. A round trip that has
-        become shorter cannot be seen; more rounds than necessary are in flight.
+        A round trip that has become shorter cannot be seen; more rounds than necessary are in
+        flight.
         """
-        tuning = outcome.segment.tuning
-        busy_s = self.round_s(up, down, (tuning.for_role("guest")[1], tuning.for_role("host")[1]))
-        if tuning.depth == 1 or outcome.cycle_s < _IDLE * tuning.depth * busy_s:
+        depth = outcome.segment.tuning.depth
+        parties_s = max(party.busy_s for party in (outcome.guest, *outcome.hosts))
+        if depth == 1 or outcome.cycle_s < _IDLE * depth * max(
+            self.transfer_s(up, down), parties_s
+        ):
             return self
-        latency_s = outcome.cycle_s - busy_s
-        others_s = up * self.up_byte_s + down * self.down_byte_s + self.host_s
-        return replace(self, round_trip_s=max(self.round_trip_s, latency_s - others_s))
+        round_trip_s = self._round_trip_s(outcome.cycle_s, up, down)
+        return replace(self, round_trip_s=max(self.round_trip_s, round_trip_s))
+
+    def _round_trip_s(self, cycle_s: float, up: int, down: int) -> float:
+        """What remains of the time from one Z to the next that is computed after its answer.
+
+        Local steps do not count: a party makes them while it waits.
+        """
+        others_s = self._both_ways_s(up, down) + self.guest_s + self.host_s
+        return max(0.0, cycle_s - others_s)
+
+    def _both_ways_s(self, up: int, down: int) -> float:
+        return up * self.up_byte_s + down * self.down_byte_s
 
     def transfer_s(self, up: int, down: int) -> float:
         """How long a round's messages occupy the link, in the slower direction."""
@@ -97,7 +113,7 @@ class Costs:
     def depth(self, up: int, down: int, R: Pair = (1, 1)) -> int:
         """How many rounds must be in flight for a round to take `round_s`."""
         round_s = self.round_s(up, down, R)
-        latency_s = self.round_trip_s + up * self.up_byte_s + down * self.down_byte_s + self.host_s
+        latency_s = self.round_trip_s + self._both_ways_s(up, down) + self.host_s
         return min(MAX_DEPTH, max(1, math.ceil((latency_s + round_s) / max(round_s, 1e-9))))
 
     def max_steps(self, up: int, down: int, stretch: float) -> Pair:

@@ -40,6 +40,7 @@ async def train_guest(
         segment, last = stage.segment, stage.segment.stop - 1
         if rounds_done == segment.start:
             enter_stage(stage, trainer, savepoints)
+            observer.start_segment()
         for round_ in range(rounds_done, segment.stop):
             loss = await _exchange_round(trainer, links, schedule, segment, round_, observer)
             plan.observe_loss(round_, loss)
@@ -64,9 +65,8 @@ async def train_guest(
             plan.observe_score(trainer.evaluator.objective(metrics))
         target_reached = trainer.evaluator.reached_target(metrics)
         host_timings = await _receive_timings(links, segment) if plan.is_adaptive else ()
-        outcome = Outcome(
-            segment, timings, host_timings, cycle_s=observer.cycle_s(segment.tuning.depth)
-        )
+        cycles = observer.cycles_s(segment.tuning.depth, len(segment.measured))
+        outcome = Outcome(segment, timings, host_timings, [], [], *cycles)
         next_ = None if target_reached else plan.next(outcome)
         rounds_done = segment.stop
         if next_ is None:

@@ -35,7 +35,7 @@ class LinkTuner:
         self._costs: dict[str, Costs] = {}  # by the codec in use when they were measured
 
     def measure(self, outcome: Outcome) -> None:
-        """Update the costs from a segment. The first one must have one round in flight."""
+        """Update the costs from a segment."""
         codecs = outcome.segment.tuning.codecs
         sizes = self._bytes(codecs)
         if not self._costs:

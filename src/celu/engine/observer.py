@@ -32,7 +32,8 @@ from celu.transport.message import TrafficBothWays
 from celu.workset.workset import Workset, summarize_table
 
 _MAX_TABLE = 64  # entries; larger tables are not reported
-_MAX_MEASURED = 512  # rounds whose ends are retained
+_MAX_ENDS = 512  # of rounds
+_MIN_CYCLES = 3  # fewer are too noisy
 
 
 class ProgressState(BaseModel):
@@ -82,8 +83,8 @@ class Observer:
         self._local_s = 0.0
         self._evaluating_s = 0.0
         self._measured_from: tuple[float, ...] = ()  # totals when measuring started
-        # When the latest measured rounds ended, on a clock that stands still in evaluations.
-        self._measured_ends: deque[float] = deque(maxlen=_MAX_MEASURED)
+        # When the latest rounds of this segment ended, and the time in evaluations until then.
+        self._segment_ends: deque[tuple[float, float]] = deque(maxlen=_MAX_ENDS)
         self._earlier_bytes: dict[str, int] = {}  # before the run was resumed
         self._transfer_s = 0.0
         self._evaluations = EvaluationHistory()
@@ -153,11 +154,14 @@ class Observer:
             yield
         self._local_s += elapsed.seconds
 
+    def start_segment(self) -> None:
+        """Start a segment."""
+        self._segment_ends.clear()
+
     def start_measuring(self, workset: Workset) -> None:
         """Start the measured rounds of a segment."""
         workset.pop_reuse_weight()
         self._measured_from = self._totals(workset)
-        self._measured_ends.clear()
 
     def timings(self, rounds: int, workset: Workset) -> Timings:
         """The timings of the `rounds` rounds since `start_measuring`."""
@@ -175,14 +179,19 @@ class Observer:
             workset.pop_reuse_weight(),
         )
 
-    def cycle_s(self, depth: int) -> float:
-        """How long `depth` rounds took, the median of the measured ones; 0 if there are too few.
+    def cycles_s(self, depth: int, rounds: int) -> tuple[float, float]:
+        """How long `depth` rounds took: the median of the last `rounds`, the least of the segment.
 
-        Unlike the mean, it hardly changes if the link is down for a while.
+        Both are 0 if there are too few. Unlike the mean, they hardly change if the link is down for
+        a while. Rounds with an evaluation between them do not count: the parties wait for it.
         """
-        ends = list(self._measured_ends)
-        cycles = [later - earlier for earlier, later in zip(ends, ends[depth:], strict=False)]
-        return median(cycles) if len(cycles) >= depth else 0.0
+        ends = list(self._segment_ends)
+        pairs = list(zip(ends, ends[depth:], strict=False))
+        cycles = [b - a if evaluating == after else None for (a, evaluating), (b, after) in pairs]
+        measured = [c for c in cycles[-max(0, rounds - depth) :] if c is not None]
+        if len(measured) < _MIN_CYCLES or rounds <= depth:
+            return 0.0, 0.0
+        return median(measured), min(c for c in cycles if c is not None)
 
     def _totals(self, workset: Workset) -> tuple[float, ...]:
         return (
@@ -212,7 +221,7 @@ class Observer:
         if loss is not None:
             self._losses.append(loss)
         self._round_ends.append(self._spans.last_switch)
-        self._measured_ends.append(self._spans.last_switch - self._evaluating_s)
+        self._segment_ends.append((self._spans.last_switch, self._evaluating_s))
         if (round_ + 1) % self._report_every and round_ + 1 != self._num_rounds:
             return
         fields: dict[str, Any] = {

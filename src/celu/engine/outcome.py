@@ -30,6 +30,11 @@ class Timings:
     reuse_weight: float = 0.0
 
     @property
+    def busy_s(self) -> float:
+        """Seconds per round, without waiting."""
+        return max(0.0, self.seconds - self.waited_s) / self.rounds
+
+    @property
     def exchange_s(self) -> float:
         """Seconds per round, without waiting and local steps."""
         return max(0.0, self.seconds - self.waited_s - self.local_s) / self.rounds
@@ -73,6 +78,7 @@ class Outcome:
     `losses` are those of the last fresh batches, before the model trained on them. `scores` has the
     best objective (higher is better) of the contract's evaluations in the segment, if any.
     `cycle_s` is how long as many rounds as are in flight take: the median, or 0 if not measured.
+    `shortest_cycle_s` is the least, with the first rounds, which have few local steps.
     """
 
     segment: Segment
@@ -81,3 +87,4 @@ class Outcome:
     losses: list[FiniteFloat] = field(default_factory=list)
     scores: list[FiniteFloat] = field(default_factory=list)
     cycle_s: FiniteFloat = 0.0
+    shortest_cycle_s: FiniteFloat = 0.0

@@ -23,7 +23,9 @@ from celu.errors import CheckpointError, ConfigError, ProtocolError
 # Bounds on what a guest may choose: a host caches W batches and a savepoint in memory.
 MAX_W = MAX_R = MAX_DEPTH = 64
 SAVEPOINT = "base"
-MEASURING_ROUNDS = 4
+# The first stage of `auto` measures with rounds in flight, which hide most of the round trips, and
+# with local steps: at the third use of a batch it shows how much of a derivative is left to do.
+MEASURING_ROUNDS, MEASURING_DEPTH, MEASURING_R = 16, 4, 3
 SMALLEST_CODECS = {"activation": "2bit", "derivative": "2bit", "evaluation": "int8"}
 # A stage is rolled back and repeated at most this many times less one.
 MAX_ATTEMPTS = 5
@@ -162,15 +164,21 @@ class FixedPlan:
 def first_stage(job: Job, schedule: Schedule) -> Stage:
     """The first stage, which every party derives from the contract.
 
-    With `auto` it measures costs: depth 1, no local steps and the smallest messages, unless the
-    contract fixes them.
+    With `auto` it measures, with the smallest messages, unless the contract fixes them, and can be
+    rolled back.
     """
     if not job.auto:
         return FixedPlan(job, schedule).first()
-    defaults = {"W": 5, "R": 1, "depth": 1, "codec": SMALLEST_CODECS}
+    defaults = {
+        "W": 5,
+        "R": MEASURING_R,
+        "depth": MEASURING_DEPTH,
+        "codec": SMALLEST_CODECS,
+    }
     fixed = {name: value for name, value in dict(job.tuning()).items() if name in job.given()}
     tuning = Tuning.model_validate({**defaults, **fixed})
-    return Stage(Segment(0, min(MEASURING_ROUNDS, schedule.num_rounds), tuning))
+    segment = Segment(0, min(MEASURING_ROUNDS, schedule.num_rounds), tuning)
+    return Stage(segment, save=SAVEPOINT)
 
 
 class HostPlan:
@@ -185,7 +193,7 @@ class HostPlan:
         self._schedule = schedule
         self._fixed = None if job.auto else FixedPlan(job, schedule)
         self._stage = first_stage(job, schedule)
-        self._savepoints: dict[str, int] = {}
+        self._savepoints = {} if self._stage.save is None else {self._stage.save: 0}
         self._executed = _length(self._stage)  # rounds of all stages, this one included
 
     def first(self) -> Stage:

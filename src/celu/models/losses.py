@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -103,20 +103,33 @@ def _probes(slope: Tensor) -> Iterator[Tensor]:
         yield signs.to(slope) / math.sqrt(_RANDOM_PROBES)
 
 
-def loss_deviation(kind: Output, labels: Tensor) -> float:
-    """How much a loss varies from row to row before anything is learned: a standard deviation.
+class ConstantLoss(NamedTuple):
+    """The loss of the best constant prediction: its mean, and its deviation from row to row."""
 
-    It is that of the best constant prediction. A log loss varies by 0.5 at least, as soon as
-    predictions differ, also where a constant one has the same loss for all labels.
+    mean: float
+    deviation: float
+
+    def of_batch(self, rows: int) -> ConstantLoss:
+        """The same for the mean loss of a batch."""
+        return ConstantLoss(self.mean, self.deviation / math.sqrt(rows))
+
+
+def constant_loss(kind: Output, labels: Tensor) -> ConstantLoss:
+    """What can be reached without learning anything from the features.
+
+    A log loss varies by 0.5 at least, as soon as predictions differ, also where a constant one has
+    the same loss for all labels.
     """
     labels = labels.reshape(-1).double()
     if kind == "regression":
         squares = (labels - labels.mean()).square()
-        return float(torch.maximum(squares.std(correction=0), squares.mean()))
+        mean = squares.mean()
+        return ConstantLoss(float(mean), float(torch.maximum(squares.std(correction=0), mean)))
     shares = torch.unique(labels, return_counts=True)[1] / len(labels)
     losses = -shares.log()
-    variance = (shares * (losses - (shares * losses).sum()).square()).sum()
-    return max(0.5, math.sqrt(float(variance)))
+    entropy = (shares * losses).sum()
+    variance = (shares * (losses - entropy).square()).sum()
+    return ConstantLoss(float(entropy), max(0.5, math.sqrt(float(variance))))
 
 
 def to_scores(output: Tensor, kind: Output) -> Tensor:

@@ -34,7 +34,9 @@ from celu.transport.wire import (
 
 # The buffer of messages that the peer has not acknowledged yet is full at either limit ...
 MAX_UNACKED_MESSAGES, MAX_UNACKED_BYTES = 1024, 64 * 1024 * 1024
-MIN_UNACKED_MESSAGES = 16  # ... but always holds this many, of any size
+# ... but always holds this many, of any size. A host fills its pipeline before it receives
+# anything: both directions together must hold as many messages as rounds may be in flight.
+MIN_UNACKED_MESSAGES = 32
 # A message up to this size is one piece: each piece costs a carrier several changes of threads.
 SMALL_MESSAGE_BYTES = 16 * 1024
 

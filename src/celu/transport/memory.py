@@ -19,8 +19,10 @@ from celu.transport.virtual_clock import VirtualClock
 from celu.transport.wire import check_sendable, num_bytes
 
 _T = TypeVar("_T")
-# Messages that may be in flight in one direction, like the buffers of a network.
-CAPACITY = 16
+# Messages that may be in flight in one direction, like the buffers of a network. A host fills its
+# pipeline before it receives anything: both directions together must hold as many messages as
+# rounds may be in flight, or all parties would wait for each other.
+CAPACITY = 32
 
 
 class _Pipe:

@@ -66,10 +66,9 @@ def with_choices(job: Job, choices: list[Choice], folder: Path) -> Job:
 
 def test_on_a_slow_link_it_saturates_the_link_and_makes_local_steps() -> None:
     result, choices = run(auto_federation())
-    first, second = result.choices[:2]
-    assert (first.depth, first.codecs.activation) == (1, "2bit")
-    assert second.depth > 1
-    assert any(choice["R"]["host"] > 1 for choice in choices)  # also those that were rolled back
+    assert {c.codecs.activation for c in result.choices} == {"2bit"}
+    assert all(c.depth > 4 for c in result.choices if "round trip" in c.reason)
+    assert all(c.for_role("guest")[1] > 1 for c in result.choices)
     assert any("of a derivative is still to be done" in choice["reason"] for choice in choices)
     assert result.rounds == 200
     assert [c.round for c in result.choices] == sorted({c.round for c in result.choices})
@@ -112,7 +111,7 @@ def train_with_checkpoints(
 
 def test_a_run_that_is_killed_in_a_stage_makes_the_same_choices(tmp_path: Path) -> None:
     choices, weights = train_with_checkpoints(tmp_path / "undisturbed")
-    assert [c.round for c in choices] == [0, 4, 20, 48, 96, 192, 384]
+    assert [c.round for c in choices] == [0, 72, 192, 384]
     for killed in (100, 150, 188):
         folder = tmp_path / f"{killed}"
         with pytest.raises(CallbackError, match="killed"):
@@ -135,7 +134,7 @@ def test_a_slow_first_update_is_not_measured_as_latency() -> None:
     assert not slow
     reason = next(c.reason for c in result.choices if "round trip" in c.reason)
     (round_trip_ms,) = re.findall(r"round trip ([\d.]+) ms", reason)
-    assert 20 < float(round_trip_ms) < 150  # 40 expected; a third of the 0.5 s is 167
+    assert 20 < float(round_trip_ms) < 60  # 40 expected
 
 
 @pytest.mark.parametrize("hosts", [{"host": 64}, {"one": 64, "two": 32}], ids=["one", "two"])
@@ -144,7 +143,7 @@ def test_its_choices_replay_a_run_bit_for_bit(tmp_path: Path, hosts: dict[str, i
     again = copy.deepcopy(fed)
     result, _ = run(fed)
     again.job = with_choices(fed.job, result.choices, tmp_path)
-    assert len({tuple(c.for_role("guest")) for c in result.choices}) > 1  # the tuning did change
+    assert len(result.choices) > 2
     assert_same_bits(train_in_memory(again), fed.weights())
 
 
