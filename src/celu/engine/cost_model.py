@@ -15,6 +15,7 @@ from celu.engine.plan import MAX_DEPTH, MAX_R
 
 Pair = tuple[int, int]  # R of the guest, R of the hosts
 _MIN_ROUNDS = 3  # fewer measured rounds are too noisy
+_LONGER = 1.1  # times as long may a round take, for fewer rounds in flight: less is stale
 _IDLE = 1.2  # times as long as the slowest of link and parties: all of them wait
 
 
@@ -111,10 +112,11 @@ class Costs:
         )
 
     def depth(self, up: int, down: int, R: Pair = (1, 1)) -> int:
-        """How many rounds must be in flight for a round to take `round_s`."""
+        """How many rounds must be in flight for a round to take little more than `round_s`."""
         round_s = self.round_s(up, down, R)
         latency_s = self.round_trip_s + self._both_ways_s(up, down) + self.host_s
-        return min(MAX_DEPTH, max(1, math.ceil((latency_s + round_s) / max(round_s, 1e-9))))
+        enough = math.ceil((latency_s + round_s) / max(_LONGER * round_s, 1e-9))
+        return min(MAX_DEPTH, max(1, enough))
 
     def max_steps(self, up: int, down: int, stretch: float) -> Pair:
         """The largest R of guest and hosts that makes a round at most `stretch` times as long."""
