@@ -169,6 +169,7 @@ def test_settings_are_frozen(tmp_path: Path) -> None:
         (JOB + "[method]\nxi = 181", "method.xi.guest", "got 181"),
         (JOB + "[method]\nxi = nan", "method.xi.guest", "got nan"),
         (JOB + "[method]\ndepth = 0", "method.depth", "got 0"),
+        (JOB + "[method]\ndepth = 65", "method.depth", "got 65"),
         (JOB + "[method]\nworkset = 3", "method.workset", "no such key"),
         (JOB + '[optimizer]\nname = "adamw"', "optimizer.name", "got 'adamw'"),
         (JOB + "[optimizer]\nlr = 0", "optimizer.lr", "got 0"),

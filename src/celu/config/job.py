@@ -72,12 +72,17 @@ else:
     AnyCodecs = Annotated[Codecs, BeforeValidator(_one_codec)]
 
 
+# Rounds in flight. The buffers of links hold that many messages (`transport.delivery`, `memory`).
+MAX_DEPTH = 64
+Depth = Annotated[int, Field(ge=1, le=MAX_DEPTH)]
+
+
 class Tuning(Settings):
     """The settings that may change during a run; `Method` and `Codecs` explain them."""
 
     W: RoleInts
     R: RoleInts
-    depth: PositiveInt
+    depth: Depth
     codec: AnyCodecs
 
     def for_role(self, role: Role) -> tuple[int, int]:
@@ -121,7 +126,7 @@ class Method(Settings):
     W: RoleInts = IntByRole(guest=5, host=5)
     R: RoleInts = IntByRole(guest=3, host=1)
     xi: RoleDegrees = DegreesByRole(guest=60, host=60)
-    depth: PositiveInt = 1
+    depth: Depth = 1
     sampling: str = "round-robin"
     weighting: str = "compensated"
     local_step_order: Literal["overlapped", "after-update"] = "overlapped"

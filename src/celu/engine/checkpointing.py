@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from celu.checkpoint.generations import Checkpoints, Snapshot
-from celu.config.job import Job, Tuning
+from celu.config.job import MAX_DEPTH, Job, Tuning
 from celu.engine.observer import Observer, ProgressState
-from celu.engine.plan import MAX_DEPTH, Stage
+from celu.engine.plan import Stage
 from celu.engine.state import TrainerState
 from celu.engine.state_dict import TrainerMetadata
 from celu.errors import CheckpointError, NonFiniteError

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from celu.config.job import MAX_DEPTH
 from celu.engine.outcome import Outcome
-from celu.engine.plan import MAX_DEPTH, MAX_R
+from celu.engine.plan import MAX_R
 
 Pair = tuple[int, int]  # R of the guest, R of the hosts
 _MIN_ROUNDS = 3  # fewer measured rounds are too noisy

@@ -15,13 +15,13 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from celu.codecs.registry import find_codec
-from celu.config.job import Choice, Job, Tuning
+from celu.config.job import MAX_DEPTH, Choice, Job, Tuning
 from celu.engine.outcome import Outcome
 from celu.engine.schedule import Schedule, Segment, planned_segments
 from celu.errors import CheckpointError, ConfigError, ProtocolError
 
 # Bounds on what a guest may choose: a host caches W batches and a savepoint in memory.
-MAX_W = MAX_R = MAX_DEPTH = 64
+MAX_W = MAX_R = 64
 SAVEPOINT = "base"
 # The first stage of `auto` measures with rounds in flight, which hide most of the round trips, and
 # with local steps: at the third use of a batch it shows how much of a derivative is left to do.
@@ -82,7 +82,6 @@ class Stage:
             and start < stop <= schedule.num_rounds
             and max(tuning.for_role("host")[0], tuning.for_role("guest")[0]) <= MAX_W
             and max(tuning.for_role("host")[1], tuning.for_role("guest")[1]) <= MAX_R
-            and tuning.depth <= MAX_DEPTH
         )
         if not allowed:
             raise ProtocolError(
