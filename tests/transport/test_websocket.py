@@ -174,6 +174,8 @@ def test_closing_does_not_wait_for_a_listener_that_does_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(websocket_socket, "MAX_UNREAD_PINGS", 1 << 30)
+    # Else the next PING of our own would end what waits.
+    monkeypatch.setitem(websocket_carrier._LIMITS, "ping_interval", None)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
         accepted = threads.submit(accept_websocket, server)
         route = Route(f"127.0.0.1:{server.getsockname()[1]}")
