@@ -227,12 +227,12 @@ def test_a_client_that_has_to_make_room_may_try_again(companies: dict[str, Any])
 
 
 ESCAPE = "\x1b]0;title\x07\x1b[2J\nok"  # sets a terminal's title, clears its screen, adds a line
-CLOSE = b"\x88" + bytes([2 + len(ESCAPE)]) + (1011).to_bytes(2, "big") + ESCAPE.encode("ascii")
+CLOSE_CODES = {"a close reason": 1011, "a close reason of a rejection": 1008}
 ANSWERS = {
     # The websockets package refuses control characters in headers.
     "a long header": f"HTTP/1.1 101 Fine\r\nUpgrade: {'x' * 5000}\r\nConnection: Upgrade\r\n\r\n",
     "a rejection": f"HTTP/1.1 403 No\r\nContent-Length: {len(ESCAPE)}\r\n\r\n{ESCAPE}",
-    "a close reason": UPGRADED,
+    **dict.fromkeys(CLOSE_CODES, UPGRADED),
 }
 
 
@@ -244,8 +244,9 @@ def test_text_of_the_other_side_is_short_and_printable_in_errors(what: str) -> N
             key = re.search(r"Sec-WebSocket-Key: (\S+)", client.recv(65536).decode("ascii"))
             assert key is not None
             client.sendall(ANSWERS[what].replace("{accept}", accept_key(key[1])).encode("ascii"))
-            if what == "a close reason":
-                client.sendall(CLOSE)
+            if code := CLOSE_CODES.get(what):
+                reason = code.to_bytes(2, "big") + ESCAPE.encode("ascii")
+                client.sendall(b"\x88" + bytes([len(reason)]) + reason)
             client.recv(1)
 
     link = StreamLink("guest", deadline_s=600)

@@ -135,6 +135,28 @@ def test_every_command_that_listens_raises_its_limit_of_open_files(
     pair.edit("airline/party.toml", "connect_s = 600", "connect_s = 0.2")  # no peer comes
     if command == "align":
         pair.edit("airline/party.toml", "aligned = true", 'alignment = "alignment"')
+    done = run_with_few_files(command, pair, "--job", "job.toml")
+    assert done.returncode == 11 and "PeerLost" in done.stderr, done.stderr
+    assert f"limit {FILES}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("predict", "--model", "no-model", "--out", "scores"), ("serve", "--models", "no-models")],
+    ids=["predict", "serve"],
+)
+def test_a_command_that_uses_a_model_raises_its_limit_of_open_files(
+    tmp_path: Path, keys: Path, options: tuple[str, ...]
+) -> None:
+    pair = pair_at(tmp_path, keys)
+    (tmp_path / "serving.toml").write_text('guest = "airline"\nhosts = ["weather"]\n')
+    done = run_with_few_files(options[0], pair, *options[1:], "--aligned")
+    assert "no-model" in done.stderr, done.stderr  # it ends when it reads the model
+    assert f"limit {FILES}" in done.stdout
+
+
+def run_with_few_files(command: str, pair: Pair, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the guest with a low soft limit of open files, and print the limit then."""
     code = f"""import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, {FILES}))
 from celu.cli.app import main
@@ -142,13 +164,11 @@ try:
     main()
 finally:
     print("limit", resource.getrlimit(resource.RLIMIT_NOFILE)[0])"""
-    arguments = [str(tmp_path / "airline" / "party.toml"), "--job", str(tmp_path / "job.toml")]
-    done = subprocess.run(
-        [sys.executable, "-c", code, command, *arguments],
+    return subprocess.run(
+        [sys.executable, "-c", code, command, "airline/party.toml", *options],
+        cwd=pair.folder,
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
         check=False,
     )
-    assert done.returncode == 11 and "PeerLost" in done.stderr, done.stderr
-    assert f"limit {FILES}" in done.stdout
