@@ -84,8 +84,9 @@ def wait_for_rounds(pair: Pair, process: subprocess.Popen[str]) -> None:
 
 def peak_descriptors(process: subprocess.Popen[str]) -> int:
     """How many files and connections a process had open at most, until it ended."""
-    peak = 0
+    peak, give_up_at = 0, time.monotonic() + DEADLINE_S
     while process.poll() is None:
+        assert time.monotonic() < give_up_at, "the run does not end"
         with suppress(OSError):  # it has just ended
             peak = max(peak, len(list(Path(f"/proc/{process.pid}/fd").iterdir())))
         time.sleep(0.01)
