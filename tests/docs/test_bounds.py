@@ -17,7 +17,7 @@ from celu.engine import history, plan
 from celu.launch import aligning, predicting, training
 from celu.prepare import parquet
 from celu.psi import answered, selection
-from celu.serving import answering, http_server
+from celu.serving import answering, http_server, model_folder
 from celu.text import printable
 from celu.transport import (
     carrier,
@@ -142,6 +142,9 @@ def expected() -> dict[str, str]:
             "its stored size if that is more"
         ),
         "text": f"{parquet.MAX_BATCH_TEXT // MIB} MiB",
+        "columns; numbers in a row": (
+            f"{model_folder.MAX_COLUMNS:,}; 2^{model_folder._MAX_ROW_NUMBERS.bit_length() - 1}"
+        ),
     }
 
 

@@ -36,10 +36,11 @@ def crowd() -> Iterator[Crowd]:
 
 
 class Crowd:
-    """A stranger's connections, which send nothing."""
+    """A stranger's connections, which send nothing, and the processes that they reach."""
 
     def __init__(self) -> None:
         self.sockets: list[socket.socket] = []
+        self.processes: list[subprocess.Popen[str]] = []
 
     def connect(self, ports: list[int]) -> None:
         for _ in range(CROWD):
@@ -53,6 +54,9 @@ class Crowd:
     def close(self) -> None:
         for stranger in self.sockets:
             stranger.close()
+        for process in self.processes:
+            process.kill()  # if the test has failed, it still runs
+            process.wait(DEADLINE_S)
 
 
 def start(pair: Pair, name: str, *more: str) -> subprocess.Popen[str]:
@@ -78,7 +82,9 @@ def wait_until_listening(ports: list[int]) -> None:
 def wait_for_rounds(pair: Pair, process: subprocess.Popen[str]) -> None:
     give_up_at = time.monotonic() + DEADLINE_S
     while not any(e["event"] == "round" for e in read_events(pair.folder / "airline" / "run")):
-        assert time.monotonic() < give_up_at and process.poll() is None, process.communicate()
+        if time.monotonic() > give_up_at or process.poll() is not None:
+            process.kill()  # else its output would never end
+            raise AssertionError(process.communicate())
         time.sleep(0.05)
 
 
@@ -110,9 +116,11 @@ def test_a_crowd_of_idle_connections_does_not_change_a_run(
         ports.append(free_port())
         options = ["--dashboard", "--dashboard-port", str(ports[1])]
     guest = start(pair, "airline", *options)
+    crowd.processes.append(guest)
     wait_until_listening(ports)
     crowd.connect(ports)  # before the peer
     host = start(pair, "weather", "--link", "wan-300")
+    crowd.processes.append(host)
     wait_for_rounds(pair, guest)
     crowd.connect(ports)  # while it trains
     assert guest.poll() is None, "the run must still be in progress"
