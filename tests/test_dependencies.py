@@ -32,6 +32,13 @@ def test_every_pinned_package_but_torch_has_hashes() -> None:
     assert "://" not in text
 
 
+def test_what_the_tests_run_with_is_installed_by_hash_and_audited() -> None:
+    root = lock.LOCK.parent
+    setup = (root / "scripts" / "setup").read_text(encoding="utf-8")
+    assert re.search(r"--require-hashes .*--requirement requirements\.lock$", setup, re.M)
+    assert re.search(r"^timeout \d+ scripts/audit ", (root / ".ci" / "run").read_text(), re.M)
+
+
 @pytest.mark.parametrize(
     ("file", "expected"),
     [

@@ -93,6 +93,7 @@ def test_the_wait_for_a_file_is_bounded_and_its_end_is_explained(
     monkeypatch.setattr(open_files, "RETRY_S", 0.0)
     folder = RunFolder(tmp_path / "run", {})
     limit = NoFilesLeft()
+    monkeypatch.setattr(open_files.time, "sleep", limit.pause)  # a longer wait would succeed
     try:
         with pytest.raises(CheckpointError, match="too many open files"):
             folder.finish({"rounds": 1})

@@ -237,6 +237,16 @@ def test_an_edited_trained_json_is_refused(
     refused(run, tmp_path / "model", ConfigError, expected)
 
 
+def test_more_columns_than_a_model_has_are_refused_before_they_are_named(
+    trained: Trained, tmp_path: Path
+) -> None:
+    run = copy_run(trained, "airline", tmp_path)
+    (run / "schema.json").unlink()  # as for rows that came from Python
+    edit_json(run / "trained.json", inputs={"x": {"shape": [10**7], "dtype": "float32"}})
+    expected = r"inputs\.x: expected at most 100,000 columns, got 10,000,000"
+    refused(run, tmp_path / "model", ConfigError, expected)
+
+
 def test_a_folder_that_cannot_be_written_is_an_error(trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="model: cannot be written: File exists"):

@@ -103,6 +103,11 @@ def test_the_schema_of_another_store_is_refused(model: Path, exported: Path) -> 
         (["z_width"], None, "bottom: expected none without inputs and z_width"),
         (["z_width"], 0, "z_width: "),
         (["inputs", "ids"], ["a", "b"], "input_specs: expected the inputs"),
+        (
+            ["input_specs", "ids", "shape"],
+            [1, 2**40],
+            "expected rows of at most 16,777,216 numbers",
+        ),
         (["sizes", "ids"], [7, 7], r"sizes\.ids: expected one for each column"),
         (["surprise"], 1, "surprise: expected no such key"),
     ],

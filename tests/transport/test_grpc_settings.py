@@ -5,9 +5,16 @@ from __future__ import annotations
 import socket
 from typing import Any
 
+import grpc
+import pytest
+
 from celu.config.party import MAX_STRIPES
-from celu.transport.carrier import Admission
-from celu.transport.grpc_carrier import _GATEWAY_WINDOW_BYTES, Listener
+from celu.transport.carrier import IDENTIFY_S, Admission
+from celu.transport.grpc_carrier import (
+    _GATEWAY_WINDOW_BYTES,
+    MAX_INCOMING_CONNECTIONS,
+    Listener,
+)
 from celu.transport.stream import StreamLink
 from celu.transport.tls import Credentials
 
@@ -43,3 +50,32 @@ def test_a_listener_promises_a_bounded_number_of_streams_with_bounded_windows(
         listener.stop()
     assert settings[MAX_STREAMS] == 2 * MAX_STRIPES + 2
     assert settings.get(INITIAL_WINDOW, 65535) <= _GATEWAY_WINDOW_BYTES
+
+
+def test_a_listener_limits_what_grpc_would_not(
+    companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without them gRPC waits two minutes for a handshake, and has no limit for the rest.
+    given: dict[str, Any] = {}
+    make_server = grpc.server
+
+    def record(threads: Any, **arguments: Any) -> Any:
+        given.update(arguments)
+        return make_server(threads, **arguments)
+
+    monkeypatch.setattr(grpc, "server", record)
+    guest, bank = companies["guest"], companies["bank"]
+    links = {"bank": StreamLink("bank", deadline_s=600)}
+    credentials = Credentials.read(*guest.keys(bank))
+    Listener("127.0.0.1:0", Admission(links, credentials, behind_gateway=True)).stop()
+    options = dict(given["options"])
+    for name in (
+        "grpc.server_handshake_timeout_ms",
+        "grpc.http2.settings_timeout",
+        "grpc.max_connection_idle_ms",
+    ):
+        assert options[name] == 1000 * IDENTIFY_S
+    assert options["grpc.max_allowed_incoming_connections"] == MAX_INCOMING_CONNECTIONS
+    assert options["grpc.server.max_pending_requests"] == MAX_STRIPES
+    assert options["grpc.server.max_pending_requests_hard_limit"] == MAX_STRIPES
+    assert given["maximum_concurrent_rpcs"] == 2 * MAX_STRIPES + 2

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -18,11 +19,17 @@ from celu.errors import CeluError, PeerLost
 from celu.transport import inner_tls, websocket_carrier, websocket_clients, websocket_socket
 from celu.transport.carrier import Admission, Route
 from celu.transport.connect import Endpoint, open_links
+from celu.transport.inner_tls import InnerTls
 from celu.transport.preflight import Gateway
 from celu.transport.stream import StreamLink
 from celu.transport.tls import Credentials
 from celu.transport.websocket_carrier import Listener, OutgoingConnection
 
+DEADLINE_S = 600.0  # generous: what waits forever never ends
+UPGRADED = (
+    "HTTP/1.1 101 Fine\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Accept: {accept}\r\n\r\n"
+)
 MUCH = 64 << 20  # bytes; far above what the kernel buffers of a connection hold
 
 
@@ -56,7 +63,7 @@ def host_of(companies: dict[str, Any], listener: Listener) -> Endpoint:
         },
         keys=companies["bank"].keys(companies["guest"]),
         carrier="websocket",
-        connect_s=600,
+        connect_s=DEADLINE_S,
     )
 
 
@@ -66,6 +73,41 @@ def wait_until_disconnected(stranger: socket.socket) -> None:
             continue
     except ConnectionError:
         pass
+
+
+def client_of(listener: Listener) -> Any:
+    """The listener's end of its only client's WebSocket."""
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not (clients := list(listener._servers[0].connections)):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+    return clients[0]
+
+
+def fill_buffers(ours: Any, theirs: socket.socket, *, masked: bool = True) -> None:
+    """Send PINGs from the other end until our answers fill its buffers and then ours."""
+    ping = PING if masked else b"\x89\x7d" + bytes(125)  # a server's are not masked
+    while not ours.paused:
+        theirs.sendall(ping * 100)
+
+
+def wait_until_closing(client: Any) -> None:
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not client.transport.is_closing() and time.monotonic() < give_up_at:
+        time.sleep(0.05)
+    assert client.transport.is_closing() and client.transport.get_write_buffer_size() == 0
+
+
+def accept_websocket(server: socket.socket) -> socket.socket:
+    """A listener's end of a WebSocket that reads no further than the request."""
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client, _ = server.accept()
+    client.settimeout(DEADLINE_S)
+    key = re.search(r"Sec-WebSocket-Key: (\S+)", client.recv(65536).decode("ascii"))
+    assert key is not None
+    answer = UPGRADED.replace("{accept}", accept_key(key[1]))
+    client.sendall(answer.encode("ascii"))
+    return client
 
 
 def test_a_client_that_sends_pings_and_reads_nothing_is_disconnected(
@@ -106,24 +148,57 @@ def test_a_client_that_does_not_read_cannot_delay_its_disconnection(
     monkeypatch.setattr(inner_tls, "HANDSHAKE_S", 5.0)
     monkeypatch.setattr(websocket_socket, "MAX_UNREAD_PINGS", 1 << 30)
     with listening(companies) as listener, stranger_at(listener) as stranger:
-        give_up_at = time.monotonic() + 600
-        while not (clients := list(listener._servers[0].connections)):
-            assert time.monotonic() < give_up_at
-            time.sleep(0.05)
-        client = clients[0]
+        client = client_of(listener)
         with suppress(OSError):  # on a slow machine it is disconnected before its buffers are full
-            while not client.paused:  # until our answers fill its buffers and then ours
-                stranger.sendall(PING * 100)
-        while not client.transport.is_closing() and time.monotonic() < give_up_at:
-            time.sleep(0.05)
-        assert client.transport.is_closing() and client.transport.get_write_buffer_size() == 0
+            fill_buffers(client, stranger)
+        wait_until_closing(client)
 
 
-def test_a_peer_connects_among_clients_that_claim_its_name(companies: dict[str, Any]) -> None:
+def test_a_client_that_does_not_read_our_handshake_is_disconnected(
+    companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hello = InnerTls(Credentials.read(*companies["bank"].keys(companies["guest"])), "guest")
+    flight = next(hello.handshake_flights())
+    frame = b"\x82\xfe" + len(flight).to_bytes(2, "big") + bytes(4) + flight  # masked with zeros
+    monkeypatch.setattr(inner_tls, "HANDSHAKE_S", 5.0)
+    monkeypatch.setattr(websocket_socket, "MAX_UNREAD_PINGS", 1 << 30)
+    with listening(companies) as listener, stranger_at(listener) as stranger:
+        client = client_of(listener)
+        with suppress(OSError):  # on a slow machine it is disconnected before its buffers are full
+            fill_buffers(client, stranger)
+            stranger.sendall(frame)  # our answer waits for the client to read, without a limit
+        wait_until_closing(client)
+
+
+def test_closing_does_not_wait_for_a_listener_that_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(websocket_socket, "MAX_UNREAD_PINGS", 1 << 30)
+    # Else the next PING of our own would end what waits.
+    monkeypatch.setitem(websocket_carrier._LIMITS, "ping_interval", None)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
+        accepted = threads.submit(accept_websocket, server)
+        route = Route(f"127.0.0.1:{server.getsockname()[1]}")
+        link = StreamLink("guest", deadline_s=600)
+        outgoing = OutgoingConnection(
+            route, "bank", "guest", None, lambda: link.new_connection(dials=True)
+        )
+        with accepted.result(600) as hostile:
+            fill_buffers(outgoing._socket, hostile, masked=False)
+            stopping = threading.Thread(target=outgoing.stop, daemon=True)
+            stopping.start()
+            stopping.join(DEADLINE_S)
+            assert not stopping.is_alive()
+
+
+def test_a_peer_connects_among_clients_that_claim_its_name(
+    companies: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inner_tls, "HANDSHAKE_S", 2 * DEADLINE_S)  # they do not leave by themselves
     with listening(companies) as listener, ExitStack() as stack:
         strangers = [stack.enter_context(stranger_at(listener)) for _ in range(20)]
         stack.enter_context(open_links(host_of(companies, listener)))
-        assert listener.wait(600)["bank"].is_over is False
+        assert listener.wait(DEADLINE_S)["bank"].is_over is False
         for stranger in strangers[:12]:
             wait_until_disconnected(stranger)
 
@@ -152,13 +227,12 @@ def test_a_client_that_has_to_make_room_may_try_again(companies: dict[str, Any])
 
 
 ESCAPE = "\x1b]0;title\x07\x1b[2J\nok"  # sets a terminal's title, clears its screen, adds a line
-CLOSE = b"\x88" + bytes([2 + len(ESCAPE)]) + (1011).to_bytes(2, "big") + ESCAPE.encode("ascii")
+CLOSE_CODES = {"a close reason": 1011, "a close reason of a rejection": 1008}
 ANSWERS = {
     # The websockets package refuses control characters in headers.
     "a long header": f"HTTP/1.1 101 Fine\r\nUpgrade: {'x' * 5000}\r\nConnection: Upgrade\r\n\r\n",
     "a rejection": f"HTTP/1.1 403 No\r\nContent-Length: {len(ESCAPE)}\r\n\r\n{ESCAPE}",
-    "a close reason": "HTTP/1.1 101 Fine\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    "Sec-WebSocket-Accept: {accept}\r\n\r\n",
+    **dict.fromkeys(CLOSE_CODES, UPGRADED),
 }
 
 
@@ -170,8 +244,9 @@ def test_text_of_the_other_side_is_short_and_printable_in_errors(what: str) -> N
             key = re.search(r"Sec-WebSocket-Key: (\S+)", client.recv(65536).decode("ascii"))
             assert key is not None
             client.sendall(ANSWERS[what].replace("{accept}", accept_key(key[1])).encode("ascii"))
-            if what == "a close reason":
-                client.sendall(CLOSE)
+            if code := CLOSE_CODES.get(what):
+                reason = code.to_bytes(2, "big") + ESCAPE.encode("ascii")
+                client.sendall(b"\x88" + bytes([len(reason)]) + reason)
             client.recv(1)
 
     link = StreamLink("guest", deadline_s=600)

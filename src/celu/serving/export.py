@@ -24,6 +24,7 @@ from celu.record.run import RunRecord
 from celu.serving.card import card
 from celu.serving.model_folder import (
     CARD_FILE,
+    MAX_COLUMNS,
     MODEL_FILE,
     WEIGHTS_FILE,
     ModelFacts,
@@ -116,6 +117,12 @@ def _columns(
 ) -> dict[str, list[str]]:
     """The names of the columns of each input; numbered for rows that came from Python."""
     if schema is None:
+        for name, spec in trained.inputs.items():
+            if spec.num_columns > MAX_COLUMNS:
+                raise ConfigError(
+                    f"{run / TRAINED}: inputs.{name}: expected at most {MAX_COLUMNS:,} columns, "
+                    f"got {spec.num_columns:,}"
+                )
         return {name: spec.numbered_columns(name) for name, spec in trained.inputs.items()}
     named = schema.inputs()
     if party.data is not None and party.data.inputs is not None:

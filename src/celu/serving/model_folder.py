@@ -12,6 +12,7 @@ is unpickled. A user's own modules are imported by name, as in training.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -33,7 +34,9 @@ from celu.serving.model import Model
 
 MODEL_FILE, WEIGHTS_FILE, CARD_FILE = "model.json", "weights.safetensors", "card.md"
 _MAX_BYTES = 64 * 1024 * 1024  # of model.json; a mean Z has at most some thousand numbers a host
-_Columns = Annotated[list[str], Field(max_length=100_000)]
+MAX_COLUMNS = 100_000  # of an input
+_MAX_ROW_NUMBERS = 1 << 24  # of all inputs: a row of zeros is made to try a model
+_Columns = Annotated[list[str], Field(max_length=MAX_COLUMNS)]
 
 
 class ModelFacts(Settings):
@@ -85,6 +88,8 @@ class ModelFacts(Settings):
         columns = {name: len(columns) for name, columns in self.inputs.items()}
         if columns != {name: spec.num_columns for name, spec in self.input_specs.items()}:
             raise ValueError("input_specs: expected the inputs and their numbers of columns")
+        if sum(math.prod(spec.shape) for spec in self.input_specs.values()) > _MAX_ROW_NUMBERS:
+            raise ValueError(f"input_specs: expected rows of at most {_MAX_ROW_NUMBERS:,} numbers")
         for name, sizes in self.sizes.items():
             if len(sizes) != columns.get(name):
                 raise ValueError(f"sizes.{name}: expected one for each column of the input")

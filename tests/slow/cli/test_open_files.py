@@ -36,10 +36,11 @@ def crowd() -> Iterator[Crowd]:
 
 
 class Crowd:
-    """A stranger's connections, which send nothing."""
+    """A stranger's connections, which send nothing, and the processes that they reach."""
 
     def __init__(self) -> None:
         self.sockets: list[socket.socket] = []
+        self.processes: list[subprocess.Popen[str]] = []
 
     def connect(self, ports: list[int]) -> None:
         for _ in range(CROWD):
@@ -53,6 +54,9 @@ class Crowd:
     def close(self) -> None:
         for stranger in self.sockets:
             stranger.close()
+        for process in self.processes:
+            process.kill()  # if the test has failed, it still runs
+            process.wait(DEADLINE_S)
 
 
 def start(pair: Pair, name: str, *more: str) -> subprocess.Popen[str]:
@@ -78,14 +82,17 @@ def wait_until_listening(ports: list[int]) -> None:
 def wait_for_rounds(pair: Pair, process: subprocess.Popen[str]) -> None:
     give_up_at = time.monotonic() + DEADLINE_S
     while not any(e["event"] == "round" for e in read_events(pair.folder / "airline" / "run")):
-        assert time.monotonic() < give_up_at and process.poll() is None, process.communicate()
+        if time.monotonic() > give_up_at or process.poll() is not None:
+            process.kill()  # else its output would never end
+            raise AssertionError(process.communicate())
         time.sleep(0.05)
 
 
 def peak_descriptors(process: subprocess.Popen[str]) -> int:
     """How many files and connections a process had open at most, until it ended."""
-    peak = 0
+    peak, give_up_at = 0, time.monotonic() + DEADLINE_S
     while process.poll() is None:
+        assert time.monotonic() < give_up_at, "the run does not end"
         with suppress(OSError):  # it has just ended
             peak = max(peak, len(list(Path(f"/proc/{process.pid}/fd").iterdir())))
         time.sleep(0.01)
@@ -109,9 +116,11 @@ def test_a_crowd_of_idle_connections_does_not_change_a_run(
         ports.append(free_port())
         options = ["--dashboard", "--dashboard-port", str(ports[1])]
     guest = start(pair, "airline", *options)
+    crowd.processes.append(guest)
     wait_until_listening(ports)
     crowd.connect(ports)  # before the peer
     host = start(pair, "weather", "--link", "wan-300")
+    crowd.processes.append(host)
     wait_for_rounds(pair, guest)
     crowd.connect(ports)  # while it trains
     assert guest.poll() is None, "the run must still be in progress"
@@ -135,6 +144,28 @@ def test_every_command_that_listens_raises_its_limit_of_open_files(
     pair.edit("airline/party.toml", "connect_s = 600", "connect_s = 0.2")  # no peer comes
     if command == "align":
         pair.edit("airline/party.toml", "aligned = true", 'alignment = "alignment"')
+    done = run_with_few_files(command, pair, "--job", "job.toml")
+    assert done.returncode == 11 and "PeerLost" in done.stderr, done.stderr
+    assert f"limit {FILES}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("predict", "--model", "no-model", "--out", "scores"), ("serve", "--models", "no-models")],
+    ids=["predict", "serve"],
+)
+def test_a_command_that_uses_a_model_raises_its_limit_of_open_files(
+    tmp_path: Path, keys: Path, options: tuple[str, ...]
+) -> None:
+    pair = pair_at(tmp_path, keys)
+    (tmp_path / "serving.toml").write_text('guest = "airline"\nhosts = ["weather"]\n')
+    done = run_with_few_files(options[0], pair, *options[1:], "--aligned")
+    assert "no-model" in done.stderr, done.stderr  # it ends when it reads the model
+    assert f"limit {FILES}" in done.stdout
+
+
+def run_with_few_files(command: str, pair: Pair, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the guest with a low soft limit of open files, and print the limit then."""
     code = f"""import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, {FILES}))
 from celu.cli.app import main
@@ -142,13 +173,11 @@ try:
     main()
 finally:
     print("limit", resource.getrlimit(resource.RLIMIT_NOFILE)[0])"""
-    arguments = [str(tmp_path / "airline" / "party.toml"), "--job", str(tmp_path / "job.toml")]
-    done = subprocess.run(
-        [sys.executable, "-c", code, command, *arguments],
+    return subprocess.run(
+        [sys.executable, "-c", code, command, "airline/party.toml", *options],
+        cwd=pair.folder,
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
         check=False,
     )
-    assert done.returncode == 11 and "PeerLost" in done.stderr, done.stderr
-    assert f"limit {FILES}" in done.stdout
