@@ -25,7 +25,11 @@ MAX_FEW = 64  # rows; for more, PyTorch is as fast
 
 
 class FewRows:
-    """Computes as `model` does: with NumPy where it can, for at most MAX_FEW rows."""
+    """Computes as `model` does: with NumPy where it can, for at most MAX_FEW rows.
+
+    Call it in `np.errstate(all="ignore")`, once for all steps of a request, and check the result:
+    NumPy warns of Inf and NaN.
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -44,8 +48,7 @@ class FewRows:
         if self._bottom is None or num_rows > MAX_FEW:
             z_BD = self._model.activations(to_batch(inputs))
             return z_BD.float().cpu().contiguous().numpy()
-        with np.errstate(all="ignore"):  # the caller checks the result
-            return self._bottom(inputs)
+        return self._bottom(inputs)
 
     def own_z(self, inputs: Arrays | None) -> list[Array]:
         """See `Model.own_z`."""
@@ -64,8 +67,7 @@ class FewRows:
             tensors = [[torch.from_numpy(z) for z in some] for some in (own_z, z_of_hosts)]
             scores: list[Any] = self._model.top_scores(*tensors).tolist()
             return scores
-        with np.errstate(all="ignore"):
-            return numpy_scores(self._top(zs), kind)
+        return numpy_scores(self._top(zs), kind)
 
 
 def to_batch(inputs: Arrays) -> Batch:

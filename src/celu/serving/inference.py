@@ -32,7 +32,7 @@ class ZSource(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Rows:
     """The rows of one request, found: the guest's own inputs, and how hosts know them."""
 
@@ -44,7 +44,7 @@ class _Rows:
 Found = _Rows | Exception
 
 
-@dataclass
+@dataclass(slots=True)
 class Begun:
     """Requests whose rows were found, all for one model, and whose hosts were asked.
 
@@ -54,6 +54,7 @@ class Begun:
 
     served: ServedModel
     found: list[Found]
+    ready: list[_Rows]  # those of `found` that are no errors
     deadline_at: float
     fallback: Literal["refuse", "mean"] | ServedModel
     results: dict[str, Result] = field(default_factory=dict)
@@ -68,17 +69,13 @@ class Begun:
         """Whether `outcomes` asks a host for single rows of an ask that it refused."""
         return any(result.asks_again() for result in self.results.values())
 
-    @property
-    def ready(self) -> list[_Rows]:
-        """The rows of the requests that are no errors."""
-        return [rows for rows in self.found if isinstance(rows, _Rows)]
-
     def outcomes(self) -> list[Outcome]:
         """The answer of each request, or the error that its client gets."""
-        ready = self.ready
-        if not ready:
+        if not self.ready:
             return [rows for rows in self.found if isinstance(rows, Exception)]
-        scores, missing = self._score(ready)
+        scores, missing = self._score(self.ready)
+        if len(self.found) == 1:
+            return [self._answer(scores, missing)]
         outcomes: list[Outcome] = []
         start = 0
         for rows in self.found:
@@ -112,10 +109,11 @@ class Begun:
             for hosts, has_z in zip(missing, found.has_z, strict=True):
                 if not has_z:
                     hosts.append(host)
-        own_z = self.own_z
-        if own_z is None:
-            own_z = self.served.few_rows.own_z(_join([rows.inputs for rows in ready]))
-        scores = self.served.few_rows.scores(own_z, z_of_hosts)
+        own_z, few_rows = self.own_z, self.served.few_rows
+        with np.errstate(all="ignore"):  # `_answer` checks the scores
+            if own_z is None:
+                own_z = few_rows.own_z(_join([rows.inputs for rows in ready]))
+            scores = few_rows.scores(own_z, z_of_hosts)
         if any(missing) and isinstance(self.fallback, ServedModel):
             degraded = [row for row, hosts in enumerate(missing) if hosts]
             inputs = _join([rows.fallback_inputs for rows in ready])
@@ -160,14 +158,15 @@ class Inference:
         if served is None:
             raise RequestError("no model is loaded yet; retry later", status=503)
         found: list[Found] = []
+        ready: list[_Rows] = []
         for job in jobs:
             try:
-                found.append(self._find(served, job))
+                ready.append(self._find(served, job))
+                found.append(ready[-1])
             except (RequestError, DataError) as error:
                 found.append(error)
         deadline_at = min([job.deadline_at for job in jobs])
-        begun = Begun(served, found, deadline_at, self._fallback)
-        ready = begun.ready
+        begun = Begun(served, found, ready, deadline_at, self._fallback)
         if ready:
             keys = ready[0].keys if len(ready) == 1 else _join_keys([rows.keys for rows in ready])
             for name in served.model.facts.hosts:

@@ -91,11 +91,11 @@ class LoopScoring:
     def _start(self, jobs: list[Job]) -> None:
         started = self._clock()
         begun = self._begin(jobs)
-        self._watch(started)
         calls = begun.calls
         if not calls or all(call.has_finished for call in calls):
-            self._finish(jobs, begun)
+            self._finish(jobs, begun, started)
             return
+        self._watch(started)
         loop = asyncio.get_running_loop()
         is_finished = False
 
@@ -104,7 +104,7 @@ class LoopScoring:
             if not is_finished:
                 is_finished = True
                 deadline.cancel()
-                self._finish(jobs, begun)
+                self._finish(jobs, begun, self._clock())
                 self._begin_next()
 
         def finish_if_all() -> None:
@@ -119,7 +119,7 @@ class LoopScoring:
         for call in calls:
             call.notify(on_finish)
 
-    def _finish(self, jobs: list[Job], begun: Begun) -> None:
+    def _finish(self, jobs: list[Job], begun: Begun, started: float) -> None:
         if begun.asks_again():  # which waits
             self._num_begun -= 1
             for job in jobs:
@@ -128,7 +128,6 @@ class LoopScoring:
                 except CeluError as error:
                     job.done(error)
             return
-        started = self._clock()
         try:
             outcomes = begun.outcomes()
         except Exception as error:  # a bug: these requests fail, others are answered
