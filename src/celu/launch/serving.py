@@ -26,6 +26,7 @@ from celu.errors import (
     PeerLost,
 )
 from celu.events import Event, LinkDown, LinkUp
+from celu.launch.blas import limit_blas_threads
 from celu.launch.endpoint import endpoint_of
 from celu.launch.memory import retain_freed_memory
 from celu.serving.answering import HostSession
@@ -73,7 +74,9 @@ class ServeParty:
         """The party's rows and models; raises CeluError."""
         retain_freed_memory()
         open_files.raise_limit()
-        torch.set_num_threads(self.settings.threads or 1)  # batches are small
+        num_threads = self.settings.threads or 1  # batches are small
+        torch.set_num_threads(num_threads)
+        limit_blas_threads(num_threads)
         find_device(self.settings.device)
         store = open_store(self.store)
         alignment = None if self.alignment is None else read_alignment(self.alignment, store)
