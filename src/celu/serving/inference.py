@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -57,13 +57,9 @@ class Begun:
     ready: list[_Rows]  # those of `found` that are no errors
     deadline_at: float
     fallback: Literal["refuse", "mean"] | ServedModel
-    results: dict[str, Result] = field(default_factory=dict)
+    results: dict[str, Result]  # by host
+    calls: list[Call]  # the asks in flight
     own_z: list[Array] | None = None  # computed last if it is quick: first, it would delay asks
-
-    @property
-    def calls(self) -> list[Call]:
-        """The asks in flight."""
-        return [result.call for result in self.results.values() if result.call is not None]
 
     def asks_again(self) -> bool:
         """Whether `outcomes` asks a host for single rows of an ask that it refused."""
@@ -99,7 +95,9 @@ class Begun:
     def _score(self, ready: list[_Rows]) -> tuple[list[Any], list[list[str]]]:
         """Scores of all rows, [n] or [n, K], and the hosts that gave no Z for each."""
         z_of_hosts: list[Array] = []
-        missing: list[list[str]] = [[] for rows in ready for _ in range(len(rows.keys))]
+        missing: list[list[str]] = []
+        for rows in ready:
+            missing += [[] for _ in rows.keys.numbers]
         for host, result in self.results.items():
             found = result.get()
             if found.z_ND is not None and len(found.z_ND) == len(missing):
@@ -112,7 +110,7 @@ class Begun:
         own_z, few_rows = self.own_z, self.served.few_rows
         with np.errstate(all="ignore"):  # `_answer` checks the scores
             if own_z is None:
-                own_z = few_rows.own_z(_join([rows.inputs for rows in ready]))
+                own_z = few_rows.own_z(_join_inputs(ready))
             scores = few_rows.scores(own_z, z_of_hosts)
         if any(missing) and isinstance(self.fallback, ServedModel):
             degraded = [row for row, hosts in enumerate(missing) if hosts]
@@ -166,21 +164,25 @@ class Inference:
             except (RequestError, DataError) as error:
                 found.append(error)
         deadline_at = min([job.deadline_at for job in jobs])
-        begun = Begun(served, found, ready, deadline_at, self._fallback)
+        results: dict[str, Result] = {}
+        calls: list[Call] = []
+        begun = Begun(served, found, ready, deadline_at, self._fallback, results, calls)
         if ready:
             keys = ready[0].keys if len(ready) == 1 else _join_keys([rows.keys for rows in ready])
             for name in served.model.facts.hosts:
-                begun.results[name] = self._hosts[name].start(served.name, keys, deadline_at)
+                result = self._hosts[name].start(served.name, keys, deadline_at)
+                results[name] = result
+                if result.call is not None:
+                    calls.append(result.call)
             if not served.few_rows.is_quick(len(keys)):  # compute while the asks are in flight
-                begun.own_z = served.few_rows.own_z(_join([rows.inputs for rows in ready]))
+                begun.own_z = served.few_rows.own_z(_join_inputs(ready))
         return begun
 
     def _find(self, served: ServedModel, job: Job) -> _Rows:
         """Find the rows of a request; raises RequestError for an id that is not in the store."""
         request = job.request
-        tags = self._rows.tags_of(request.ids)
-        rows = self._rows.find(tags)
-        keys = RowKeys(self._rows.numbers(rows), tags)
+        rows, numbers, tags = self._rows.locate(request.ids)
+        keys = RowKeys(numbers, tags)
         fallback = self._fallback if isinstance(self._fallback, ServedModel) else None
         if request.values is not None:
             return _Rows(
@@ -216,6 +218,10 @@ def _fill(served: ServedModel, host: str, found: ZRows) -> Array:
     if found.z_ND is not None:
         z_BD[found.has_z] = found.z_ND
     return z_BD
+
+
+def _join_inputs(ready: Sequence[_Rows]) -> Arrays | None:
+    return ready[0].inputs if len(ready) == 1 else _join([rows.inputs for rows in ready])
 
 
 def _join(inputs: Sequence[Arrays | None]) -> Arrays | None:

@@ -67,17 +67,21 @@ class LoopScoring:
         if job.num_rows > MAX_ROWS_HERE or self._clock() < self._on_threads_until:
             self._threads.submit(job)
             return
-        self._jobs.append(job)
-        self._begin_next()
+        if self._num_begun < MAX_IN_FLIGHT:  # so no job waits
+            self._try([job])
+        else:
+            self._jobs.append(job)
 
     def _begin_next(self) -> None:
         while self._jobs and self._num_begun < MAX_IN_FLIGHT:
-            jobs = self._take()
-            self._num_begun += 1
-            try:
-                self._start(jobs)
-            except Exception as error:  # a bug: these requests fail, others are answered
-                self._end(jobs, [error] * len(jobs))
+            self._try(self._take())
+
+    def _try(self, jobs: list[Job]) -> None:
+        self._num_begun += 1
+        try:
+            self._start(jobs)
+        except Exception as error:  # a bug: these requests fail, others are answered
+            self._end(jobs, [error] * len(jobs))
 
     def _take(self) -> list[Job]:
         """All jobs that wait, up to the maximum of rows."""
@@ -120,7 +124,7 @@ class LoopScoring:
             call.notify(on_finish)
 
     def _finish(self, jobs: list[Job], begun: Begun, started: float) -> None:
-        if begun.asks_again():  # which waits
+        if begun.calls and begun.asks_again():  # which waits
             self._num_begun -= 1
             for job in jobs:
                 try:
