@@ -1,6 +1,7 @@
 """From requests to scores: finds the rows, asks the hosts, runs the model, or falls back.
 
-`begin` never waits. What it returns has the outcomes, and says which asks they wait for.
+`begin` never waits. What it returns has the outcomes, and says which asks they wait for. Scores
+that are known in advance need neither hosts nor the model.
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ from celu.serving.row_index import NO_ROW, Arrays, ServedRows
 from celu.transport.asker import Call
 
 
+class KnownScores(Protocol):
+    """Scores that were computed in advance."""
+
+    def find(self, served: ServedModel, numbers: Sequence[int]) -> list[Any] | None:
+        """The scores of rows of the alignment; None if they are not known."""
+        ...
+
+
 class ZSource(Protocol):
     """Where the Z of one host comes from."""
 
@@ -41,7 +50,7 @@ class _Rows:
     keys: RowKeys
 
 
-Found = _Rows | Exception
+Found = _Rows | Outcome  # an outcome without any work
 
 
 @dataclass(slots=True)
@@ -54,7 +63,7 @@ class Begun:
 
     served: ServedModel
     found: list[Found]
-    ready: list[_Rows]  # those of `found` that are no errors
+    ready: list[_Rows]  # those of `found` that are no outcomes
     deadline_at: float
     fallback: Literal["refuse", "mean"] | ServedModel
     results: dict[str, Result]  # by host
@@ -68,14 +77,14 @@ class Begun:
     def outcomes(self) -> list[Outcome]:
         """The answer of each request, or the error that its client gets."""
         if not self.ready:
-            return [rows for rows in self.found if isinstance(rows, Exception)]
+            return [rows for rows in self.found if not isinstance(rows, _Rows)]
         scores, missing = self._score(self.ready)
         if len(self.found) == 1:
             return [self._answer(scores, missing)]
         outcomes: list[Outcome] = []
         start = 0
         for rows in self.found:
-            if isinstance(rows, Exception):
+            if not isinstance(rows, _Rows):
                 outcomes.append(rows)
                 continue
             stop = start + len(rows.keys)
@@ -87,10 +96,7 @@ class Begun:
         if self.fallback == "refuse" and any(missing):
             hosts = sorted({host for row in missing for host in row})
             return RequestError(f"no answer for a row from: {', '.join(hosts)}", status=503)
-        numbers = scores if isinstance(scores[0], float) else [x for row in scores for x in row]
-        if not all(map(math.isfinite, numbers)):
-            return NonFiniteError("a score is NaN or Inf; look for extreme values in the inputs")
-        return Answer(self.served.name, scores, missing)
+        return _checked_answer(self.served, scores, missing)
 
     def _score(self, ready: list[_Rows]) -> tuple[list[Any], list[list[str]]]:
         """Scores of all rows, [n] or [n, K], and the hosts that gave no Z for each."""
@@ -137,8 +143,10 @@ class Inference:
         rows: ServedRows,
         hosts: Sequence[ZSource],
         fallback: Literal["refuse", "mean"] | ServedModel,
+        known: KnownScores | None = None,
     ) -> None:
         self._current = current
+        self._known = known
         self._rows = rows
         self._hosts = {host.name: host for host in hosts}
         self._fallback = fallback
@@ -159,10 +167,12 @@ class Inference:
         ready: list[_Rows] = []
         for job in jobs:
             try:
-                ready.append(self._find(served, job))
-                found.append(ready[-1])
+                rows = self._find(served, job)
             except (RequestError, DataError) as error:
-                found.append(error)
+                rows = error
+            found.append(rows)
+            if isinstance(rows, _Rows):
+                ready.append(rows)
         deadline_at = min([job.deadline_at for job in jobs])
         results: dict[str, Result] = {}
         calls: list[Call] = []
@@ -178,10 +188,17 @@ class Inference:
                 begun.own_z = served.few_rows.own_z(_join_inputs(ready))
         return begun
 
-    def _find(self, served: ServedModel, job: Job) -> _Rows:
-        """Find the rows of a request; raises RequestError for an id that is not in the store."""
+    def _find(self, served: ServedModel, job: Job) -> Found:
+        """Find the rows of a request, or their scores.
+
+        Raises RequestError for an id that is not in the store.
+        """
         request = job.request
         rows, numbers, tags = self._rows.locate(request.ids)
+        if self._known is not None and request.values is None and NO_ROW not in numbers:
+            scores = self._known.find(served, numbers)
+            if scores is not None:
+                return _checked_answer(served, scores, [[] for _ in numbers])
         keys = RowKeys(numbers, tags)
         fallback = self._fallback if isinstance(self._fallback, ServedModel) else None
         if request.values is not None:
@@ -200,6 +217,13 @@ class Inference:
         return _Rows(
             served.rows.take(rows), None if fallback is None else fallback.rows.take(rows), keys
         )
+
+
+def _checked_answer(served: ServedModel, scores: list[Any], missing: list[list[str]]) -> Outcome:
+    numbers = scores if isinstance(scores[0], float) else [x for row in scores for x in row]
+    if not all(map(math.isfinite, numbers)):
+        return NonFiniteError("a score is NaN or Inf; look for extreme values in the inputs")
+    return Answer(served.name, scores, missing)
 
 
 def _encode(served: ServedModel, values: dict[str, list[object]]) -> Arrays | None:

@@ -138,6 +138,11 @@ class HostPush(HostLink):
         """See `HostLink`."""
         return self._file(model) is not None
 
+    def pushed_z(self, model: str) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+        """Z of all aligned rows, None if it is not complete."""
+        file = self._file(model)
+        return None if file is None else file.z_ND
+
     def _complete(self) -> list[str]:
         return [model for model in self._widths() if self.has_z(model)]
 

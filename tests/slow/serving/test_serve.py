@@ -272,15 +272,20 @@ def test_pushed_z_answers_without_the_host_and_is_pushed_again_for_a_new_model(
     serving.write_text(serving.read_text() + 'mode = "pushed"\nchunk_rows = 37\n')
     guest, host = served.start_both()
     first = served.model("1")
-    found = served.infer(IDS)
-    assert found.scores == pytest.approx([expected[first][row] for row in IDS], abs=1e-5)
+
+    def check_first() -> None:  # some scores were computed in advance, and differ in the last bits
+        found = served.infer(IDS)
+        assert found.model == first and not any(found.degraded)
+        assert found.scores == pytest.approx([expected[first][row] for row in IDS], abs=1e-5)
+
+    check_first()
     host.end(signal.SIGKILL)
     guest.wait_for("the link to weather is down")
-    assert served.infer(IDS) == found
+    check_first()
     assert served.infer([f"{GUEST}-only-1"]).missing == [HOST]
     guest.end()
     served.start(GUEST)  # the pushed Z is still there
-    assert served.infer(IDS) == found
+    check_first()
     host = served.start(HOST)
     for name in (GUEST, HOST):
         served.add_model(name, "2")
