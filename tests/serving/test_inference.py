@@ -68,9 +68,8 @@ def test_each_host_that_gives_no_z_is_named_for_its_rows(tmp_path: Path) -> None
     assert without.missing == [["a"], ["a"], ["b", "a"]]
     assert without.scores[:2] != pytest.approx(both.scores, abs=1e-6)
     mean = found.served.model.fallback_z(3)
-    inputs = found.served.rows.take(
-        found.rows.find(found.rows.tags_of([*COMMON[:2], "guest-own-1"]))
-    )
+    rows, _, _ = found.rows.locate([*COMMON[:2], "guest-own-1"])
+    inputs = found.served.rows.take(rows)
     assert inputs is not None
     found.hosts["b"].is_down = True
     alone = answer(found.inference.serve([job([*COMMON[:2], "guest-own-1"])])[0])

@@ -26,6 +26,7 @@ from celu.errors import (
     PeerLost,
 )
 from celu.events import Event, LinkDown, LinkUp
+from celu.launch.blas import limit_blas_threads
 from celu.launch.endpoint import endpoint_of
 from celu.launch.memory import retain_freed_memory
 from celu.serving.answering import HostSession
@@ -39,6 +40,7 @@ from celu.serving.lookup import load_lookup
 from celu.serving.loop_scoring import LoopScoring
 from celu.serving.model_folder import read_facts
 from celu.serving.model_shelf import ModelShelf, ServedModel, check_facts, load_served
+from celu.serving.pushed_scores import PushedScores
 from celu.serving.pushing import HostPush
 from celu.serving.quota import Quota
 from celu.serving.rollout import Rollout
@@ -73,7 +75,9 @@ class ServeParty:
         """The party's rows and models; raises CeluError."""
         retain_freed_memory()
         open_files.raise_limit()
-        torch.set_num_threads(self.settings.threads or 1)  # batches are small
+        num_threads = self.settings.threads or 1  # batches are small
+        torch.set_num_threads(num_threads)
+        limit_blas_threads(num_threads)
         find_device(self.settings.device)
         store = open_store(self.store)
         alignment = None if self.alignment is None else read_alignment(self.alignment, store)
@@ -190,8 +194,18 @@ def serve_guest(party: ServeParty, stop: threading.Event) -> None:
     ]
     fallback = _fallback(party, store)
     rollout = Rollout(shelf, hosts, party.say, settle_s=serve.deadline_ms / 1000)
-    parts.on_change = rollout.look
-    inference = Inference(lambda: rollout.current, rows, hosts, fallback)
+    pushed = [host for host in hosts if isinstance(host, HostPush)]
+    known = None
+    if pushed:
+        known = PushedScores(lambda: rollout.current, rows, pushed, party.folder, party.say)
+
+    def on_change() -> None:
+        rollout.look()
+        if known is not None:
+            known.wake()
+
+    parts.on_change = on_change
+    inference = Inference(lambda: rollout.current, rows, hosts, fallback, known)
 
     def is_ready() -> bool:
         return rollout.current is not None and (fallback != "refuse" or rollout.is_complete)
@@ -211,6 +225,8 @@ def serve_guest(party: ServeParty, stop: threading.Event) -> None:
     sessions_by_peer = {host.name: host.run for host in hosts}
     with ExitStack() as stack:
         stack.enter_context(rollout)
+        if known is not None:
+            stack.enter_context(known)
         if hosts:
             stack.enter_context(
                 party.sessions(lambda link: sessions_by_peer[link.peer](link), party.report)

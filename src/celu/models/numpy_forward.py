@@ -41,7 +41,7 @@ def numpy_bottom(module: nn.Module | None) -> Bottom | None:
     tables: dict[str, Array] = {}
     for name, embedding in module.embeddings.items():
         assert isinstance(embedding, FieldEmbedding)  # as a Tower makes them
-        offsets[name] = embedding.offsets.numpy()
+        offsets[name] = embedding.offsets.numpy().reshape(1, -1)
         tables[name] = embedding.table.weight.detach().numpy()
     names = module.names
 
@@ -50,7 +50,9 @@ def numpy_bottom(module: nn.Module | None) -> Bottom | None:
         for name in names:
             part = inputs[name]
             if name in tables:
-                part = tables[name].take(part + offsets[name], axis=0).reshape(len(part), -1)
+                # Converted first: a sum of two types takes twice as long as both steps.
+                rows = part.astype(np.int64) + offsets[name]
+                part = tables[name].take(rows, axis=0).reshape(len(part), -1)
             parts.append(part)
         return layers(np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0])
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,7 +112,9 @@ class HostSession:
         if self._refused:
             self.say(f"the guest is within serve.{self._refused} again")
             self._refused = ""
-        z_BD = torch.from_numpy(served.few_rows.activations(self._inputs(served, rows)))
+        inputs = self._inputs(served, rows)
+        with np.errstate(all="ignore"):
+            z_BD = torch.from_numpy(served.few_rows.activations(inputs))
         if not is_finite(z_BD):
             raise not_finite("Z of an ask")
         return self._codec.encode(z_BD, None).reshape(-1, 1)

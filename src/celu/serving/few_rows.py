@@ -8,6 +8,7 @@ scores are within 1e-5.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,18 @@ MAX_FEW = 64  # rows; for more, PyTorch is as fast
 
 
 class FewRows:
-    """Computes as `model` does: with NumPy where it can, for at most MAX_FEW rows."""
+    """Computes as `model` does: with NumPy where it can, for at most MAX_FEW rows.
+
+    Call it in `np.errstate(all="ignore")`, once for all steps of a request, and check the result:
+    NumPy warns of Inf and NaN.
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model
         on_cpu = model.device.type == "cpu"
         self._bottom = numpy_bottom(model.bottom) if on_cpu else None
         self._top = numpy_top(model.top) if on_cpu else None
+        self._kind = model.facts.output
         self._widths = list(model.facts.hosts.values())
 
     def is_quick(self, num_rows: int) -> bool:
@@ -44,8 +50,7 @@ class FewRows:
         if self._bottom is None or num_rows > MAX_FEW:
             z_BD = self._model.activations(to_batch(inputs))
             return z_BD.float().cpu().contiguous().numpy()
-        with np.errstate(all="ignore"):  # the caller checks the result
-            return self._bottom(inputs)
+        return self._bottom(inputs)
 
     def own_z(self, inputs: Arrays | None) -> list[Array]:
         """See `Model.own_z`."""
@@ -57,15 +62,19 @@ class FewRows:
 
     def scores(self, own_z: Sequence[Array], z_of_hosts: Sequence[Array]) -> list[Any]:
         """See `Model.top_scores`; as Python numbers."""
-        zs, kind = [*own_z, *z_of_hosts], self._model.facts.output
+        zs = [*own_z, *z_of_hosts]
         num_rows = len(zs[0]) if zs else 0
-        fits = [z.shape for z in z_of_hosts] == [(num_rows, width) for width in self._widths]
-        if self._top is None or kind is None or num_rows > MAX_FEW or not fits:
-            tensors = [[torch.from_numpy(z) for z in some] for some in (own_z, z_of_hosts)]
-            scores: list[Any] = self._model.top_scores(*tensors).tolist()
-            return scores
-        with np.errstate(all="ignore"):
-            return numpy_scores(self._top(zs), kind)
+        if self._top is None or self._kind is None or num_rows > MAX_FEW:
+            return self._torch_scores(own_z, z_of_hosts)
+        for z, width in zip_longest(z_of_hosts, self._widths):
+            if z is None or z.shape != (num_rows, width):
+                return self._torch_scores(own_z, z_of_hosts)  # which says what does not fit
+        return numpy_scores(self._top(zs), self._kind)
+
+    def _torch_scores(self, own_z: Sequence[Array], z_of_hosts: Sequence[Array]) -> list[Any]:
+        tensors = [[torch.from_numpy(z) for z in some] for some in (own_z, z_of_hosts)]
+        scores: list[Any] = self._model.top_scores(*tensors).tolist()
+        return scores
 
 
 def to_batch(inputs: Arrays) -> Batch:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from celu.config.serve import ServeSettings
@@ -36,8 +37,10 @@ from celu.version import __version__
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+Headers = dict[bytes, bytes]
 _JSON = b"application/json"
 _GET_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+_MAX_HOSTS = 64  # Host headers whose check is remembered
 _OPEN = {"/v2/health/live", "/v2/health/ready"}  # for probes, which have no token
 
 
@@ -76,7 +79,10 @@ class HttpApp:
         self._scoring = scoring
         self._health = health
         self._metrics = metrics
-        self._hosts = None if token or settings.ca or settings.is_exposed else AllowedHosts()
+        is_open = token or settings.ca or settings.is_exposed
+        self._allows_host = None if is_open else lru_cache(_MAX_HOSTS)(AllowedHosts().allows)
+        self._infer_path = f"/v2/models/{settings.name}/infer"
+        self._max_bytes = settings.max_body_mb * 2**20
         self._in_progress = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,9 +94,11 @@ class HttpApp:
         missing = None
         content_type = _JSON
         try:
-            self._check_client(scope)
+            given = dict(scope["headers"])
+            self._check_client(scope["path"], given)
             if is_infer:
-                status, body, missing = 200, *await self._infer(scope, receive)
+                body, missing = await self._infer(scope, given, receive)
+                status = 200
             else:
                 status, body, content_type = self._get(scope)
         except RequestError as error:
@@ -114,15 +122,14 @@ class HttpApp:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    def _check_client(self, scope: Scope) -> None:
-        headers = dict(scope["headers"])
-        if self._hosts is not None:
+    def _check_client(self, path: str, headers: Headers) -> None:
+        if self._allows_host is not None:
             host = headers.get(b"host", b"").decode("latin-1")
-            if not self._hosts.allows(host) or b"origin" in headers:
+            if not self._allows_host(host) or b"origin" in headers:
                 raise RequestError(
                     "requests of web pages are refused; set serve.token_file", status=403
                 )
-        if self._token is not None and scope["path"] not in _OPEN:
+        if self._token is not None and path not in _OPEN:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, b"Bearer " + self._token):
                 raise RequestError("expected the header Authorization: Bearer TOKEN", status=401)
@@ -176,10 +183,15 @@ class HttpApp:
             rest = rest[2:]
         return served, rest
 
-    async def _infer(self, scope: Scope, receive: Receive) -> tuple[bytes, list[list[str]]]:
-        served, rest = self._find_model(scope["path"])
-        if rest != ["infer"]:
-            raise RequestError("no such path", status=404)
+    async def _infer(
+        self, scope: Scope, headers: Headers, receive: Receive
+    ) -> tuple[bytes, list[list[str]]]:
+        version = None
+        if scope["path"] != self._infer_path:
+            served, rest = self._find_model(scope["path"])
+            if rest != ["infer"]:
+                raise RequestError("no such path", status=404)
+            version = served.name if "/versions/" in scope["path"] else None
         if scope["method"] != "POST":
             raise RequestError("expected POST", status=405)
         if self._in_progress >= self._settings.max_requests:
@@ -188,13 +200,12 @@ class HttpApp:
             )
         self._in_progress += 1
         try:
-            body = await self._read(scope, receive)
+            body = await self._read(headers, receive)
             request = parse_request(body, self._settings.max_rows)
             answer = await self._submit(request)
         finally:
             self._in_progress -= 1
-        is_versioned = "/versions/" in scope["path"]
-        if is_versioned and answer.model != served.name:
+        if version is not None and answer.model != version:
             raise RequestError(f"no such version; version {answer.model} is served", status=404)
         return render_answer(self._settings.name, request, answer), answer.missing
 
@@ -220,21 +231,24 @@ class HttpApp:
             return outcome
         raise outcome if isinstance(outcome, CeluError) else CeluError("unexpected error")
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+    async def _read(self, headers: Headers, receive: Receive) -> bytes:
         """The body of a request; raises RequestError (413) if it is too large."""
-        max_bytes = self._settings.max_body_mb * 2**20
-        too_large = RequestError(f"expected a body of at most {max_bytes} bytes", status=413)
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > max_bytes:
-            raise too_large
-        chunks, num_bytes = [], 0
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self._max_bytes:
+            raise self._too_large()
+        chunks: list[bytes] = []
+        num_bytes = 0
         while True:
             message = await receive()
             if message["type"] != "http.request":
                 raise RequestError("the client closed the connection")
-            chunks.append(message.get("body", b""))
-            num_bytes += len(chunks[-1])
-            if num_bytes > max_bytes:
-                raise too_large
+            chunk = message.get("body", b"")
+            num_bytes += len(chunk)
+            if num_bytes > self._max_bytes:
+                raise self._too_large()
+            chunks.append(chunk)
             if not message.get("more_body", False):
                 return b"".join(chunks)
+
+    def _too_large(self) -> RequestError:
+        return RequestError(f"expected a body of at most {self._max_bytes} bytes", status=413)

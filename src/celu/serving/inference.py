@@ -1,13 +1,14 @@
 """From requests to scores: finds the rows, asks the hosts, runs the model, or falls back.
 
-`begin` never waits. What it returns has the outcomes, and says which asks they wait for.
+`begin` never waits. What it returns has the outcomes, and says which asks they wait for. Scores
+that are known in advance need neither hosts nor the model.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -22,6 +23,14 @@ from celu.serving.row_index import NO_ROW, Arrays, ServedRows
 from celu.transport.asker import Call
 
 
+class KnownScores(Protocol):
+    """Scores that were computed in advance."""
+
+    def find(self, served: ServedModel, numbers: Sequence[int]) -> list[Any] | None:
+        """The scores of rows of the alignment; None if they are not known."""
+        ...
+
+
 class ZSource(Protocol):
     """Where the Z of one host comes from."""
 
@@ -32,7 +41,7 @@ class ZSource(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Rows:
     """The rows of one request, found: the guest's own inputs, and how hosts know them."""
 
@@ -41,10 +50,10 @@ class _Rows:
     keys: RowKeys
 
 
-Found = _Rows | Exception
+Found = _Rows | Outcome  # an outcome without any work
 
 
-@dataclass
+@dataclass(slots=True)
 class Begun:
     """Requests whose rows were found, all for one model, and whose hosts were asked.
 
@@ -54,35 +63,28 @@ class Begun:
 
     served: ServedModel
     found: list[Found]
+    ready: list[_Rows]  # those of `found` that are no outcomes
     deadline_at: float
     fallback: Literal["refuse", "mean"] | ServedModel
-    results: dict[str, Result] = field(default_factory=dict)
+    results: dict[str, Result]  # by host
+    calls: list[Call]  # the asks in flight
     own_z: list[Array] | None = None  # computed last if it is quick: first, it would delay asks
-
-    @property
-    def calls(self) -> list[Call]:
-        """The asks in flight."""
-        return [result.call for result in self.results.values() if result.call is not None]
 
     def asks_again(self) -> bool:
         """Whether `outcomes` asks a host for single rows of an ask that it refused."""
         return any(result.asks_again() for result in self.results.values())
 
-    @property
-    def ready(self) -> list[_Rows]:
-        """The rows of the requests that are no errors."""
-        return [rows for rows in self.found if isinstance(rows, _Rows)]
-
     def outcomes(self) -> list[Outcome]:
         """The answer of each request, or the error that its client gets."""
-        ready = self.ready
-        if not ready:
-            return [rows for rows in self.found if isinstance(rows, Exception)]
-        scores, missing = self._score(ready)
+        if not self.ready:
+            return [rows for rows in self.found if not isinstance(rows, _Rows)]
+        scores, missing = self._score(self.ready)
+        if len(self.found) == 1:
+            return [self._answer(scores, missing)]
         outcomes: list[Outcome] = []
         start = 0
         for rows in self.found:
-            if isinstance(rows, Exception):
+            if not isinstance(rows, _Rows):
                 outcomes.append(rows)
                 continue
             stop = start + len(rows.keys)
@@ -94,15 +96,14 @@ class Begun:
         if self.fallback == "refuse" and any(missing):
             hosts = sorted({host for row in missing for host in row})
             return RequestError(f"no answer for a row from: {', '.join(hosts)}", status=503)
-        numbers = scores if isinstance(scores[0], float) else [x for row in scores for x in row]
-        if not all(map(math.isfinite, numbers)):
-            return NonFiniteError("a score is NaN or Inf; look for extreme values in the inputs")
-        return Answer(self.served.name, scores, missing)
+        return _checked_answer(self.served, scores, missing)
 
     def _score(self, ready: list[_Rows]) -> tuple[list[Any], list[list[str]]]:
         """Scores of all rows, [n] or [n, K], and the hosts that gave no Z for each."""
         z_of_hosts: list[Array] = []
-        missing: list[list[str]] = [[] for rows in ready for _ in range(len(rows.keys))]
+        missing: list[list[str]] = []
+        for rows in ready:
+            missing += [[] for _ in rows.keys.numbers]
         for host, result in self.results.items():
             found = result.get()
             if found.z_ND is not None and len(found.z_ND) == len(missing):
@@ -112,10 +113,11 @@ class Begun:
             for hosts, has_z in zip(missing, found.has_z, strict=True):
                 if not has_z:
                     hosts.append(host)
-        own_z = self.own_z
-        if own_z is None:
-            own_z = self.served.few_rows.own_z(_join([rows.inputs for rows in ready]))
-        scores = self.served.few_rows.scores(own_z, z_of_hosts)
+        own_z, few_rows = self.own_z, self.served.few_rows
+        with np.errstate(all="ignore"):  # `_answer` checks the scores
+            if own_z is None:
+                own_z = few_rows.own_z(_join_inputs(ready))
+            scores = few_rows.scores(own_z, z_of_hosts)
         if any(missing) and isinstance(self.fallback, ServedModel):
             degraded = [row for row, hosts in enumerate(missing) if hosts]
             inputs = _join([rows.fallback_inputs for rows in ready])
@@ -141,8 +143,10 @@ class Inference:
         rows: ServedRows,
         hosts: Sequence[ZSource],
         fallback: Literal["refuse", "mean"] | ServedModel,
+        known: KnownScores | None = None,
     ) -> None:
         self._current = current
+        self._known = known
         self._rows = rows
         self._hosts = {host.name: host for host in hosts}
         self._fallback = fallback
@@ -160,28 +164,42 @@ class Inference:
         if served is None:
             raise RequestError("no model is loaded yet; retry later", status=503)
         found: list[Found] = []
+        ready: list[_Rows] = []
         for job in jobs:
             try:
-                found.append(self._find(served, job))
+                rows = self._find(served, job)
             except (RequestError, DataError) as error:
-                found.append(error)
+                rows = error
+            found.append(rows)
+            if isinstance(rows, _Rows):
+                ready.append(rows)
         deadline_at = min([job.deadline_at for job in jobs])
-        begun = Begun(served, found, deadline_at, self._fallback)
-        ready = begun.ready
+        results: dict[str, Result] = {}
+        calls: list[Call] = []
+        begun = Begun(served, found, ready, deadline_at, self._fallback, results, calls)
         if ready:
             keys = ready[0].keys if len(ready) == 1 else _join_keys([rows.keys for rows in ready])
             for name in served.model.facts.hosts:
-                begun.results[name] = self._hosts[name].start(served.name, keys, deadline_at)
+                result = self._hosts[name].start(served.name, keys, deadline_at)
+                results[name] = result
+                if result.call is not None:
+                    calls.append(result.call)
             if not served.few_rows.is_quick(len(keys)):  # compute while the asks are in flight
-                begun.own_z = served.few_rows.own_z(_join([rows.inputs for rows in ready]))
+                begun.own_z = served.few_rows.own_z(_join_inputs(ready))
         return begun
 
-    def _find(self, served: ServedModel, job: Job) -> _Rows:
-        """Find the rows of a request; raises RequestError for an id that is not in the store."""
+    def _find(self, served: ServedModel, job: Job) -> Found:
+        """Find the rows of a request, or their scores.
+
+        Raises RequestError for an id that is not in the store.
+        """
         request = job.request
-        tags = self._rows.tags_of(request.ids)
-        rows = self._rows.find(tags)
-        keys = RowKeys(self._rows.numbers(rows), tags)
+        rows, numbers, tags = self._rows.locate(request.ids)
+        if self._known is not None and request.values is None and NO_ROW not in numbers:
+            scores = self._known.find(served, numbers)
+            if scores is not None:
+                return _checked_answer(served, scores, [[] for _ in numbers])
+        keys = RowKeys(numbers, tags)
         fallback = self._fallback if isinstance(self._fallback, ServedModel) else None
         if request.values is not None:
             return _Rows(
@@ -201,6 +219,13 @@ class Inference:
         )
 
 
+def _checked_answer(served: ServedModel, scores: list[Any], missing: list[list[str]]) -> Outcome:
+    numbers = scores if isinstance(scores[0], float) else [x for row in scores for x in row]
+    if not all(map(math.isfinite, numbers)):
+        return NonFiniteError("a score is NaN or Inf; look for extreme values in the inputs")
+    return Answer(served.name, scores, missing)
+
+
 def _encode(served: ServedModel, values: dict[str, list[object]]) -> Arrays | None:
     if served.encoder is None or not served.model.facts.inputs:
         return None
@@ -217,6 +242,10 @@ def _fill(served: ServedModel, host: str, found: ZRows) -> Array:
     if found.z_ND is not None:
         z_BD[found.has_z] = found.z_ND
     return z_BD
+
+
+def _join_inputs(ready: Sequence[_Rows]) -> Arrays | None:
+    return ready[0].inputs if len(ready) == 1 else _join([rows.inputs for rows in ready])
 
 
 def _join(inputs: Sequence[Arrays | None]) -> Arrays | None:

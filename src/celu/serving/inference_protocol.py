@@ -10,8 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import NoneType
 from typing import Any
+
+from pydantic_core import from_json
 
 from celu.errors import RequestError
 
@@ -19,6 +22,7 @@ ID = "id"
 OUTPUTS = ("score", "degraded", "missing")
 PLATFORM = "celu"
 _MAX_ID = 65_536  # characters of one id, and of the request's own
+_TEXT: frozenset[type] = frozenset({str})
 _INTEGER: frozenset[type] = frozenset({int})  # and not bool, which is a subclass
 _NUMBER: frozenset[type] = frozenset({int, float, NoneType})
 _NUMBERS = (*(f"FP{bits}" for bits in (16, 32, 64)), *(f"INT{bits}" for bits in (8, 16, 32, 64)))
@@ -30,9 +34,12 @@ _TYPES: dict[str, frozenset[type]] = {
     **{f"U{name}": _NUMBER for name in _NUMBERS if name.startswith("INT")},
 }
 _encode_json = json.JSONEncoder(allow_nan=False).encode
+_SCORES = "\0"  # the place of the scores in a template; no name contains it
+_SCORES_JSON = _encode_json(_SCORES)
+_MAX_TEMPLATES = 64
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen, here and below: that takes three times as long to create
 class InferRequest:
     """The rows of a request: ids, and values by raw column if the client sent any."""
 
@@ -42,7 +49,7 @@ class InferRequest:
     outputs: tuple[str, ...] = OUTPUTS
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Answer:
     """Scores, [n] or [n][K], and which hosts gave no Z for each row."""
 
@@ -54,8 +61,8 @@ class Answer:
 def parse_request(body: bytes, max_rows: int) -> InferRequest:
     """Parse and check a request; raises RequestError."""
     try:
-        content = json.loads(body.decode())
-    except (ValueError, RecursionError):
+        content = from_json(body)  # three times as fast as json.loads
+    except ValueError:
         raise RequestError("expected a request in JSON") from None
     if not isinstance(content, dict) or not isinstance(content.get("inputs"), list):
         raise RequestError("expected a JSON object with a list of inputs")
@@ -68,12 +75,12 @@ def parse_request(body: bytes, max_rows: int) -> InferRequest:
     ids = inputs.pop(ID, None)
     if ids is None:
         raise RequestError("inputs: expected an input named id")
-    if not all(isinstance(value, str) and _is_text(value) for value in ids):
+    if not _TEXT.issuperset(map(type, ids)) or max(map(len, ids)) > _MAX_ID:
         raise RequestError("inputs.id: expected datatype BYTES, text")
-    if any(len(values) != len(ids) for values in inputs.values()):
+    if inputs and any(len(values) != len(ids) for values in inputs.values()):
         raise RequestError("inputs: expected as many rows in each as in id")
     request_id = content.get("id")
-    if request_id is not None and not (isinstance(request_id, str) and _is_text(request_id)):
+    if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= _MAX_ID):
         raise RequestError("id: expected text")
     return InferRequest(ids, inputs or None, request_id, _parse_outputs(content.get("outputs")))
 
@@ -84,9 +91,8 @@ def _parse_input(tensor: Any, max_rows: int) -> tuple[str, list[Any]]:
     name, shape, data = tensor["name"], tensor.get("shape"), tensor.get("data")
     if (
         not isinstance(shape, list)
-        or len(shape) not in (1, 2)
         or not _INTEGER.issuperset(map(type, shape))
-        or shape[1:] not in ([], [1])
+        or (len(shape) != 1 and (len(shape) != 2 or shape[1] != 1))
     ):
         raise _input_error(name, "expected shape [n] or [n, 1]")
     if shape[0] > max_rows:
@@ -119,47 +125,52 @@ def _parse_outputs(outputs: Any) -> tuple[str, ...]:
     return names
 
 
-def _is_text(value: str) -> bool:
-    """Whether it is short enough and can be encoded."""
-    if len(value) > _MAX_ID:
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-    return True
-
-
 def render_answer(name: str, request: InferRequest, answer: Answer) -> bytes:
-    """The JSON of an answer."""
-    num_rows = len(answer.missing)
-    is_matrix = bool(answer.scores) and isinstance(answer.scores[0], list)
+    """The JSON of an answer, whose scores are finite."""
+    model, missing, scores = answer.model, answer.missing, answer.scores
+    num_classes = len(scores[0]) if scores and isinstance(scores[0], list) else None
+    if any(missing) or request.outputs != OUTPUTS:
+        text = _render(name, model, num_classes, missing, request.outputs)
+    else:
+        text = _template(name, model, num_classes, len(missing))
+    if num_classes is not None:
+        scores = [x for row in scores for x in row]
+    text = text.replace(_SCORES_JSON, str(scores))  # Python writes floats as JSON does
+    if request.request_id is not None:
+        text = f'{text[:-1]}, "id": {_encode_json(request.request_id)}}}'
+    return text.encode()
+
+
+@lru_cache(_MAX_TEMPLATES)
+def _template(name: str, model: str, num_classes: int | None, num_rows: int) -> str:
+    """An answer for which no host is missing, without its scores."""
+    return _render(name, model, num_classes, [[]] * num_rows, OUTPUTS)
+
+
+def _render(
+    name: str,
+    model: str,
+    num_classes: int | None,
+    missing: Sequence[Sequence[str]],
+    outputs: Sequence[str],
+) -> str:
+    """The JSON of an answer with _SCORES in the place of its scores."""
+    shape = [len(missing)]
+    degraded = [bool(hosts) for hosts in missing]
+    names = [",".join(hosts) for hosts in missing]
+    score_shape = shape if num_classes is None else [*shape, num_classes]
     tensors: dict[str, dict[str, Any]] = {
-        "score": {
-            "datatype": "FP64",
-            "shape": [num_rows, len(answer.scores[0])] if is_matrix else [num_rows],
-            "data": [x for row in answer.scores for x in row] if is_matrix else answer.scores,
-        },
-        "degraded": {
-            "datatype": "BOOL",
-            "shape": [num_rows],
-            "data": [bool(hosts) for hosts in answer.missing],
-        },
-        "missing": {
-            "datatype": "BYTES",
-            "shape": [num_rows],
-            "data": [",".join(hosts) for hosts in answer.missing],
-        },
+        "score": {"datatype": "FP64", "shape": score_shape, "data": _SCORES},
+        "degraded": {"datatype": "BOOL", "shape": shape, "data": degraded},
+        "missing": {"datatype": "BYTES", "shape": shape, "data": names},
     }
     content: dict[str, Any] = {
         "model_name": name,
-        "model_version": answer.model,
-        "parameters": {"model": answer.model},
-        "outputs": [{"name": output, **tensors[output]} for output in request.outputs],
+        "model_version": model,
+        "parameters": {"model": model},
+        "outputs": [{"name": output, **tensors[output]} for output in outputs],
     }
-    if request.request_id is not None:
-        content["id"] = request.request_id
-    return _encode_json(content).encode()
+    return _encode_json(content)
 
 
 def metadata(

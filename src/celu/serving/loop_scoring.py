@@ -67,17 +67,21 @@ class LoopScoring:
         if job.num_rows > MAX_ROWS_HERE or self._clock() < self._on_threads_until:
             self._threads.submit(job)
             return
-        self._jobs.append(job)
-        self._begin_next()
+        if self._num_begun < MAX_IN_FLIGHT:  # so no job waits
+            self._try([job])
+        else:
+            self._jobs.append(job)
 
     def _begin_next(self) -> None:
         while self._jobs and self._num_begun < MAX_IN_FLIGHT:
-            jobs = self._take()
-            self._num_begun += 1
-            try:
-                self._start(jobs)
-            except Exception as error:  # a bug: these requests fail, others are answered
-                self._end(jobs, [error] * len(jobs))
+            self._try(self._take())
+
+    def _try(self, jobs: list[Job]) -> None:
+        self._num_begun += 1
+        try:
+            self._start(jobs)
+        except Exception as error:  # a bug: these requests fail, others are answered
+            self._end(jobs, [error] * len(jobs))
 
     def _take(self) -> list[Job]:
         """All jobs that wait, up to the maximum of rows."""
@@ -91,11 +95,11 @@ class LoopScoring:
     def _start(self, jobs: list[Job]) -> None:
         started = self._clock()
         begun = self._begin(jobs)
-        self._watch(started)
         calls = begun.calls
         if not calls or all(call.has_finished for call in calls):
-            self._finish(jobs, begun)
+            self._finish(jobs, begun, started)
             return
+        self._watch(started)
         loop = asyncio.get_running_loop()
         is_finished = False
 
@@ -104,7 +108,7 @@ class LoopScoring:
             if not is_finished:
                 is_finished = True
                 deadline.cancel()
-                self._finish(jobs, begun)
+                self._finish(jobs, begun, self._clock())
                 self._begin_next()
 
         def finish_if_all() -> None:
@@ -119,8 +123,8 @@ class LoopScoring:
         for call in calls:
             call.notify(on_finish)
 
-    def _finish(self, jobs: list[Job], begun: Begun) -> None:
-        if begun.asks_again():  # which waits
+    def _finish(self, jobs: list[Job], begun: Begun, started: float) -> None:
+        if begun.calls and begun.asks_again():  # which waits
             self._num_begun -= 1
             for job in jobs:
                 try:
@@ -128,7 +132,6 @@ class LoopScoring:
                 except CeluError as error:
                     job.done(error)
             return
-        started = self._clock()
         try:
             outcomes = begun.outcomes()
         except Exception as error:  # a bug: these requests fail, others are answered

@@ -138,6 +138,11 @@ class HostPush(HostLink):
         """See `HostLink`."""
         return self._file(model) is not None
 
+    def pushed_z(self, model: str) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+        """Z of all aligned rows, None if it is not complete."""
+        file = self._file(model)
+        return None if file is None else file.z_ND
+
     def _complete(self) -> list[str]:
         return [model for model in self._widths() if self.has_z(model)]
 
@@ -155,16 +160,15 @@ class HostPush(HostLink):
     def start(self, model: str, keys: RowKeys, deadline_at: float) -> Result:
         """See `HostLink`. There is nothing to wait for."""
         file = self._file(model)
-        has_z = [number != NO_ROW for number in keys.numbers]
-        if file is None or file.z_ND is None or not any(has_z):
-            none = ZRows([False] * len(keys), None)
-            return Result(lambda: none)
-        if len(keys) == 1:
-            number = keys.numbers[0]
-            z_ND = file.z_ND[number : number + 1]
+        numbers = keys.numbers
+        if file is None or file.z_ND is None:
+            found = ZRows([False] * len(numbers), None)
+        elif len(numbers) == 1 and numbers[0] != NO_ROW:
+            found = ZRows([True], file.z_ND[numbers[0] : numbers[0] + 1])
         else:
-            z_ND = file.z_ND[list(compress(keys.numbers, has_z))]
-        found = ZRows(has_z, z_ND)
+            has_z = [number != NO_ROW for number in numbers]
+            z_ND = file.z_ND[list(compress(numbers, has_z))] if any(has_z) else None
+            found = ZRows(has_z, z_ND)
         return Result(lambda: found)
 
     def _path(self, model: str) -> Path:
@@ -172,8 +176,8 @@ class HostPush(HostLink):
 
     def _file(self, model: str, *, is_new: bool = False) -> PushedFile | None:
         """The complete file of a model, or with `is_new` one to write."""
-        if model in self._files and not is_new:
-            return self._files[model]
+        if not is_new and (known := self._files.get(model)) is not None:
+            return known
         width = self._widths().get(model)
         if width is None:
             return None

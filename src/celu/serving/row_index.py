@@ -106,17 +106,23 @@ class ServedRows:
         """A digest of consecutive rows of the alignment, which a host sends with their Z."""
         return digest_rows(self._tags[self._row_of[start:stop]])
 
-    def tags_of(self, ids: Sequence[str]) -> list[bytes]:
-        """The tags of ids, as in the store."""
-        return [self._tag_of(text.encode()) for text in ids]
+    def locate(self, ids: Sequence[str]) -> tuple[list[int], list[int], list[bytes]]:
+        """The store's rows of ids, their numbers in the alignment, and their tags.
+
+        NO_ROW stands for a row that the store lacks, and for the number of one that is not aligned.
+        """
+        rows, numbers, tags = [], [], []
+        for text in ids:
+            tag = self._tag_of(text.encode())
+            row = self._index.find(tag)
+            rows.append(row)
+            numbers.append(self._number_of[row])
+            tags.append(tag)
+        return rows, numbers, tags
 
     def find(self, tags: Sequence[bytes]) -> list[int]:
         """The store's rows with these tags, NO_ROW for those that it lacks."""
         return [self._index.find(tag) for tag in tags]
-
-    def numbers(self, rows: Sequence[int]) -> list[int]:
-        """The alignment's numbers of rows of the store; NO_ROW for those that are not aligned."""
-        return [self._number_of[row] for row in rows]
 
     def rows(self, numbers: Sequence[int]) -> list[int]:
         """The store's rows of numbers of the alignment."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -23,11 +22,13 @@ Sample = tuple[str, Mapping[str, str], float]  # metric, labels, value
 
 
 class ServeMetrics:
-    """Counts requests; `samples` returns the state of other parts when the metrics are read."""
+    """Counts requests; `samples` returns the state of other parts when the metrics are read.
+
+    For one thread: that of the HTTP server.
+    """
 
     def __init__(self, samples: Callable[[], Iterator[Sample]]) -> None:
         self._samples = samples
-        self._lock = threading.Lock()
         self._requests: Counter[int] = Counter()
         self._rows = 0
         self._degraded: Counter[str] = Counter()
@@ -36,20 +37,19 @@ class ServeMetrics:
 
     def count(self, status: int, seconds: float, missing: list[list[str]] | None = None) -> None:
         """Count one request; `missing` has the hosts without Z of each row that was scored."""
-        with self._lock:
-            self._requests[status] += 1
-            self._buckets[bisect_left(_BUCKETS_S, seconds)] += 1
-            self._seconds += seconds
-            for hosts in missing or []:
-                self._rows += 1
-                self._degraded.update(hosts)
+        self._requests[status] += 1
+        self._buckets[bisect_left(_BUCKETS_S, seconds)] += 1
+        self._seconds += seconds
+        if missing is not None:
+            self._rows += len(missing)
+            for hosts in missing:
+                if hosts:
+                    self._degraded.update(hosts)
 
     def text(self) -> str:
         """All metrics."""
         found: dict[str, list[str]] = {name: [] for name in _METRICS}
-        with self._lock:
-            own = list(self._own())
-        for name, labels, value in [*own, *self._samples()]:
+        for name, labels, value in [*self._own(), *self._samples()]:
             metric = next(known for known in _METRICS if name.startswith(known))
             # Names of parties and models need no escape: their patterns allow no special character.
             shown = ",".join(f'{key}="{label}"' for key, label in labels.items())

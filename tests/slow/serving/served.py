@@ -134,9 +134,9 @@ def make_files(folder: Path) -> None:
     (folder / "serving.toml").write_text(f'guest = "{GUEST}"\nhosts = ["{HOST}"]\n')
 
 
-def align(folder: Path, drop: int = 0) -> None:
+def align(folder: Path, drop: int = 0, store_name: str = "store") -> None:
     """Write the alignment that `celu align` finds, without the last `drop` rows of each part."""
-    stores = {name: open_store(folder / name / "store") for name in (GUEST, HOST)}
+    stores = {name: open_store(folder / name / store_name) for name in (GUEST, HOST)}
     tags = {n: {p: [bytes(t) for t in s.tags(p)] for p in PARTS} for n, s in stores.items()}
     for name, store in stores.items():
         peer = HOST if name == GUEST else GUEST

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +140,30 @@ def test_new_rows_are_scored_and_those_that_the_host_lacks_are_flagged(
     name = (folder / "airline" / "model" / "model.json").read_text()
     assert celu.load_model(folder / "airline" / "model").name in str(complete.schema.metadata)
     assert "person-" not in name
+
+
+@pytest.mark.parametrize("on_a_terminal", [True, False])
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(
+    folder: Path, tmp_path: Path, on_a_terminal: bool
+) -> None:
+    ours, theirs = pty.openpty() if on_a_terminal else os.pipe()
+    arguments = ["predict", *(folder / name / "party.toml" for name in PARTIES)]
+    arguments += ["--serving", folder / "serving.toml", "--model", "model", "--store", "new"]
+    arguments += ["--alignment", "new-alignment", "--out", tmp_path / "scores.parquet"]
+    env = {**os.environ, "COLUMNS": "200", "TERM": "xterm-256color"}
+    process = CeluProcess(arguments, stdout=theirs, stderr=STDOUT, env=env)
+    os.close(theirs)
+    printed = b""
+    with suppress(OSError):  # how a terminal ends
+        while data := os.read(ours, 65536):
+            printed += data
+    os.close(ours)
+    assert process.wait() == 0, printed
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed.decode())
+    bar = rf"all parties ━+ {NEW_ROWS}/{NEW_ROWS} rows [\d,]+ rows/s left 0:00:00"
+    line = rf"all parties: {NEW_ROWS:,} of {NEW_ROWS:,} rows, [\d,]+ rows/s"
+    assert bool(re.search(bar, text)) is on_a_terminal, text
+    assert bool(re.search(line, text)) is not on_a_terminal, text
 
 
 def test_one_process_gives_the_same_file(folder: Path, complete: pa.Table) -> None:
