@@ -1,7 +1,8 @@
 """Part `beyond`: variants that the paper does not try.
 
 Rounds in flight, codecs, local steps at one party only, `auto`, and more hosts: rounds and virtual
-seconds to the same AUC, compared with both baselines.
+seconds to the same AUC, compared with both baselines. Part `together` has only those that combine
+rounds in flight, a codec and local steps.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ _GUEST_COMPENSATED = celu.Method(W=5, R={"guest": 3, "host": 1}, depth=6, weight
 _BOTH_COMPENSATED = celu.Method(W=5, R={"guest": 5, "host": 5}, depth=6, weighting="compensated")
 _THREE_COMPENSATED = celu.Method(W=5, R={"guest": 3, "host": 3}, depth=6, weighting="compensated")
 HOSTS = (2, 3, 5)
+_COMBINED = "all of it"  # the axis of the variants that combine the others
 
 Variant = tuple[celu.Method, dict[str, Any]]
 # By axis and name; each differs from vanilla only as its name says.
@@ -59,7 +61,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "the host": (_HOST_ONLY, {}),
         "both": (CELU, {}),
     },
-    "all of it": {
+    _COMBINED: {
         "guest, cosine, depth 4, 4bit": (TOGETHER, {"codec": "4bit"}),
         "both, cosine, depth 4, 4bit": (_BOTH_TOGETHER, {"codec": "4bit"}),
         "guest R=3, compensated, depth 6, 2bit": (_GUEST_COMPENSATED, {"codec": "2bit"}),
@@ -84,13 +86,22 @@ def variants_in(regime: str) -> dict[str, dict[str, Variant]]:
 
 def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
     """Every variant in both regimes, trained until it reaches vanilla's target."""
-    result = BenchResult("paper beyond", list(study.seeds), profile=study.profile.name)
+    return _measure(study, "paper beyond", list(VARIANTS))
+
+
+def measure_together(study: Study) -> tuple[BenchResult, list[Drawing]]:
+    """The same for the variants that combine everything: far fewer runs."""
+    return _measure(study, "paper together", [_COMBINED])
+
+
+def _measure(study: Study, part: str, chosen: Sequence[str]) -> tuple[BenchResult, list[Drawing]]:
+    result = BenchResult(part, list(study.seeds), profile=study.profile.name)
     baselines = tune_all(study, TASK, ("paper", "strong"))
     specs = {
         (regime, axis, name): baseline.with_method(method, **more)
         for regime, baseline in baselines.items()
-        for axis, variants in variants_in(regime).items()
-        for name, (method, more) in variants.items()
+        for axis in chosen
+        for name, (method, more) in variants_in(regime)[axis].items()
     }
     done = study.train(specs.values())
     found: dict[str, Found] = {regime: {} for regime in baselines}
@@ -107,8 +118,8 @@ def measure(study: Study) -> tuple[BenchResult, list[Drawing]]:
         *_findings(baselines, found),
     ]
     return result, [
-        Drawing("variants", lambda: _draw(baselines, found)),
-        Drawing("curves", lambda: _curves(baselines, found)),
+        Drawing("variants", lambda: _draw(baselines, found, chosen)),
+        Drawing("curves", lambda: _curves(baselines, found, chosen)),
     ]
 
 
@@ -136,14 +147,16 @@ def _report(result: BenchResult, baseline: Baseline, found: Found) -> None:
         "depth4_speedup": ("rounds in flight", "depth 4"),
         "codec_4bit_speedup": ("codec", "4bit"),
         "guest_only_speedup": ("local steps by", "the guest"),
-        "together_cosine_speedup": ("all of it", "guest, cosine, depth 4, 4bit"),
-        "both_together_cosine_speedup": ("all of it", "both, cosine, depth 4, 4bit"),
-        "together_speedup": ("all of it", "guest R=3, compensated, depth 6, 2bit"),
-        "both_together_speedup": ("all of it", "both, compensated, depth 6, 2bit"),
-        "both_r3_together_speedup": ("all of it", "both R=3, compensated, depth 6, 4bit"),
-        "auto_speedup": ("all of it", "auto"),
+        "together_cosine_speedup": (_COMBINED, "guest, cosine, depth 4, 4bit"),
+        "both_together_cosine_speedup": (_COMBINED, "both, cosine, depth 4, 4bit"),
+        "together_speedup": (_COMBINED, "guest R=3, compensated, depth 6, 2bit"),
+        "both_together_speedup": (_COMBINED, "both, compensated, depth 6, 2bit"),
+        "both_r3_together_speedup": (_COMBINED, "both R=3, compensated, depth 6, 4bit"),
+        "auto_speedup": (_COMBINED, "auto"),
     }
     for figure, which in figures.items():
+        if which not in found:
+            continue
         name = figure if regime == "paper" else f"{figure}_strongest"
         result.figures[name] = ratio(seconds.mean, seconds_to(found[which], target).mean)
 
@@ -152,6 +165,10 @@ def _findings(baselines: dict[str, Baseline], found: dict[str, Found]) -> list[s
     """For each regime: at which party local steps help most, and what auto chose."""
     sentences = []
     for regime, baseline in baselines.items():
+        chosen = "; ".join(found[regime][_COMBINED, "auto"][0].choices)
+        sentences.append(f"auto's choices in the {regime} regime, with the first seed: {chosen}.")
+        if all(axis == _COMBINED for axis, _ in found[regime]):
+            continue
         rounds = {"nobody": rounds_to(baseline.runs, baseline.target).mean} | {
             name: rounds_to(found[regime]["local steps by", name], baseline.target).mean
             for name in VARIANTS["local steps by"]
@@ -164,16 +181,15 @@ def _findings(baselines: dict[str, Baseline], found: dict[str, Found]) -> list[s
             f"Rounds in the {regime} regime by the party with local steps, fewest first: "
             f"{order}{text}."
         )
-        chosen = "; ".join(found[regime]["all of it", "auto"][0].choices)
-        sentences.append(f"auto's choices in the {regime} regime, with the first seed: {chosen}.")
     return sentences
 
 
-def _draw(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
-    figure, ((left, right),) = new_figure(1, 2, 10.5, 6.6, sharey=True)
+def _draw(baselines: dict[str, Baseline], found: dict[str, Found], chosen: Sequence[str]) -> Figure:
+    height = 1.6 + len(chosen)
+    figure, ((left, right),) = new_figure(1, 2, 10.5, height, sharey=True)
     for axes, measure_, inverse in ((left, rounds_to, False), (right, seconds_to, True)):
         rows = []
-        for axis in VARIANTS:
+        for axis in chosen:
             rows.append(DotRow(axis))
             names = dict.fromkeys(name for r in baselines for name in variants_in(r)[axis])
             for name in names:
@@ -206,13 +222,17 @@ def _draw(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
     return figure
 
 
-def _curves(baselines: dict[str, Baseline], found: dict[str, Found]) -> Figure:
+def _curves(
+    baselines: dict[str, Baseline], found: dict[str, Found], chosen: Sequence[str]
+) -> Figure:
     """Draw every seed: a mean would hide that seeds leave a plateau at very different rounds."""
-    figure, grid = new_figure(len(baselines), len(VARIANTS), 14.0, 8.2, sharey="row")
+    width = 2.8 * max(2, len(chosen))
+    figure, grid = new_figure(len(baselines), len(chosen), width, 8.2, sharey="row")
     for row, (regime, baseline) in zip(grid, baselines.items(), strict=True):
         every = [one for runs in found[regime].values() for one in _seeds(runs, BLACK)]
         row[0].set_ylabel(f"held-out AUC, {regime} regime")
-        for axes, (axis, variants) in zip(row, variants_in(regime).items(), strict=True):
+        for axes, axis in zip(row, chosen, strict=True):
+            variants = variants_in(regime)[axis]
             shown = [("vanilla", baseline.runs, BLACK, ":")]
             for index, name in enumerate(variants):
                 repeats, number = divmod(index, len(_COLOURS))

@@ -33,6 +33,7 @@ PARTS: dict[str, Part] = {
     "time": time_to_auc.measure,
     "theory": theory.measure,
     "beyond": beyond.measure,
+    "together": beyond.measure_together,
     "compensated": compensated.measure,
     "auto": by_hand.measure,
     "report": run_report.measure,
