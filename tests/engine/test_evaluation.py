@@ -32,14 +32,21 @@ SCORE = GuestTrainer.score
     ("loss", "metric"),
     [("binary", "loss"), ("binary", "auc"), ("regression", "rmse"), ("multiclass", "accuracy")],
 )
-@pytest.mark.parametrize("method", [{"R": 1}, "auto"], ids=["fixed", "auto"])
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ({"R": 1}, "evaluation after round 4 is NaN or Inf"),
+        ("auto", "NaN or Inf within 14 rounds, in training or an evaluation, with the gentlest"),
+    ],
+    ids=["fixed", "auto"],
+)
 def test_nan_in_an_evaluation_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, loss: str, metric: Any, method: Any
+    monkeypatch: pytest.MonkeyPatch, loss: str, metric: Any, method: Any, message: str
 ) -> None:
     monkeypatch.setattr(GuestTrainer, "score", nan_while_scoring)
     fed = federation(loss=loss, evaluation=celu.Evaluation(every=5, metric=metric), method=method)
     events: list[celu.Event] = []
-    with pytest.raises(NonFiniteError, match="evaluation after round 4 is NaN or Inf") as caught:
+    with pytest.raises(NonFiniteError, match=message) as caught:
         celu.simulate(fed.job, fed.guest, fed.hosts, callbacks=[events.append])
     assert caught.value.exit_code == 10
     assert "evaluation" not in {event.event for event in events}

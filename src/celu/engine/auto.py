@@ -39,7 +39,7 @@ from celu.engine.link_tuning import LinkTuner
 from celu.engine.outcome import Outcome
 from celu.engine.plan import SAVEPOINT, Stage, first_stage
 from celu.engine.schedule import Schedule, Segment
-from celu.errors import CheckpointError
+from celu.errors import CheckpointError, NonFiniteError
 from celu.events import UNCHANGED
 from celu.models.losses import ConstantLoss
 
@@ -59,6 +59,7 @@ _WATCHED_ROUNDS = _FIRST_STOP  # at the end of a stage: the fresh batches whose 
 _LAST, _GROUP = 16, 8  # losses whose mean is judged
 # What follows when the losses show trouble, one after the other; see `LinkTuner.tuning`.
 _CAUTIONS = ("", "no local steps and fewer rounds in flight", "one round in flight")
+_DIVERGED = "NaN or Inf"
 _EXPLODED = 2.0  # times the best mean loss before
 # Standard errors above the mean loss of a constant prediction. On the data that we measured,
 # healthy runs are far below it after _FIRST_STOP rounds.
@@ -172,7 +173,13 @@ class AutoPlan:
             before, stop = stage.segment.tuning, stage.segment.stop
             trouble = self._trouble(outcome, caution)
             level = self._more_caution(caution, before) if trouble else caution
-            if level > caution:
+            if level > caution or trouble == _DIVERGED:
+                if level == caution:
+                    raise NonFiniteError(
+                        f"NaN or Inf within {stop} rounds, in training or an evaluation, with the "
+                        "gentlest settings, too; lower the learning rate, or look for extreme "
+                        "values in the inputs, held-out rows included"
+                    )
                 caution = level
                 rolls_back, reason = can_restart, f"{trouble}: {_CAUTIONS[caution]}"
             else:
@@ -226,6 +233,8 @@ class AutoPlan:
 
     def _trouble(self, outcome: Outcome, caution: int) -> str:
         """What is wrong with the losses of fresh batches; empty if nothing is."""
+        if any(party.diverged for party in (outcome.guest, *outcome.hosts)):
+            return _DIVERGED
         losses, best, before_last = outcome.losses, self._best_loss, self._best_loss
         for start in range(0, len(losses) - _GROUP + 1, _GROUP):
             mean = fmean(losses[start : start + _GROUP])

@@ -85,8 +85,6 @@ async def evaluate(
 
     What is waited for up to the first part is not counted as evaluating: without an evaluation, the
     guest would wait as long for the next Z, which now arrives right after the last part.
-
-    Raises NonFiniteError.
     """
 
     async def receive(part: int) -> list[Message]:
@@ -101,6 +99,4 @@ async def evaluate(
         for part, start, stop in schedule.test_parts():
             activations = await receive(part) if part else first
             scores.append(trainer.score(start, stop, activations))
-        metrics = trainer.evaluator.metrics(scores)
-        trainer.evaluator.check(metrics, round_)
-    return metrics
+        return trainer.evaluator.metrics(scores)

@@ -7,6 +7,8 @@ or continue. With `method = "auto"` it contains the next stage at the end of a s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
@@ -17,9 +19,11 @@ from celu.engine.observer import Observer
 from celu.engine.outcome import Outcome, Timings
 from celu.engine.plan import Plan
 from celu.engine.schedule import Schedule, Segment
-from celu.engine.state import TrainerState, enter_stage
+from celu.engine.state import TrainerState, compute_finite, enter_stage
+from celu.errors import NonFiniteError
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
+from celu.transport.wire import check_sendable
 
 
 async def train_guest(
@@ -42,11 +46,16 @@ async def train_guest(
             enter_stage(stage, trainer, savepoints)
             observer.start_segment()
         for round_ in range(rounds_done, segment.stop):
-            loss = await _exchange_round(trainer, links, schedule, segment, round_, observer)
+            loss = await _exchange_round(
+                trainer, links, schedule, segment, round_, observer, savepoints
+            )
             plan.observe_loss(round_, loss)
             if round_ == last:
                 break
-            metrics = await _maybe_evaluate(trainer, links, schedule, segment, round_, observer)
+            evaluates = schedule.is_evaluation(round_ + 1)
+            metrics = await _maybe_evaluate(
+                trainer, links, schedule, segment, round_, observer, savepoints
+            )
             if metrics:
                 plan.observe_score(trainer.evaluator.objective(metrics))
             if trainer.evaluator.reached_target(metrics):
@@ -56,15 +65,18 @@ async def train_guest(
                 await _send_verdict(links, round_, {"stop": True})
                 return round_ + 1
             checkpointer.maybe_save(round_ + 1, savepoints)
-            if metrics:
+            if evaluates:
                 await _send_verdict(links, round_, {"stop": False})
             checkpointer.announce()
         timings = observer.timings(len(segment.measured), trainer.workset)
-        metrics = await _maybe_evaluate(trainer, links, schedule, segment, last, observer)
+        metrics = await _maybe_evaluate(
+            trainer, links, schedule, segment, last, observer, savepoints
+        )
         if metrics:
             plan.observe_score(trainer.evaluator.objective(metrics))
         target_reached = trainer.evaluator.reached_target(metrics)
         host_timings = await _receive_timings(links, segment) if plan.is_adaptive else ()
+        timings = replace(timings, diverged=observer.pop_diverged())
         cycles = observer.cycles_s(segment.tuning.depth, len(segment.measured))
         outcome = Outcome(segment, timings, host_timings, [], [], *cycles)
         next_ = None if target_reached else plan.next(outcome)
@@ -92,6 +104,7 @@ async def _exchange_round(
     segment: Segment,
     round_: int,
     observer: Observer,
+    savepoints: Mapping[str, TrainerState],
 ) -> Tensor:
     if round_ == segment.measured.start:
         observer.start_measuring(trainer.workset)
@@ -101,7 +114,10 @@ async def _exchange_round(
         await _receive_early(trainer, links, round_ - 1, round_)
     activations = [trainer.early[host].popleft() for host in links]
     with observer.computing():
-        loss, derivatives = trainer.compute_derivatives(round_, activations)
+        compute = partial(
+            _compute_derivatives, trainer, round_, activations, checks=bool(savepoints)
+        )
+        loss, derivatives = compute_finite(compute, trainer, savepoints, observer.diverged)
         for link, derivative in zip(links.values(), derivatives, strict=True):
             await link.send(derivative)
         trainer.apply_update()  # after sending: the hosts wait for dZ, not for our update
@@ -109,6 +125,17 @@ async def _exchange_round(
         _make_local_steps(trainer, segment, observer)
     observer.round_done(round_, trainer.workset, loss)
     return loss
+
+
+def _compute_derivatives(
+    trainer: GuestTrainer, round_: int, activations: list[Message], *, checks: bool
+) -> tuple[Tensor, list[Message]]:
+    """Loss and dZ; `checks` that dZ can be sent, before any of it is sent."""
+    loss, derivatives = trainer.compute_derivatives(round_, activations)
+    if checks:
+        for derivative in derivatives:
+            check_sendable(derivative)
+    return loss, derivatives
 
 
 def _make_local_steps(trainer: GuestTrainer, segment: Segment, observer: Observer) -> None:
@@ -125,13 +152,24 @@ async def _maybe_evaluate(
     segment: Segment,
     round_: int,
     observer: Observer,
+    savepoints: Mapping[str, TrainerState],
 ) -> dict[str, float]:
-    """Score the held-out rows with the weights after `round_`, if due, and report the metrics."""
+    """Score the held-out rows with the weights after `round_`, if due, and report the metrics.
+
+    None are reported if they are NaN or Inf and the stage can be rolled back.
+    """
     if not schedule.is_evaluation(round_ + 1):
         return {}
     with observer.waiting():
         await _receive_early(trainer, links, round_, segment.last_sent(round_))
     metrics = await evaluate(trainer, links, schedule, round_, observer)
+    try:
+        trainer.evaluator.check(metrics, round_)
+    except NonFiniteError:
+        if not savepoints:
+            raise
+        observer.diverged()
+        return {}
     observer.evaluated(round_, metrics, trainer.evaluator.reached_target(metrics))
     return metrics
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from celu.engine.checkpointing import Checkpointer, ResumePoint
@@ -9,9 +12,10 @@ from celu.engine.host_trainer import HostTrainer
 from celu.engine.observer import Observer
 from celu.engine.plan import HostPlan
 from celu.engine.schedule import Schedule, Segment
-from celu.engine.state import TrainerState, enter_stage
+from celu.engine.state import TrainerState, compute_finite, enter_stage
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
+from celu.transport.wire import check_sendable
 
 
 async def train_host(
@@ -33,20 +37,20 @@ async def train_host(
         link.allow(trainer.specs())
         for message in trainer.in_flight():  # after a resume: resend what was in flight
             await link.send(message)
-        await _send_activations(trainer, link, segment, rounds_done, observer)
+        await _send_activations(trainer, link, segment, rounds_done, observer, savepoints)
         for round_ in range(rounds_done, segment.stop):
             await _finish_round(trainer, link, schedule, segment, round_, observer)
             if round_ == last:
                 break
             evaluates = schedule.is_evaluation(round_ + 1)
             if evaluates:
-                await _send_test_activations(trainer, link, schedule, round_, observer)
+                await _send_test_activations(trainer, link, schedule, round_, observer, savepoints)
             evaluated = trainer.buffers() if evaluates else {}
             snapshot = checkpointer.maybe_capture(round_ + 1, savepoints)
             if not evaluates:
                 checkpointer.save(snapshot)
                 checkpointer.announce()
-            await _send_activations(trainer, link, segment, round_ + 1, observer)
+            await _send_activations(trainer, link, segment, round_ + 1, observer, savepoints)
             if evaluates:
                 # Until the verdict the weights stay those that were evaluated.
                 with observer.evaluating():
@@ -59,8 +63,9 @@ async def train_host(
                 checkpointer.announce()
         timings = observer.timings(len(segment.measured), trainer.workset)
         if schedule.is_evaluation(segment.stop):
-            await _send_test_activations(trainer, link, schedule, last, observer)
+            await _send_test_activations(trainer, link, schedule, last, observer, savepoints)
         if plan.follows_guest:
+            timings = replace(timings, diverged=observer.pop_diverged())
             await link.send(Message(Kind.REPORT, last, body=timings.to_body()))
         verdict = await _receive_verdict(link, last, observer)
         rounds_done = segment.stop
@@ -75,7 +80,12 @@ async def train_host(
 
 
 async def _send_activations(
-    trainer: HostTrainer, link: Link, segment: Segment, round_: int, observer: Observer
+    trainer: HostTrainer,
+    link: Link,
+    segment: Segment,
+    round_: int,
+    observer: Observer,
+    savepoints: Mapping[str, TrainerState],
 ) -> None:
     """Begin a round: send the Z that is due before its derivative."""
     if round_ == segment.measured.start:
@@ -84,7 +94,8 @@ async def _send_activations(
         # Not counted from the last round: an older release, which sent nothing ahead of an
         # evaluation, may have written the checkpoint that we resumed from.
         for ahead in range(trainer.next_to_send(round_), segment.last_sent(round_) + 1):
-            await link.send(trainer.compute_activation(ahead))
+            compute = partial(trainer.compute_activation, ahead)
+            await link.send(_finite(compute, trainer, savepoints, observer))
 
 
 async def _finish_round(
@@ -114,11 +125,34 @@ def _make_local_steps(trainer: HostTrainer, segment: Segment, observer: Observer
 
 
 async def _send_test_activations(
-    trainer: HostTrainer, link: Link, schedule: Schedule, round_: int, observer: Observer
+    trainer: HostTrainer,
+    link: Link,
+    schedule: Schedule,
+    round_: int,
+    observer: Observer,
+    savepoints: Mapping[str, TrainerState],
 ) -> None:
     with observer.evaluating():
         for part, start, stop in schedule.test_parts():
-            await link.send(trainer.compute_test_activation(round_, part, start, stop))
+            compute = partial(trainer.compute_test_activation, round_, part, start, stop)
+            await link.send(_finite(compute, trainer, savepoints, observer))
+
+
+def _finite(
+    compute: Callable[[], Message],
+    trainer: HostTrainer,
+    savepoints: Mapping[str, TrainerState],
+    observer: Observer,
+) -> Message:
+    """A message without NaN and Inf, as far as the stage can be rolled back."""
+
+    def checked() -> Message:
+        message = compute()
+        if savepoints:  # otherwise `send` checks it
+            check_sendable(message)
+        return message
+
+    return compute_finite(checked, trainer, savepoints, observer.diverged)
 
 
 async def _receive_verdict(link: Link, round_: int, observer: Observer) -> dict[str, Any]:

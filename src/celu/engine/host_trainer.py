@@ -177,8 +177,9 @@ class HostTrainer:
         return TrainerState.capture(self._modules, self._optimizer, self.workset)
 
     def roll_back(self, state: TrainerState) -> None:
-        """Return to an earlier state; no round may be in flight."""
+        """Return to an earlier state; rounds in flight stay, as sent."""
         state.restore(self._modules, self._optimizer, self.workset)
+        self._drop_graphs()
 
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
         """The contents of a checkpoint between two rounds, with the activations in flight."""
@@ -243,8 +244,12 @@ class HostTrainer:
             )
         z_BD.backward(dz_BD)
         self._optimizer.step()
+        self._drop_graphs()
+
+    def _drop_graphs(self) -> None:
+        """Forget the autograd graphs of rounds in flight: their weights have changed."""
         for sent in self._in_flight.values():
-            sent.z_BD = None  # computed with the weights before this update
+            sent.z_BD = None
 
     def _forward(self, batch: Batch) -> Tensor:
         z_BD: Tensor = self._bottom(**batch.inputs)

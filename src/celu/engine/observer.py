@@ -82,6 +82,7 @@ class Observer:
         self._waited_s = 0.0
         self._local_s = 0.0
         self._evaluating_s = 0.0
+        self._diverged = False
         self._measured_from: tuple[float, ...] = ()  # totals when measuring started
         # When the latest rounds of this segment ended, and the time in evaluations until then.
         self._segment_ends: deque[tuple[float, float]] = deque(maxlen=_MAX_ENDS)
@@ -153,6 +154,15 @@ class Observer:
         with self._spans.record("local") as elapsed:
             yield
         self._local_s += elapsed.seconds
+
+    def diverged(self) -> None:
+        """NaN or Inf made this party continue from its savepoint."""
+        self._diverged = True
+
+    def pop_diverged(self) -> int:
+        """1 if the party has diverged since the last call, else 0."""
+        diverged, self._diverged = self._diverged, False
+        return int(diverged)
 
     def start_segment(self) -> None:
         """Start a segment."""

@@ -49,9 +49,11 @@ class Optimizer:
         return [_copy(rule.state()) for rule in self._rules]
 
     def restore(self, states: list[RuleState]) -> None:
-        """Return to an earlier state, which stays valid for another `restore`."""
+        """Return to an earlier state, which stays valid for another `restore`; drop gradients."""
         for rule, state in zip(self._rules, states, strict=True):
             rule.load_state(_copy(state))
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def unflatten_state(self, flat: FlatState) -> list[RuleState]:
         """The inverse of `flatten_state`; raises CheckpointError for another model's state."""

@@ -17,7 +17,8 @@ class Timings:
 
     `transfer_s` sums the time from the first to the last byte of each received message;
     `transfer_bytes` are the bytes of these messages. `reuse_weight` is the mean weight of the
-    instances of a batch at its third or last use; 0 if there was none.
+    instances of a batch at its third or last use; 0 if there was none. `diverged` is 1 if NaN or
+    Inf made the party continue from its savepoint.
     """
 
     rounds: int
@@ -28,6 +29,7 @@ class Timings:
     transfer_s: float
     transfer_bytes: int
     reuse_weight: float = 0.0
+    diverged: int = 0
 
     @property
     def busy_s(self) -> float:

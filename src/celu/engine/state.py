@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
 
 from celu.config.job import Tuning
 from celu.engine.optimizer import Optimizer
-from celu.engine.plan import Stage
+from celu.engine.plan import SAVEPOINT, Stage
 from celu.engine.update_rules import RuleState
+from celu.errors import NonFiniteError
 from celu.workset.table import Entry
 from celu.workset.workset import Workset
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -60,3 +63,25 @@ def enter_stage(stage: Stage, trainer: _Trainer, savepoints: dict[str, TrainerSt
     if stage.drop_savepoints:
         savepoints.clear()
     trainer.apply_tuning(stage.segment.tuning)
+
+
+def compute_finite(
+    compute: Callable[[], _T],
+    trainer: _Trainer,
+    savepoints: Mapping[str, TrainerState],
+    on_divergence: Callable[[], None],
+) -> _T:
+    """The result of `compute`; if it raises NonFiniteError, once more from the savepoint.
+
+    With weights that have diverged a party cannot send anything. If the stage can be rolled back,
+    it continues with the weights of the savepoint, so that all parties reach the end of the stage,
+    and `on_divergence` is called: the guest then rolls everyone back.
+    """
+    try:
+        return compute()
+    except NonFiniteError:
+        if SAVEPOINT not in savepoints:
+            raise
+        on_divergence()
+        trainer.roll_back(savepoints[SAVEPOINT])
+        return compute()
