@@ -125,8 +125,10 @@ def add_http(result: BenchResult, log: Log, turns: int) -> None:
     figures["host_down_p99_over_deadline"] = _quantile(down, 99) / (_SHORT_DEADLINE_MS / 1000)
     result.notes.append(
         f"serve: one row by its id, from {GUEST} with {HOST} asked over mutual TLS; pushed: Z was "
-        "sent in advance. floor: the same HTTP server, which makes one bare unary call over mutual "
-        "TLS; http: the same without the call. All in turns; *_rps_* with "
+        "sent in advance, and the guest then scores all aligned rows in the background, so most of "
+        "these requests look up a score and do not run the model. floor: the same HTTP server, "
+        "which makes one bare unary call over mutual TLS; http: the same without the call. All in "
+        "turns; *_rps_* with "
         f"{_CLIENTS} clients. host_down: the host is paused, deadline {_SHORT_DEADLINE_MS:g} ms."
     )
 

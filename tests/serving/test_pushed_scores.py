@@ -105,3 +105,23 @@ def test_a_push_wakes_the_thread(parties: Federated, tmp_path: Path) -> None:
             assert time.monotonic() < give_up_at
             time.sleep(0.01)
     assert not known._thread.is_alive()
+
+
+def test_an_error_is_said_once_and_requests_compute_their_scores(
+    parties: Federated, tmp_path: Path
+) -> None:
+    pushed = [push(host, parties) for host in parties.hosts.values()]
+    (tmp_path / "file").touch()
+    said: list[str] = []
+    folder = tmp_path / "file" / "serve"  # cannot be made
+    known = PushedScores(lambda: parties.served, parties.rows, pushed, folder, said.append)
+    with known:
+        for _ in range(2):
+            known.wake()
+            give_up_at = time.monotonic() + WAIT_S
+            while known._wake.is_set() or not said:
+                assert time.monotonic() < give_up_at
+                time.sleep(0.01)
+    assert len(said) == 1 and said[0].startswith("scores are not computed in advance")
+    inference = with_known(parties, known)
+    assert answer(inference, COMMON[:2]) == answer(parties.inference, COMMON[:2])

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from celu.errors import CeluError
 from celu.serving.few_rows import MAX_FEW, Array
 from celu.serving.model_shelf import ServedModel
 from celu.serving.row_index import ServedRows
@@ -94,7 +93,7 @@ class PushedScores:
         self._wake.set()
 
     def look(self) -> None:
-        """Score all rows of the current model if that was not done; raises CeluError, OSError."""
+        """Score all rows of the current model if that was not done."""
         served = self._current()
         if served is None:
             return
@@ -116,7 +115,7 @@ class PushedScores:
                 continue
             try:
                 self.look()
-            except (CeluError, OSError) as error:
+            except Exception as error:  # of the disk or a user's module: requests compute scores
                 failed = self._current()
                 self._say(f"scores are not computed in advance: {error}")
 

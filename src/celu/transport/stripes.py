@@ -69,7 +69,7 @@ class RoundRobin:
 
     def pieces_for(self, index: int) -> Iterator[bytes]:
         """The pieces that stream `index` sends."""
-        if len(self._turns) == 1:  # the turns would take longer than a small piece
+        if len(self._turns) == 1:  # there are no turns to take
             yield from self._pieces
             return
         own_turn, next_turn = self._turns[index], self._turns[(index + 1) % len(self._turns)]
