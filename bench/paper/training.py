@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import celu
@@ -83,9 +83,9 @@ class Train:
         shape, regime = task.shape, REGIMES[self.regime]
         # Measured for every run: the load on a shared GPU changes.
         speed = measure_compute_s(pair, shape) / GPU_ROUND_S
-        pair = split_hosts(pair, self.hosts)
+        parts = split_hosts(pair, self.hosts)
         job = pair_job(
-            pair,
+            parts,
             shape,
             seed,
             regime.optimizer(self.lr),
@@ -93,7 +93,7 @@ class Train:
             target=self.target,
             codec=self.codec,
         )
-        return PreparedRun(pair, shape, regime, job, speed)
+        return PreparedRun(pair, parts, shape, regime, job, speed)
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ class Experiment(Train):
 class PreparedRun:
     """A run that is ready to train."""
 
+    whole: Pair  # with one host, whose speed is measured
     pair: Pair
     shape: Shape
     regime: Regime
@@ -131,6 +132,11 @@ class PreparedRun:
         except NonFiniteError as error:
             return str(error)
         return ""
+
+    def calibrated(self) -> PreparedRun:
+        """The same with the machine's speed as it is now."""
+        speed = measure_compute_s(self.whole, self.shape) / GPU_ROUND_S
+        return replace(self, speed=speed)
 
     def simulate(self, job: celu.Job, callback: Callback, **options: Any) -> None:
         """Train new modules with a job, in virtual time."""
@@ -174,6 +180,7 @@ class _Recorder:
         """Rounds, AUC, and the seconds that training alone takes."""
         if not self._evaluations:
             return []
+        run = run.calibrated()  # other processes on a GPU may have come and gone
         seconds = seconds_by_round(self._stages, self._evaluations[-1][1], run.simulate)
         return [(done, round(seconds(n), 4), auc) for done, n, auc in self._evaluations]
 

@@ -236,9 +236,11 @@ class AutoPlan:
         if any(party.diverged for party in (outcome.guest, *outcome.hosts)):
             return _DIVERGED
         losses, best, before_last = outcome.losses, self._best_loss, self._best_loss
+        last = fmean(losses[-_LAST:]) if losses else 0.0
         for start in range(0, len(losses) - _GROUP + 1, _GROUP):
             mean = fmean(losses[start : start + _GROUP])
-            if mean > _EXPLODED * best > 0:
+            # The large first steps of some optimizers may do that; but then the loss recovers.
+            if mean > _EXPLODED * best > 0 and last > best:
                 return "the loss has exploded"
             best = min(best, mean)
             if start + _GROUP <= len(losses) - _LAST:
@@ -250,7 +252,7 @@ class AutoPlan:
         if self._reference is not None and caution == 0 and outcome.segment.stop >= _FIRST_STOP:
             constant, deviation = self._reference
             limit = constant + _CLEARLY * deviation / math.sqrt(_LAST)
-            if fmean(losses[-_LAST:]) > max(limit, before_last):
+            if last > max(limit, before_last):
                 return "the loss is above that of a constant prediction and does not fall"
         return ""
 
