@@ -77,6 +77,7 @@ def expected() -> dict[str, str]:
             MAX_STRIPES, MAX_DIRECT_STRIPES
         ),
         "open gRPC streams": either(2 * MAX_STRIPES, 2 * MAX_DIRECT_STRIPES),
+        "open gRPC streams of a connection": f"{MAX_DIRECT_STRIPES} without a gateway",
         "gRPC connections with missing streams": f"{stripes._MAX_INCOMPLETE}",
         "gRPC streams that wait for missing ones": either(MAX_STRIPES, MAX_DIRECT_STRIPES),
         "gRPC streams that wait for a thread": either(MAX_STRIPES, MAX_DIRECT_STRIPES),

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from celu.config.party import MAX_STRIPES
+from celu.config.party import MAX_DIRECT_STRIPES, MAX_STRIPES
 from celu.transport.carrier import IDENTIFY_S, Admission
 from celu.transport.grpc_carrier import (
     _GATEWAY_WINDOW_BYTES,
@@ -79,3 +79,14 @@ def test_a_listener_limits_what_grpc_would_not(
     assert options["grpc.server.max_pending_requests"] == MAX_STRIPES
     assert options["grpc.server.max_pending_requests_hard_limit"] == MAX_STRIPES
     assert given["maximum_concurrent_rpcs"] == 2 * MAX_STRIPES + 2
+
+
+def test_without_a_gateway_a_connection_has_the_streams_of_one_link() -> None:
+    listener = Listener(
+        "127.0.0.1:0", Admission({"bank": StreamLink("bank", deadline_s=600)}, None)
+    )
+    try:
+        settings = read_settings(listener.port)
+    finally:
+        listener.stop()
+    assert settings[MAX_STREAMS] == MAX_DIRECT_STRIPES

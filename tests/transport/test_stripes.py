@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -79,10 +80,13 @@ def call(listener: Listener) -> Iterator[Any]:
         done.wait(600)
         yield from ()
 
-    with grpc.insecure_channel(f"127.0.0.1:{listener.port}") as channel:
-        exchange = channel.stream_stream("/celu.Link/Exchange")
+    with ExitStack() as stack:
 
         def open_stream(**metadata: str) -> Any:
+            # Its own connection: one has no more streams than a link.
+            own = [("grpc.use_local_subchannel_pool", 1)]
+            channel = grpc.insecure_channel(f"127.0.0.1:{listener.port}", options=own)
+            exchange = stack.enter_context(channel).stream_stream("/celu.Link/Exchange")
             pairs = [(f"celu-{key}", value) for key, value in {"name": "bank", **metadata}.items()]
             # Referenced here, because gRPC cancels a call without references.
             calls.append(exchange(nothing(), metadata=pairs))

@@ -63,10 +63,12 @@ MAX_INCOMING_CONNECTIONS = 256  # of all clients, also of those that are not aut
 _MAX_HEADERS = 100  # of a stream: ours, and those that gateways add
 
 
-def _server_limits(max_streams: int, max_pending: int, window_bytes: int) -> list[tuple[str, int]]:
+def _server_limits(
+    per_connection: int, max_pending: int, window_bytes: int
+) -> list[tuple[str, int]]:
     """Limits on what clients can make gRPC buffer: a stream that is not read fills its window."""
     return [
-        ("grpc.max_concurrent_streams", max_streams),  # of one connection
+        ("grpc.max_concurrent_streams", per_connection),
         ("grpc.server.max_pending_requests", max_pending),
         ("grpc.server.max_pending_requests_hard_limit", max_pending),
         ("grpc.max_allowed_incoming_connections", MAX_INCOMING_CONNECTIONS),
@@ -101,7 +103,9 @@ class Listener(carrier.Listener):
         max_streams = len(admission.peers) * 2 * self._max_stripes + 2
         max_pending = len(admission.peers) * self._max_stripes  # all may connect at the same time
         window = _GATEWAY_WINDOW_BYTES if admission.behind_gateway else _WINDOW_BYTES
-        limits = _server_limits(max_streams, max_pending, window)
+        # A gateway may carry all streams on one connection; without one, each is of one peer.
+        per_connection = max_streams if admission.behind_gateway else self._max_stripes
+        limits = _server_limits(per_connection, max_pending, window)
         self._threads = DaemonThreads(max_streams, "celu-listen")
         self._server: Any = grpc.server(
             self._threads,
