@@ -27,7 +27,8 @@ IMPORTS: dict[str, set[str]] = {
     "tarfile": set(),  # members may have any path
     "zipfile": {"data/flights.py"},  # reads one named member of an installed package's file
     "multiprocessing": set(),  # it pickles
-    "ctypes": {"launch/memory.py"},  # one call of the C library, with fixed numbers
+    # One call each, of the C library and of the OpenBLAS that NumPy has loaded, with numbers.
+    "ctypes": {"launch/memory.py", "launch/blas.py"},
     # Starts celu's own processes with a fixed command line; they exchange length-prefixed bytes.
     "subprocess": {"psi/workers.py", "testing.py"},
 }
@@ -43,14 +44,12 @@ CALLS: dict[str, set[str]] = {
     "torch.jit.load": set(),
     "torch.hub.load": set(),
     "np.load": set(),  # reads archives and may unpickle; np.lib.format does neither
-    # transport/wire.py parses a peer's bytes and serving/inference_protocol.py a client's, both
-    # after a check of their size; the demo parses what its own party answers. The others parse
-    # files that the party wrote itself.
+    # transport/wire.py parses a peer's bytes, after a check of their size; the demo parses what its
+    # own party answers. The others parse files that the party wrote itself.
     "json.loads": {
         "checkpoint/tensors.py",
         "cli/demo.py",
         "transport/wire.py",
-        "serving/inference_protocol.py",
         "psi/answered.py",
         "serving/scoring_parts.py",
         "psi/state.py",
@@ -63,6 +62,7 @@ CALLS: dict[str, set[str]] = {
         "record/run.py",
     },
     "json.load": set(),
+    "from_json": {"serving/inference_protocol.py"},  # a client's bytes, after a check of their size
     # Imports by name: of modules in the user's own settings (models, policies), and celu's own.
     "import_module": {"__init__.py", "cli/app.py", "cli/bench.py"},
     "importlib.import_module": {"models/building.py"},

@@ -64,11 +64,11 @@ def test_rounds_that_were_rolled_back_count() -> None:
         "seconds": 0.0,
         "codec": {"activation": "4bit", "derivative": "4bit", "evaluation": "int8"},
     }
-    stages.add(TuningChosen(round=4, until=20, reason="trial", depth=4, **chosen))
-    assert stages.executed(20) == 20
-    stages.add(TuningChosen(round=4, until=20, reason="rolled back", depth=2, **chosen))
-    assert stages.executed(10) == 26
-    timed = stages.job(26)
-    assert [(c.round, c.depth) for c in timed.choices] == [(0, 1), (4, 4), (20, 2)]
-    assert timed.rounds == 26
-    assert seconds_by_round(stages, 26, simulate)(26) > seconds_by_round(stages, 20, simulate)(20)
+    stages.add(TuningChosen(round=16, until=40, reason="continued", depth=3, **chosen))
+    assert stages.executed(40) == 40
+    stages.add(TuningChosen(round=0, until=40, reason="rolled back", depth=2, **chosen))
+    assert stages.executed(6) == 46
+    timed = stages.job(46)
+    assert [(c.round, c.depth) for c in timed.choices] == [(0, 4), (16, 3), (40, 2)]
+    assert timed.rounds == 46
+    assert seconds_by_round(stages, 46, simulate)(46) > seconds_by_round(stages, 40, simulate)(40)

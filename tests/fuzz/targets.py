@@ -268,7 +268,8 @@ def verdict() -> Target:
     stages = [
         Stage(Segment(here, 50, tuning)),
         Stage(Segment(here, 20, tuning), save="base"),
-        Stage(Segment(here, 9, tuning), save="base", restore="base", drop_savepoints=True),
+        Stage(Segment(0, 9, tuning), restore="base"),
+        Stage(Segment(here, 30, tuning), save="base", restore="base", drop_savepoints=True),
     ]
 
     def read(message: Message) -> None:
