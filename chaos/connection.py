@@ -70,21 +70,28 @@ class CarrierTls:
 
     is_open = True  # the carrier's handshake is done before we see the connection
 
-    def __init__(self) -> None:
+    def __init__(self, connection: int) -> None:
+        """`connection` stands for the keys, which every connection has of its own."""
+        self._connection = connection
         self._num_sent = self._num_received = 0
 
     def encrypt(self, piece: bytes) -> bytes:
         """The record of a piece."""
         self._num_sent += 1
-        return _digest(self._num_sent, piece) + piece
+        return self._digest(self._num_sent, piece) + piece
 
     def receive(self, record: bytes) -> bytes:
         """The piece of a record; raises PeerLost for any record but the next one."""
         digest, piece = record[:_DIGEST_BYTES], record[_DIGEST_BYTES:]
         self._num_received += 1
-        if digest != _digest(self._num_received, piece):
+        if digest != self._digest(self._num_received, piece):
             raise PeerLost("the carrier's TLS rejects the record")
         return piece
+
+    def _digest(self, number: int, piece: bytes) -> bytes:
+        """Identifies a record by its connection, its position and its content."""
+        salt = self._connection.to_bytes(8, "little") + number.to_bytes(8, "little")
+        return hashlib.blake2b(piece, digest_size=_DIGEST_BYTES, salt=salt).digest()
 
 
 class Connection:
@@ -110,7 +117,7 @@ class Connection:
         elif link.context.inner_tls:
             self._tls = self._new_inner_tls(is_server=True)
         else:
-            self._tls = CarrierTls()
+            self._tls = CarrierTls(socket.connection)
 
     def flush(self) -> None:
         """Send everything that can be sent."""
@@ -142,7 +149,7 @@ class Connection:
         if self._link.context.inner_tls:
             self._tls = self._new_inner_tls(is_server=False)
         else:
-            self._tls = CarrierTls()
+            self._tls = CarrierTls(self._socket.connection)
             self.flush()
 
     def _new_inner_tls(self, *, is_server: bool) -> InnerTlsEngine:
@@ -189,9 +196,3 @@ class Connection:
             return
         self.acknowledge()
         self._process.after(HEARTBEAT_S, self._heartbeat)
-
-
-def _digest(number: int, piece: bytes) -> bytes:
-    """Identifies a record by its content and its position."""
-    salt = number.to_bytes(8, "little")
-    return hashlib.blake2b(piece, digest_size=_DIGEST_BYTES, salt=salt).digest()

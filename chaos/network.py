@@ -20,9 +20,10 @@ _DELAY_S = (0.001, 0.03)
 class Socket:
     """One process's end of a connection; its user sets the callbacks."""
 
-    def __init__(self, network: Network, owner: Process, peer: str) -> None:
+    def __init__(self, network: Network, owner: Process, peer: str, connection: int) -> None:
         self.owner = owner
         self.peer = peer
+        self.connection = connection  # number of the connection, the same at both ends
         self.other: Socket | None = None
         self.is_open = True
         self.on_connected: Callable[[], None] = lambda: None
@@ -70,6 +71,7 @@ class Network:
         self._delayed_until: dict[Direction, float] = {}
         self._tampering: dict[Direction, deque[Tampering]] = {}
         self._sockets: list[Socket] = []
+        self._num_connections = 0
 
     def listen(self, process: Process, accept: Callable[[Socket], None]) -> None:
         """Call `accept` with each connection that is made to this process."""
@@ -77,7 +79,9 @@ class Network:
 
     def dial(self, client: Process, name: str) -> Socket:
         """Connect to a party; the socket is notified, or closed if the party does not listen."""
-        near = Socket(self, client, name)
+        self._num_connections += 1
+        number = self._num_connections
+        near = Socket(self, client, name, number)
         direction = (client.name, name)
         self._sockets = [socket for socket in self._sockets if socket.is_open]
         self._sockets.append(near)
@@ -89,7 +93,7 @@ class Network:
             if server is None or accept is None or not server.is_alive:
                 self._simulator.after(self._delay(), lambda: client.run(lambda: near.receive(None)))
                 return
-            far = Socket(self, server, client.name)
+            far = Socket(self, server, client.name, number)
             near.other, far.other = far, near
             self._sockets.append(far)
             server.run(lambda: accept(far))
