@@ -1,4 +1,4 @@
-"""The simulated effect of a carrier's TLS: what is not the next record as sent ends a connection."""
+"""The simulated effect of TLS: what is not the next record, as sent, ends a connection."""
 
 from __future__ import annotations
 
