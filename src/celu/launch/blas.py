@@ -1,6 +1,6 @@
 """The threads of NumPy's linear algebra, limited as PyTorch's are.
 
-OpenBLAS reads its environment variable once, when NumPy is imported, so it is told later by a call.
+OpenBLAS reads its environment variable once, when NumPy is imported. Later, only a call sets it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SET_THREADS = (
 
 
 def limit_blas_threads(num_threads: int) -> int:
-    """Let OpenBLAS use this many threads; returns how many libraries were told.
+    """Let OpenBLAS use this many threads; returns in how many libraries it was set.
 
     With more, a product of a few rows waits for a second thread to be scheduled, which takes
     milliseconds on a busy machine. Another library than OpenBLAS is left as it is.
@@ -27,7 +27,7 @@ def limit_blas_threads(num_threads: int) -> int:
     except OSError:
         return 0
     paths = {line.split(maxsplit=5)[-1] for line in lines if "openblas" in line}
-    num_told = 0
+    num_set = 0
     for path in sorted(paths):
         try:
             library = ctypes.CDLL(path)
@@ -36,5 +36,5 @@ def limit_blas_threads(num_threads: int) -> int:
         name = next((name for name in _SET_THREADS if hasattr(library, name)), None)
         if name is not None:
             library[name](num_threads)
-            num_told += 1
-    return num_told
+            num_set += 1
+    return num_set
