@@ -36,6 +36,8 @@ from celu.serving.predict_session import (
 from celu.serving.rows import ChunkPlan, DatasetRows, RowSource, StoreRows
 from celu.transport.memory import memory_links, run_together
 
+# Chunks that a host computes before the guest scores them: few, so that they stay in the cache.
+_AHEAD = 8
 Fallback = Literal["mean", "refuse"]
 Rows = Dataset | Store
 # A host's part of the model, its rows, and the alignment of a store.
@@ -142,7 +144,7 @@ def predict_together(
     emit: Callback,
 ) -> None:
     """Run the programs of all parties in this thread; the scores go to `sink`."""
-    pairs = {name: memory_links(serving.guest, name) for name in hosts}
+    pairs = {name: memory_links(serving.guest, name, capacity=_AHEAD) for name in hosts}
     programs: dict[str, Coroutine[Any, Any, None]] = {
         name: predict_host(name, part, source, serving, pairs[name][1], ignore)
         for name, (part, source) in hosts.items()

@@ -28,7 +28,8 @@ CAPACITY = 32
 class _Pipe:
     """One direction: a bounded queue, and whether its sender has closed it."""
 
-    def __init__(self, emulator: LinkEmulator | None) -> None:
+    def __init__(self, emulator: LinkEmulator | None, capacity: int) -> None:
+        self.capacity = capacity
         self.queue: deque[tuple[Message, float, float]] = deque()  # ..., arrival, transfer_s
         self.emulator = emulator
         self.closed = False
@@ -56,7 +57,7 @@ class MemoryLink:
         if message.tensor is not None and message.tensor.requires_grad:
             message = replace(message, tensor=message.tensor.detach())
         check_sendable(message)
-        while len(self._outgoing.queue) >= CAPACITY:
+        while len(self._outgoing.queue) >= self._outgoing.capacity:
             if self._incoming.closed:
                 raise PeerLost(f"{self.peer} closed the link")
             await _suspend()
@@ -107,9 +108,10 @@ def memory_links(
     *,
     clocks: tuple[VirtualClock, VirtualClock] | None = None,
     emulators: tuple[LinkEmulator, LinkEmulator] | None = None,
+    capacity: int = CAPACITY,
 ) -> tuple[MemoryLink, MemoryLink]:
     """A's link to B and B's link to A; `emulators` pace what A sends and what B sends."""
-    to_b, to_a = (_Pipe(emulator) for emulator in emulators or (None, None))
+    to_b, to_a = (_Pipe(emulator, capacity) for emulator in emulators or (None, None))
     clock_a, clock_b = clocks or (None, None)
     return MemoryLink(b, to_b, to_a, clock_a), MemoryLink(a, to_a, to_b, clock_b)
 
