@@ -261,11 +261,10 @@ def test_later_trouble_lowers_the_settings_from_there_on(level: float) -> None:
     assert stages[3].segment.tuning.depth < stages[2].segment.tuning.depth
 
 
-def test_a_run_that_was_unsteady_ends_with_one_round_in_flight() -> None:
+def test_stages_of_the_last_third_of_an_unsteady_run_have_one_round_in_flight() -> None:
     stages = run_plan(auto_plan(), weight=lambda _: 1.0, loss=rises_from(30, to=0.75))
     depths = {s.segment.start: s.segment.tuning.depth for s in stages}
-    assert depths[288] > 1
-    assert stages[-1].segment.start >= 2000 * 2 // 3 or depths[1152] > 1
+    assert depths[288] > 1 and depths[1152] > 1  # 1,152 of 2,000 rounds are not two thirds yet
     steady = run_plan(auto_plan(), weight=lambda _: 1.0)
     assert steady[-1].segment.tuning.depth > 1
     longer = run_plan(auto_plan(1700), weight=lambda _: 1.0, loss=rises_from(30, to=0.75))

@@ -141,9 +141,11 @@ def test_a_slow_first_update_is_not_measured_as_latency() -> None:
 def test_its_choices_replay_a_run_bit_for_bit(tmp_path: Path, hosts: dict[str, int]) -> None:
     fed = auto_federation(hosts=hosts)
     again = copy.deepcopy(fed)
-    result, _ = run(fed)
+    result, choices = run(fed)
     again.job = with_choices(fed.job, result.choices, tmp_path)
-    assert len(result.choices) > 2
+    tunings = {(str(c["R"]), c["depth"]) for c in choices}
+    # The tuning did change, or what was tried first was rolled back.
+    assert len(tunings) > 1 or any(c.get("back_to") == "base" for c in choices)
     assert_same_bits(train_in_memory(again), fed.weights())
 
 
