@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from celu.data.dataset import Dataset
-from celu.models.losses import Loss, LossLike, as_loss
+from celu.errors import ConfigError
+from celu.models.class_weights import ClassWeights, ClassWeightsLike, as_class_weights
+from celu.models.losses import LOSSES, Loss, LossLike, as_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,10 @@ class Guest:
 
     `loss` is a name ("binary", "multiclass", "regression"), a callable `loss(output, labels)` that
     returns one value for each row, or a `celu.Loss` with metrics of its own.
+
+    `class_weights` say how much the rows of each class count in training: "balanced", so that all
+    classes count the same in total, or values by class, 1 for those that are not named. They
+    multiply the weights of rows, and do not change metrics.
     """
 
     bottom: nn.Module | None
@@ -38,6 +44,7 @@ class Guest:
     loss: Loss
     train: Dataset
     test: Dataset
+    class_weights: ClassWeights | None
 
     def __init__(
         self,
@@ -47,12 +54,20 @@ class Guest:
         loss: LossLike,
         train: Dataset,
         test: Dataset,
+        class_weights: ClassWeightsLike | None = None,
     ) -> None:
+        loss = as_loss(loss)
+        if class_weights is not None and loss is LOSSES["regression"]:
+            raise ConfigError(
+                'class_weights: expected labels that are classes, got the loss "regression"; use '
+                "weights of rows"
+            )
         for name, value in {
             "bottom": bottom,
             "top": top,
-            "loss": as_loss(loss),
+            "loss": loss,
             "train": train,
             "test": test,
+            "class_weights": as_class_weights(class_weights),
         }.items():
             object.__setattr__(self, name, value)

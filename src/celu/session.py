@@ -96,6 +96,10 @@ async def host_session(
     links = {link.peer: link}
     try:
         schedule = _schedule(name, job, host.train, host.test)
+        if host.train.weights is not None or host.test.weights is not None:
+            raise DataError(
+                f"{name}: expected weights of rows at the guest only, which has the loss"
+            )
         contract = _contract(job, host.train, host.test)
         own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
         inventories = {**theirs, name: own}
@@ -142,6 +146,7 @@ async def guest_session(
         schedule = _schedule(name, job, guest.train, guest.test)
         if guest.train.labels is None or guest.test.labels is None:
             raise DataError(f"{name}: expected labels in the guest's training and test rows")
+        _check_test_weights(name, guest.test, schedule)
         known = ("loss", *guest.loss.metric_names)
         if job.evaluation.target is not None and job.evaluation.metric not in known:
             raise ConfigError(
@@ -199,11 +204,18 @@ def _schedule(name: str, job: Job, train: Dataset, test: Dataset) -> Schedule:
     )
 
 
+def _check_test_weights(name: str, test: Dataset, schedule: Schedule) -> None:
+    weights = test.weights
+    if weights is not None and not bool(weights[: schedule.test_rows].any()):
+        raise DataError(f"{name}: weights: expected some above 0, got 0 in all rows to evaluate")
+
+
 def _plan(job: Job, schedule: Schedule, guest: Guest) -> Plan:
     if not job.auto:
         return FixedPlan(job, schedule)
-    constant = None
-    if guest.loss in LOSSES.values() and guest.train.labels is not None:
+    constant = None  # with weights it is another
+    is_weighted = guest.train.weights is not None or guest.class_weights is not None
+    if guest.loss in LOSSES.values() and guest.train.labels is not None and not is_weighted:
         constant = constant_loss(guest.loss.output, guest.train.labels).of_batch(job.batch_size)
     return AutoPlan(job, schedule, constant)
 

@@ -27,6 +27,7 @@ class Scores(NamedTuple):
     output: Tensor
     losses_B: Tensor
     labels: Tensor
+    weights_B: Tensor | None = None  # of the rows, if they have any
 
 
 class Evaluator:
@@ -39,8 +40,11 @@ class Evaluator:
 
     def metrics(self, scores: Sequence[Scores]) -> dict[str, float]:
         """The metrics over all scored rows, by name."""
-        output, losses, labels = (torch.cat(part) for part in zip(*scores, strict=True))
-        return {"loss": float(losses.double().mean()), **self._loss.metrics(output, labels)}
+        parts = zip(*((s.output, s.losses_B, s.labels) for s in scores), strict=True)
+        output, losses_B, labels = (torch.cat(part) for part in parts)
+        found = [s.weights_B for s in scores if s.weights_B is not None]
+        weights_B = torch.cat(found).double() if found else None
+        return {"loss": _mean(losses_B.double(), weights_B), **self._loss.metrics(output, labels)}
 
     def check(self, metrics: Mapping[str, float], round_: int) -> None:
         """Raise NonFiniteError if the loss or the contract's metric is NaN or Inf.
@@ -66,6 +70,12 @@ class Evaluator:
         """The contract's metric (the loss if it is missing), negated where lower is better."""
         metric = self._metric if self._metric in metrics else "loss"
         return metrics[metric] if HIGHER_IS_BETTER[metric] else -metrics[metric]
+
+
+def _mean(values_B: Tensor, weights_B: Tensor | None) -> float:
+    if weights_B is None:
+        return float(values_B.mean())
+    return float((weights_B * values_B).sum() / weights_B.sum())
 
 
 class _Trainer(Protocol):

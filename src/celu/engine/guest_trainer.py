@@ -22,6 +22,7 @@ from celu.engine.device import device_of, warm_up_autograd
 from celu.engine.evaluation import Evaluator, Scores
 from celu.engine.optimizer import Optimizer
 from celu.engine.randomness import seed_step
+from celu.engine.row_weights import RowWeights
 from celu.engine.spans import Spans
 from celu.engine.state import TrainerState
 from celu.engine.state_dict import (
@@ -32,7 +33,7 @@ from celu.engine.state_dict import (
     restore_counters,
     to_state_dict,
 )
-from celu.errors import ModelError
+from celu.errors import CheckpointError, ModelError
 from celu.model_identity import weights_of
 from celu.party import Guest
 from celu.transport.message import MAX_CURVATURE, Kind, Message, TensorSpec
@@ -58,6 +59,7 @@ class GuestTrainer:
         self._device = device_of(self._modules.values())
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
         self.loader = BatchLoader(guest.train, order, self._device)
+        self._row_weights = RowWeights(guest.train, guest.class_weights, self._device)
         self.evaluator = Evaluator(guest.loss, job.evaluation)
         num_rounds = job.num_rounds(guest.train.num_rows // job.batch_size)
         self._optimizer = Optimizer(self._modules.values(), job.optimizer, name, num_rounds)
@@ -152,7 +154,8 @@ class GuestTrainer:
             losses_B = self._guest.loss.per_instance(output, batch.labels)
         for module in self._modules.values():
             module.train()
-        return Scores(output.cpu(), losses_B.cpu(), batch.labels.cpu())
+        weights_B = None if batch.weights is None else batch.weights.cpu()
+        return Scores(output.cpu(), losses_B.cpu(), batch.labels.cpu(), weights_B)
 
     def apply_tuning(self, tuning: Tuning) -> None:
         """Switch to another tuning; no round may be in flight."""
@@ -175,7 +178,8 @@ class GuestTrainer:
 
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
         """The contents of a checkpoint between two rounds."""
-        return to_state_dict(self.state(), self.workset)
+        metadata, tensors = to_state_dict(self.state(), self.workset)
+        return metadata.model_copy(update={"row_weights": self._row_weights.digest()}), tensors
 
     def parameter_names(self) -> set[str]:
         """The names of the trained parameters in `state_dict`."""
@@ -183,6 +187,11 @@ class GuestTrainer:
 
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
         """Load a checkpoint; raises CheckpointError if it does not fit."""
+        if metadata.row_weights != self._row_weights.digest():
+            raise CheckpointError(
+                "the weights of rows or classes have changed since the run started; restore them, "
+                "or start a new run with another --out at all parties"
+            )
         checkpoint = CheckpointTensors(tensors, self._device)
         shapes = [(self._batch_size, terms.z_width) for terms in self._job.hosts.values()]
         state = from_state_dict(
@@ -211,6 +220,7 @@ class GuestTrainer:
         return output
 
     def _losses(self, batch: Batch, output: Tensor) -> Tensor:
+        """The loss of each row, times its weight; their mean is what is minimized."""
         assert batch.labels is not None
         losses_B: Tensor = self._guest.loss.per_instance(output, batch.labels)
         # [B, 1] losses times [B] weights would silently broadcast to [B, B].
@@ -219,14 +229,17 @@ class GuestTrainer:
                 f"{self._name}: the loss must return one value per instance, "
                 f"[{len(batch.labels)}], got {list(losses_B.shape)}"
             )
-        return losses_B
+        weights_B = self._row_weights.of(batch)
+        return losses_B if weights_B is None else weights_B * losses_B
 
     def _curvature(self, batch: Batch, output: Tensor) -> float:
         if not self.workset.needs_curvature:
             return 1.0
         assert batch.labels is not None
         try:
-            return min(self._guest.loss.curvature(output, batch.labels), MAX_CURVATURE)
+            weights_B = self._row_weights.of(batch)
+            curvature = self._guest.loss.curvature(output, batch.labels, weights_B)
+            return min(curvature, MAX_CURVATURE)
         except ModelError as error:
             raise ModelError(f"{self._name}: {error}") from error
 
