@@ -20,7 +20,7 @@ from celu.errors import CeluError, DataError
 from stores import write_store
 
 COMMANDS = (
-    *("demo", "certs", "data", "prepare", "split", "inspect", "align", "doctor", "run"),
+    *("demo", "certs", "data", "prepare", "split", "inspect", "models", "align", "doctor", "run"),
     *("simulate", "export", "predict", "evaluate", "report", "bench", "version"),
 )
 

@@ -69,6 +69,11 @@ def test_metrics_are_written_with_the_round_as_step(kind: Kind, tmp_path: Path) 
     assert {name: recorded[name] for name in contract} == contract
 
 
+def test_the_learning_rate_is_written_where_it_is_recorded(kind: Kind, tmp_path: Path) -> None:
+    track(kind, tmp_path, [*events(2), round_event(3, lr=0.05)])
+    assert points(kind, tmp_path)["training/lr"] == {3: [pytest.approx(0.05)]}
+
+
 def test_a_resumed_run_continues_the_run_of_its_first_attempt(kind: Kind, tmp_path: Path) -> None:
     track(kind, tmp_path, events(25))
     resumed = {"t": 99.0, "event": "resumed", "round": 20, "num_rounds": 40}
