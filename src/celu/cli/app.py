@@ -35,6 +35,7 @@ for _name in (
     "split",
     "inspect",
     "align",
+    "check",
     "doctor",
     "run",
     "simulate",
