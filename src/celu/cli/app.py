@@ -34,6 +34,7 @@ for _name in (
     "prepare",
     "split",
     "inspect",
+    "models",
     "align",
     "check",
     "doctor",
