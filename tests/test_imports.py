@@ -236,7 +236,7 @@ LOW = {
     "doctor/probes.py": {"measurement"},
     "doctor/measure.py": {"measurement", "probes"},
     "doctor/estimate.py": {"measurement"},
-    "doctor/party_rules.py": {"facts"},
+    "doctor/party_rules.py": {"facts", "machine"},
     "doctor/link_rules.py": {"facts"},
     "doctor/live_rules.py": {"facts"},
 }

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from celu.serving.trained import models_of
     from celu.session import Result
     from celu.simulation import simulate
+    from celu.tracking.tracker import Tracker
     from celu.workset.table import Entry
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "Store",
     "StoreDatasets",
     "Tower",
+    "Tracker",
     "WideDeepTop",
     "__version__",
     "evaluate",
@@ -126,6 +128,7 @@ _HOMES = {
     "serving.trained": ("models_of",),
     "session": ("Result",),
     "simulation": ("simulate",),
+    "tracking.tracker": ("Tracker",),
     "workset.table": ("Entry",),
 }
 _NAMES_THERE = {"export": "export_run"}  # where it has another name at home

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from celu.config.class_weights import ClassWeights, ClassWeightsLike, parse_class_weights
 from celu.data.dataset import Dataset
 from celu.errors import ConfigError
-from celu.models.class_weights import ClassWeights, ClassWeightsLike, as_class_weights
 from celu.models.losses import LOSSES, Loss, LossLike, as_loss
 
 
@@ -57,17 +57,26 @@ class Guest:
         class_weights: ClassWeightsLike | None = None,
     ) -> None:
         loss = as_loss(loss)
-        if class_weights is not None and loss is LOSSES["regression"]:
-            raise ConfigError(
-                'class_weights: expected labels that are classes, got the loss "regression"; use '
-                "weights of rows"
-            )
         for name, value in {
             "bottom": bottom,
             "top": top,
             "loss": loss,
             "train": train,
             "test": test,
-            "class_weights": as_class_weights(class_weights),
+            "class_weights": _class_weights(class_weights, loss),
         }.items():
             object.__setattr__(self, name, value)
+
+
+def _class_weights(given: ClassWeightsLike | None, loss: Loss) -> ClassWeights | None:
+    if given is None:
+        return None
+    if loss is LOSSES["regression"]:
+        raise ConfigError(
+            'class_weights: expected labels that are classes, got the loss "regression"; use '
+            "weights of rows"
+        )
+    try:
+        return parse_class_weights(given)
+    except ValueError as error:
+        raise ConfigError(f"class_weights: {error}") from error

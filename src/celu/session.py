@@ -95,12 +95,8 @@ async def host_session(
     """
     links = {link.peer: link}
     try:
-        schedule = _schedule(name, job, host.train, host.test)
-        if host.train.weights is not None or host.test.weights is not None:
-            raise DataError(
-                f"{name}: expected weights of rows at the guest only, which has the loss"
-            )
-        contract = _contract(job, host.train, host.test)
+        schedule = check_party(name, host, job)
+        contract = contract_of(job, host.train, host.test)
         own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
         inventories = {**theirs, name: own}
         agree(link.peer, inventories, max_apart(job))  # do not rely on the guest to refuse
@@ -143,19 +139,8 @@ async def guest_session(
     """Run the guest's part, with one link for each host. See also `host_session`."""
     links = {host: links[host] for host in job.hosts}  # in the order of the job
     try:
-        schedule = _schedule(name, job, guest.train, guest.test)
-        if guest.train.labels is None or guest.test.labels is None:
-            raise DataError(f"{name}: expected labels in the guest's training and test rows")
-        _check_test_weights(name, guest.test, schedule)
-        known = ("loss", *guest.loss.metric_names)
-        if job.evaluation.target is not None and job.evaluation.metric not in known:
-            raise ConfigError(
-                f"evaluation.metric: expected a metric of {name}'s loss ({', '.join(known)}), "
-                f"got {job.evaluation.metric}"
-            )
-        if guest.bottom is None and not links:
-            raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
-        contract = _contract(job, guest.train, guest.test)
+        schedule = check_party(name, guest, job)
+        contract = contract_of(job, guest.train, guest.test)
         own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
         agreement = agree(name, {name: own, **theirs}, max_apart(job))
         spans = Spans(clock)
@@ -187,6 +172,35 @@ async def guest_session(
     return _result(rounds, trainer, observer, plan.choices, model, mean_z)
 
 
+def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
+    """What a run needs of a party, as far as it is known before the peers are: its schedule.
+
+    Raises DataError for too few rows, missing labels and weights that cannot be used, ConfigError
+    for a metric that the loss does not have.
+    """
+    schedule = _schedule(name, job, party.train, party.test)
+    if isinstance(party, Host):
+        if party.train.weights is not None or party.test.weights is not None:
+            raise DataError(
+                f"{name}: expected weights of rows at the guest only, which has the loss"
+            )
+        return schedule
+    weights = party.test.weights
+    if weights is not None and not bool(weights[: schedule.test_rows].any()):
+        raise DataError(f"{name}: weights: expected some above 0, got 0 in all rows to evaluate")
+    if party.train.labels is None or party.test.labels is None:
+        raise DataError(f"{name}: expected labels in the guest's training and test rows")
+    known = ("loss", *party.loss.metric_names)
+    if job.evaluation.target is not None and job.evaluation.metric not in known:
+        raise ConfigError(
+            f"evaluation.metric: expected a metric of {name}'s loss ({', '.join(known)}), "
+            f"got {job.evaluation.metric}"
+        )
+    if party.bottom is None and not job.hosts:
+        raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
+    return schedule
+
+
 def _schedule(name: str, job: Job, train: Dataset, test: Dataset) -> Schedule:
     rounds_per_epoch = train.num_rows // job.batch_size
     if rounds_per_epoch == 0:
@@ -204,12 +218,6 @@ def _schedule(name: str, job: Job, train: Dataset, test: Dataset) -> Schedule:
     )
 
 
-def _check_test_weights(name: str, test: Dataset, schedule: Schedule) -> None:
-    weights = test.weights
-    if weights is not None and not bool(weights[: schedule.test_rows].any()):
-        raise DataError(f"{name}: weights: expected some above 0, got 0 in all rows to evaluate")
-
-
 def _plan(job: Job, schedule: Schedule, guest: Guest) -> Plan:
     if not job.auto:
         return FixedPlan(job, schedule)
@@ -224,7 +232,7 @@ def _report_every(schedule: Schedule) -> int:
     return max(1, schedule.num_rounds // _REPORTS)
 
 
-def _contract(job: Job, train: Dataset, test: Dataset) -> dict[str, Any]:
+def contract_of(job: Job, train: Dataset, test: Dataset) -> dict[str, Any]:
     """The fields that must be equal at all parties."""
     return {
         "protocol": VERSION,
@@ -247,7 +255,7 @@ async def _exchange_hellos(
 
     Raises ContractMismatch, which names the fields, for a peer with another contract.
     """
-    own = Inventory() if checkpoints is None else _inventory(contract, checkpoints, emit)
+    own = Inventory() if checkpoints is None else inventory_of(contract, checkpoints, emit)
     hello = make_hello(name, "run", contract, **own.to_body())
     for link in links.values():
         await link.send(hello)
@@ -258,7 +266,9 @@ async def _exchange_hellos(
     return own, theirs
 
 
-def _inventory(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback) -> Inventory:
+def inventory_of(
+    contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback
+) -> Inventory:
     """Our checkpoints; raises CheckpointError if the run in the folder has another contract."""
     identity, rounds = checkpoints.scan()
     for round_, why in checkpoints.damaged.items():

@@ -36,6 +36,7 @@ for _name in (
     "inspect",
     "models",
     "align",
+    "check",
     "doctor",
     "run",
     "simulate",

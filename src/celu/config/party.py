@@ -10,10 +10,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     PositiveInt,
     model_validator,
 )
 
+from celu.config.class_weights import ClassWeights, parse_class_weights
 from celu.config.job import Job, Role
 from celu.config.link import AnyLink
 from celu.config.reading import Address, FilePath, PartyName, Settings, read_settings
@@ -45,11 +47,16 @@ def _spec(value: Any) -> Any:
 
 
 class ModelSettings(Settings):
-    """A party's modules."""
+    """A party's modules.
+
+    `class_weights` say how much the rows of each class count in the guest's training loss:
+    "balanced", or weights by class, 1 for those that are not named.
+    """
 
     bottom: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
     top: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
     loss: str | None = None
+    class_weights: Annotated[ClassWeights, PlainValidator(parse_class_weights)] | None = None
     z_width: PositiveInt | None = None  # the guest's own; default: that of the first host
 
 
@@ -137,6 +144,9 @@ class Peer(Settings):
         return self
 
 
+TrackerName = Literal["tensorboard", "mlflow", "wandb"]
+
+
 class PartySettings(Settings):
     """One party's private settings (`party.toml`). Paths are relative to the file."""
 
@@ -160,7 +170,7 @@ class PartySettings(Settings):
     heartbeat_s: Seconds = 10.0  # a peer silent for two of these counts as gone
     link: AnyLink | None = None  # emulates a slow link for the messages that this party sends
     serve: ServeSettings = ServeSettings()
-    tracking: list[Literal["tensorboard"]] = []  # where metrics also go, besides the run folder
+    tracking: list[TrackerName] = []  # where metrics also go, besides the run folder
 
     def require_data(self) -> DataSettings:
         """The `[data]` section; raises ConfigError if there is none."""
@@ -197,9 +207,9 @@ class PartySettings(Settings):
         else:
             if model.bottom is None:
                 raise ValueError("model.bottom is missing: a host needs a bottom model")
-            for key, value in (("model.top", model.top), ("model.loss", model.loss)):
-                if value is not None:
-                    raise ValueError(f"{key} belongs to the guest, not to a host")
+            for key in ("top", "loss", "class_weights"):
+                if getattr(model, key) is not None:
+                    raise ValueError(f"model.{key} belongs to the guest, not to a host")
         return self
 
     @model_validator(mode="after")

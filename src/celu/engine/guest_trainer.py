@@ -20,6 +20,7 @@ from celu.data.order import BatchOrder
 from celu.engine.coding import Coding, check_same_rows
 from celu.engine.device import device_of, warm_up_autograd
 from celu.engine.evaluation import Evaluator, Scores
+from celu.engine.module_errors import reporting_module_errors
 from celu.engine.optimizer import Optimizer
 from celu.engine.randomness import seed_step
 from celu.engine.row_weights import RowWeights
@@ -215,14 +216,19 @@ class GuestTrainer:
         )
 
     def _forward(self, batch: Batch, z: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-        own = () if self._guest.bottom is None else (self._guest.bottom(**batch.inputs),)
-        output: Tensor = self._guest.top(*own, *z)
+        own: tuple[Tensor, ...] = ()
+        if self._guest.bottom is not None:
+            with reporting_module_errors(self._name, "the bottom model"):
+                own = (self._guest.bottom(**batch.inputs),)
+        with reporting_module_errors(self._name, "the top model"):
+            output: Tensor = self._guest.top(*own, *z)
         return output
 
     def _losses(self, batch: Batch, output: Tensor) -> Tensor:
         """The loss of each row, times its weight; their mean is what is minimized."""
         assert batch.labels is not None
-        losses_B: Tensor = self._guest.loss.per_instance(output, batch.labels)
+        with reporting_module_errors(self._name, "the loss"):
+            losses_B: Tensor = self._guest.loss.per_instance(output, batch.labels)
         # [B, 1] losses times [B] weights would silently broadcast to [B, B].
         if tuple(losses_B.shape) != (len(batch.labels),):
             raise ModelError(

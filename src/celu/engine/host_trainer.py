@@ -20,6 +20,7 @@ from celu.data.dataset import Batch
 from celu.data.order import BatchOrder
 from celu.engine.coding import Coding, check_same_rows
 from celu.engine.device import device_of, warm_up_autograd
+from celu.engine.module_errors import reporting_module_errors
 from celu.engine.optimizer import Optimizer
 from celu.engine.randomness import seed_step
 from celu.engine.spans import Spans
@@ -262,7 +263,8 @@ class HostTrainer:
             sent.z_BD = None
 
     def _forward(self, batch: Batch) -> Tensor:
-        z_BD: Tensor = self._bottom(**batch.inputs)
+        with reporting_module_errors(self._name, "the bottom model"):
+            z_BD: Tensor = self._bottom(**batch.inputs)
         num_rows = len(next(iter(batch.inputs.values())))
         if tuple(z_BD.shape) != (num_rows, self._width):
             raise ModelError(

@@ -13,9 +13,9 @@ import json
 import torch
 from torch import Tensor
 
+from celu.config.class_weights import ClassWeights, class_text
 from celu.data.dataset import Batch, Dataset
 from celu.errors import DataError
-from celu.models.class_weights import ClassWeights, class_text
 
 _MAX_CLASSES = 10_000
 

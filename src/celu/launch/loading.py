@@ -50,7 +50,14 @@ def load_party(
     assert model.top is not None and model.loss is not None  # likewise for a guest
     widths = ([own_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
     top = build_top(model.top.use, model.top.options, z_widths=widths, folder=folder).to(device)
-    return Guest(bottom=bottom, top=top, loss=find_loss(model.loss, folder), train=train, test=test)
+    return Guest(
+        bottom=bottom,
+        top=top,
+        loss=find_loss(model.loss, folder),
+        train=train,
+        test=test,
+        class_weights=model.class_weights,
+    )
 
 
 def read_datasets(settings: PartySettings) -> StoreDatasets:

@@ -1,29 +1,27 @@
-"""The weights of classes in the training loss, as a user gives them."""
+"""The weights of classes in the training loss, as the guest gives them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
-
-from celu.errors import ConfigError
+from typing import Any, Literal
 
 ClassWeights = Literal["balanced"] | dict[str, float]  # by the class, as text
 ClassWeightsLike = Literal["balanced"] | Mapping[str, float] | Mapping[int, float]
 
 
-def as_class_weights(given: ClassWeightsLike | None) -> ClassWeights | None:
-    """Class weights by the text of each class; raises ConfigError."""
-    if given is None or given == "balanced":
-        return given
+def parse_class_weights(given: Any) -> ClassWeights:
+    """Class weights by the text of each class; raises ValueError."""
+    if given == "balanced":
+        return "balanced"
     if not isinstance(given, Mapping) or not given:
-        raise ConfigError(f'class_weights: expected "balanced" or weights by class, got {given!r}')
+        raise ValueError(f'expected "balanced" or weights by class, got {given!r}')
     weights: dict[str, float] = {}
-    for key, weight in given.items():
+    for label, weight in given.items():
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or not math.isfinite(weight) or weight <= 0:
-            raise ConfigError(f"class_weights: expected weights above 0, got {weight!r}")
-        weights[class_text(key)] = float(weight)
+            raise ValueError(f"expected weights above 0, got {weight!r}")
+        weights[class_text(label)] = float(weight)
     return weights
 
 
