@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from celu.cli.console import Console
-from celu.config.schema import LABEL
+from celu.config.schema import LABEL, WEIGHT
 from celu.data.alignment import read_alignment
 from celu.data.gate import ColumnFacts, Gate, check_store, raise_errors
 from celu.data.store import PARTS, Store, open_store
@@ -88,7 +88,8 @@ def _cells(store: Store, name: str, facts: ColumnFacts) -> list[str]:
         return ["-"] * 7
     span = [f"{facts.low:g}", f"{facts.high:g}"]
     if category is None:
-        kind = f"label, {store.schema.label_type}" if name == LABEL else "number"
+        kinds = {LABEL: f"label, {store.schema.label_type}", WEIGHT: "weight"}
+        kind = kinds.get(name, "number")
         return [kind, *span, f"{facts.mean:.4g}", "", "", ""]
     kind = f"{category.size - 1:,} buckets" if category.buckets else f"{category.size:,} codes"
     unseen = f"{facts.unseen / rows:.1%}" if category.vocabulary else ""

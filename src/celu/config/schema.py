@@ -20,10 +20,11 @@ SCHEMA_FILE = "schema.json"
 # Columns that every store has; no feature may have these names.
 ID, TAG, LABEL = "id", "tag", "label"
 RESERVED = (ID, TAG, LABEL)
+WEIGHT = "#weight"  # the store's column of row weights, which most stores do not have
 # The inputs of a bottom model: codes of categories, and numbers.
 IDS, NUMBERS = "ids", "numbers"
 # Fields of a store's schema that do not change the meaning of its columns.
-_NOT_MEANING = {"format", "source", "split", "labelled", "rows"}
+_NOT_MEANING = {"format", "source", "split", "weight", "labelled", "rows"}
 ROW_NUMBER = "#row"  # as the id: the row number, for rows in the same order at all parties
 
 MAX_VOCABULARY = 4_000_000
@@ -86,6 +87,7 @@ class Category(Settings):
 class _Columns(Settings):
     id: ColumnName
     label: ColumnName | None = None
+    weight: ColumnName | None = None  # of each row, at a guest: how much it counts
     split: Split = Split()
 
 
@@ -105,13 +107,19 @@ class RawSchema(_Columns):
         for name in (self.id, self.label):
             if name in features:
                 raise ValueError(f"{name} is declared as id or label, and as a feature")
-        reserved = features & set(RESERVED)
+        if self.weight in features:
+            raise ValueError(f"{self.weight} is declared as weight, and as a feature")
+        reserved = features & {*RESERVED, *([WEIGHT] if self.weight else [])}
         if reserved:
             raise ValueError(
                 f"{sorted(reserved)[0]} is reserved for a column of the store: rename it"
             )
         if self.id == self.label:
             raise ValueError("id and label are the same column")
+        if self.weight is not None and self.label is None:
+            raise ValueError("weight needs label: rows count in the loss of the party with labels")
+        if self.weight is not None and self.weight in (self.id, self.label):
+            raise ValueError("weight is the same column as id or label")
         if not features and self.label is None:
             raise ValueError("expected a label, numbers or categories, got none")
         return self
@@ -152,6 +160,11 @@ class StoreSchema(_Columns):
     def has_labels(self) -> bool:
         """Whether the rows of this store have labels."""
         return self.label_type is not None and self.labelled
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the rows of this store have weights."""
+        return self.weight is not None and self.has_labels
 
     def digest(self) -> str:
         """Identifies the meaning of the columns; a model fits stores with the same digest."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from celu.config.schema import ID, LABEL, TAG, FittedCategory, Part, StoreSchema
+from celu.config.schema import ID, LABEL, TAG, WEIGHT, FittedCategory, Part, StoreSchema
 from celu.data.store import PARTS, Store, tags_of
 from celu.data.tags import TAG_BYTES, Tags
 from celu.errors import DataError
@@ -38,7 +38,7 @@ class ColumnFacts:
 
     rows: int = 0
     nulls: int = 0
-    bad: int = 0  # NaN or Inf; codes below 0 or beyond the declared size
+    bad: int = 0  # NaN or Inf; weights below 0; codes below 0 or beyond the declared size
     total: float = 0.0
     low: float = float("inf")
     high: float = float("-inf")
@@ -65,6 +65,7 @@ class Gate:
         self._schema = schema
         self.columns = [
             *([LABEL] if schema.has_labels else []),
+            *([WEIGHT] if schema.has_weights else []),
             *schema.numbers,
             *schema.categories,
         ]
@@ -88,9 +89,9 @@ class Gate:
             if category is not None:
                 values = _add_codes(fact, values, category)
             elif values.dtype.kind == "f":
-                finite = np.isfinite(values)
-                fact.bad += int((~finite).sum())
-                values = values[finite]
+                valid = np.isfinite(values) & ((values >= 0) | (name != WEIGHT))
+                fact.bad += int((~valid).sum())
+                values = values[valid]
             if len(values):
                 fact.low = min(fact.low, float(values.min()))
                 fact.high = max(fact.high, float(values.max()))
@@ -164,11 +165,14 @@ def _column_findings(part: Part, name: str, fact: ColumnFacts) -> Iterator[Findi
         yield Finding("error", part, name, f"expected no nulls, got {fact.nulls}")
     if fact.bad:
         what = "codes from 0 to below the declared size" if is_category else "finite numbers"
+        what += " from 0" if name == WEIGHT else ""
         yield Finding("error", part, name, f"expected {what}, got others in {fact.bad} rows")
     if name == LABEL:
         if len(fact.values) == 1:
             level: Literal["error", "warning"] = "error" if part == "train" else "warning"
             yield Finding(level, part, name, f"all {fact.rows} rows have the same label")
+    elif name == WEIGHT and fact.high == 0:
+        yield Finding("error", part, name, f"all {fact.rows} rows have the weight 0")
     elif is_category and fact.missing == fact.rows:
         yield Finding("warning", part, name, f"all {fact.rows} values are missing")
     elif part == "train" and fact.low == fact.high:

@@ -1,7 +1,8 @@
 """A party's store: prepared rows in two Parquet files, and their schema.
 
     STORE/schema.json       the columns with their fitted values (`celu.config.schema`)
-    STORE/train.parquet     id, tag, label at a guest, numbers (float32), categories (int32 codes)
+    STORE/train.parquet     id, tag, label and weight at a guest, numbers (float32), categories
+                            (int32 codes)
     STORE/test.parquet      the same columns of the test rows
 
 It opens and writes stores. It does not check values (`gate`) or make tensors (`memory_map`).
@@ -23,6 +24,7 @@ from celu.config.schema import (
     RESERVED,
     SCHEMA_FILE,
     TAG,
+    WEIGHT,
     FittedCategory,
     FittedNumber,
     Part,
@@ -173,6 +175,8 @@ def arrow_schema(schema: StoreSchema) -> Any:
     fields = [pa.field(ID, pa.string()), pa.field(TAG, pa.binary(TAG_BYTES))]
     if schema.has_labels:
         fields.append(pa.field(LABEL, pa.int64() if schema.label_type == "class" else pa.float32()))
+    if schema.has_weights:
+        fields.append(pa.field(WEIGHT, pa.float32()))
     fields += [pa.field(name, pa.float32()) for name in schema.numbers]
     fields += [pa.field(name, pa.int32()) for name in schema.categories]
     return pa.schema(fields)

@@ -19,6 +19,7 @@ from celu.prepare.encoders.categories import (
 from celu.prepare.encoders.encoder import Encoder
 from celu.prepare.encoders.labels import LabelEncoder
 from celu.prepare.encoders.numbers import NumberEncoder
+from celu.prepare.encoders.weights import WeightEncoder
 from celu.prepare.parsing import Kind
 
 
@@ -41,15 +42,18 @@ class NewStore:
     numbers: list[NumberEncoder]
     categories: list[CategoryEncoder]
     schema: Callable[[dict[Part, int]], StoreSchema]
+    weight: WeightEncoder | None = None
 
     def encoders(self) -> list[Encoder]:
         """In the order of the store's columns."""
-        return [*([self.label] if self.label else []), *self.numbers, *self.categories]
+        first = [encoder for encoder in (self.label, self.weight) if encoder is not None]
+        return [*first, *self.numbers, *self.categories]
 
     def kinds(self) -> dict[str, Kind]:
         """How to read each raw column."""
         kinds: dict[str, Kind] = {self.label.name: "label"} if self.label else {}
-        kinds |= dict.fromkeys((encoder.name for encoder in self.numbers), "number")
+        numbers = [*([self.weight] if self.weight else []), *self.numbers]
+        kinds |= dict.fromkeys((encoder.name for encoder in numbers), "number")
         kinds |= dict.fromkeys((encoder.name for encoder in self.categories), "category")
         return kinds
 
@@ -68,6 +72,7 @@ class NewStore:
 def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> NewStore:
     """A store whose encoders are fitted on its own training rows."""
     label = LabelEncoder(declared.label) if declared.label else None
+    weight = WeightEncoder(declared.weight) if declared.weight else None
     numbers = [NumberEncoder(name, number) for name, number in declared.numbers.items()]
     categories: list[CategoryEncoder] = [
         VocabularyEncoder(name, category, budget)
@@ -80,6 +85,7 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
         return StoreSchema(
             id=declared.id,
             label=declared.label,
+            weight=declared.weight,
             split=declared.split,
             source=declared.source,
             label_type=label.type if label else None,
@@ -88,11 +94,14 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
             rows=rows,
         )
 
-    return NewStore(out, label, numbers, categories, schema)
+    return NewStore(out, label, numbers, categories, schema, weight)
 
 
 def fitted_store(fitted: StoreSchema, out: Path, *, labelled: bool) -> NewStore:
-    """A store that uses the fitted encoders of an existing store, from its schema."""
+    """A store that uses the fitted encoders of an existing store, from its schema.
+
+    Its rows have no weights: they are not trained on.
+    """
     label = LabelEncoder(fitted.label, fitted.label_type) if fitted.label and labelled else None
     numbers = [NumberEncoder(name, number) for name, number in fitted.numbers.items()]
     categories: list[CategoryEncoder] = [
@@ -104,6 +113,6 @@ def fitted_store(fitted: StoreSchema, out: Path, *, labelled: bool) -> NewStore:
 
     def schema(rows: dict[Part, int]) -> StoreSchema:
         labels = {"labelled": label is not None or fitted.label is None}
-        return fitted.model_copy(update={"rows": rows, **labels})
+        return fitted.model_copy(update={"rows": rows, "weight": None, **labels})
 
     return NewStore(out, label, numbers, categories, schema)

@@ -125,8 +125,13 @@ def _keys(tags: Tags) -> npt.NDArray[np.unsignedinteger[Any]]:
 
 
 def check_labels(source: str, stores: Sequence[NewStore]) -> None:
-    """Raise DataError if all training rows of a store have the same label."""
+    """Raise DataError if all training rows of a store have the same label, or the weight 0."""
     for store in stores:
+        if store.weight is not None and store.weight.are_all_zero():
+            raise DataError(
+                f"{source}: column {store.weight.name!r}: expected weights above 0 in the training "
+                "rows, got 0 in all"
+            )
         if store.label is not None and store.label.is_constant():
             raise DataError(
                 f"{source}: column {store.label.name!r}: expected different labels in the training "
