@@ -165,15 +165,19 @@ class Optimizer(Settings):
 
 
 class Evaluation(Settings):
-    """Held-out evaluation across parties: every `every` rounds, on the first `rows` test rows.
+    """Held-out evaluation across parties: every `every` rounds, on the first `rows` rows.
 
-    Training stops when `metric` reaches `target`.
+    They are validation rows where the parties have any, otherwise test rows. Training stops when
+    `metric` reaches `target`, or after `patience` evaluations without an improvement. With
+    validation rows the result is the model of the best evaluation, and all test rows are scored
+    once, at the end. `patience` needs validation rows.
     """
 
     every: PositiveInt = 100
     rows: PositiveInt | None = None
     metric: Literal["auc", "loss", "accuracy", "rmse"] = "auc"
     target: float | None = None
+    patience: PositiveInt | None = None
 
 
 class Checkpoint(Settings):
