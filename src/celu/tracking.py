@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celu.errors import ConfigError
-from celu.events import SIMILARITY_QUANTILES, Evaluated, Event, RoundDone, TrainingStarted
+from celu.events import (
+    SIMILARITY_QUANTILES,
+    Evaluated,
+    Event,
+    ModelTested,
+    RoundDone,
+    TrainingStarted,
+)
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -73,6 +80,9 @@ class TensorBoard:
         elif isinstance(event, Evaluated):
             for name, value in event.metrics.items():
                 self._write_scalar(f"held-out/{name}", value, event.round)
+        elif isinstance(event, ModelTested):
+            for name, value in event.metrics.items():
+                self._write_scalar(f"test/{name}", value, event.round)
 
     def _write_scalar(self, name: str, value: float, round_: int) -> None:
         assert self._writer is not None  # opened when training starts

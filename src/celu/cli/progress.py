@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -22,6 +23,7 @@ from celu.events import (
     Event,
     LinkDown,
     LinkUp,
+    ModelTested,
     Restarted,
     RoundDone,
     TrainingResumed,
@@ -113,8 +115,19 @@ class RunProgress:
             metric = next(m for m in _METRICS if m in given)
             self._latest["metric"] = f"{metric} {given[metric]:.4f}"
             if not self._console.is_terminal:
-                values = " ".join(f"{m} {given[m]:.4f}" for m in _METRICS if m in given)
-                self._console.print(f"{self._name}: round {event.round} {values} t {event.t:.1f} s")
+                best = ", the best so far" if event.best else ""
+                self._console.print(
+                    f"{self._name}: round {event.round} {_values(given)} t {event.t:.1f} s{best}"
+                )
+        elif isinstance(event, ModelTested):
+            self._console.print(
+                f"{self._name}: test rows, with the weights of round {event.round}: "
+                f"{_values(event.metrics)}"
+            )
+
+
+def _values(metrics: Mapping[str, float]) -> str:
+    return " ".join(f"{name} {metrics[name]:.4f}" for name in _METRICS if name in metrics)
 
 
 def describe(tuning: Tuning) -> str:
@@ -131,11 +144,12 @@ def summary_table(name: str, result: Result, seconds: float) -> Table:
     table.add_row("local steps", f"{result.local_steps:,} ({result.bubbles} bubbles)")
     if result.choices:
         table.add_row("last choice of auto", describe(result.choices[-1]))
-    if result.evaluations:
-        last = result.evaluations[-1]
-        for metric in _METRICS:
-            if metric in last:
-                table.add_row(f"held-out {metric}", f"{last[metric]:.4f}")
+    if result.best_round is not None:
+        table.add_row("weights of round", f"{result.best_round:,}, the best on validation rows")
+    rows = "test" if result.test else "held-out"
+    for metric in _METRICS:
+        if metric in result.metrics:
+            table.add_row(f"{rows} {metric}", f"{result.metrics[metric]:.4f}")
     table.add_row("sent in training", megabytes(result.traffic["bytes_sent"]))
     table.add_row("received in training", megabytes(result.traffic["bytes_received"]))
     table.add_row("for evaluation", megabytes(result.traffic["evaluation_bytes"]))
