@@ -53,6 +53,13 @@ def test_scalars_are_written_with_the_round_as_step(tmp_path: Path) -> None:
     assert found["similarity/50%"][7] == pytest.approx(0.8)
 
 
+def test_the_learning_rate_is_written_where_it_is_recorded(tmp_path: Path) -> None:
+    tracker = TensorBoard(tmp_path, fail)
+    emit(tracker, [*events(2), round_event(3, lr=0.05)])
+    tracker.close()
+    assert scalars(tmp_path)["training/lr"] == {3: pytest.approx(0.05)}
+
+
 def test_a_resumed_run_overwrites_the_rounds_that_it_repeats(tmp_path: Path) -> None:
     first = TensorBoard(tmp_path, fail)
     emit(first, events(25))

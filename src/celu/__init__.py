@@ -24,11 +24,11 @@ if TYPE_CHECKING:
         HostTerms,
         Job,
         Method,
-        Optimizer,
         Order,
         read_job,
     )
     from celu.config.link import LinkSettings, find_link
+    from celu.config.optimizer import Optimizer
     from celu.data.clicks import write_clicks
     from celu.data.dataset import Dataset
     from celu.data.flights import write_flights
@@ -101,9 +101,10 @@ _HOMES = {
     "checkpoint.generations": ("Checkpoints",),
     "config.job": (
         *("Checkpoint", "Codecs", "Evaluation", "HostTerms"),
-        *("Job", "Method", "Optimizer", "Order", "read_job"),
+        *("Job", "Method", "Order", "read_job"),
     ),
     "config.link": ("LinkSettings", "find_link"),
+    "config.optimizer": ("Optimizer",),
     "data.clicks": ("write_clicks",),
     "data.dataset": ("Dataset",),
     "data.flights": ("write_flights",),

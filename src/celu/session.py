@@ -101,10 +101,9 @@ async def host_session(
     """
     links = {link.peer: link}
     try:
-        schedule = _schedule(name, job, host)
-        contract = _contract(job, host)
+        schedule = check_party(name, host, job)
+        contract = contract_of(job, host)
         own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
-        _check_patience(job, schedule)
         inventories = {**theirs, name: own}
         agree(link.peer, inventories, max_apart(job))  # do not rely on the guest to refuse
         ready = expect(await link.receive(), Kind.READY).body
@@ -151,22 +150,9 @@ async def guest_session(
     """Run the guest's part, with one link for each host. See also `host_session`."""
     links = {host: links[host] for host in job.hosts}  # in the order of the job
     try:
-        schedule = _schedule(name, job, guest)
-        parts = {"training": guest.train, "validation": guest.validation, "test": guest.test}
-        for part, rows in parts.items():
-            if rows is not None and rows.labels is None:
-                raise DataError(f"{name}: expected labels in the guest's {part} rows, got none")
-        known = ("loss", *guest.loss.metric_names)
-        if job.evaluation.target is not None and job.evaluation.metric not in known:
-            raise ConfigError(
-                f"evaluation.metric: expected a metric of {name}'s loss ({', '.join(known)}), "
-                f"got {job.evaluation.metric}"
-            )
-        if guest.bottom is None and not links:
-            raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
-        contract = _contract(job, guest)
+        schedule = check_party(name, guest, job)
+        contract = contract_of(job, guest)
         own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
-        _check_patience(job, schedule)
         agreement = agree(name, {name: own, **theirs}, max_apart(job))
         spans = Spans(clock)
         trainer = GuestTrainer(name, guest, job, spans)
@@ -204,6 +190,36 @@ async def guest_session(
     return _result(rounds, trainer, observer, plan.choices, model, best_round, mean_z, test)
 
 
+def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
+    """What a run needs of a party, as far as it is known before the peers are: its schedule.
+
+    Raises DataError for too few rows or missing labels, ConfigError for a metric that the loss
+    does not have, or for patience without validation rows.
+    """
+    schedule = _schedule(name, job, party)
+    if job.evaluation.patience is not None and not schedule.validates:
+        raise ConfigError(
+            f"evaluation.patience: expected validation rows at {name}, got none; set "
+            "split.validation in schema.toml and prepare the rows again, pass validation rows in "
+            "Python, or remove patience"
+        )
+    if isinstance(party, Host):
+        return schedule
+    parts = {"training": party.train, "validation": party.validation, "test": party.test}
+    for part, rows in parts.items():
+        if rows is not None and rows.labels is None:
+            raise DataError(f"{name}: expected labels in the guest's {part} rows, got none")
+    known = ("loss", *party.loss.metric_names)
+    if job.evaluation.target is not None and job.evaluation.metric not in known:
+        raise ConfigError(
+            f"evaluation.metric: expected a metric of {name}'s loss ({', '.join(known)}), "
+            f"got {job.evaluation.metric}"
+        )
+    if party.bottom is None and not job.hosts:
+        raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
+    return schedule
+
+
 def _schedule(name: str, job: Job, party: Guest | Host) -> Schedule:
     train, test, validation = party.train, party.test, party.validation
     validation_rows = 0 if validation is None else validation.num_rows
@@ -226,15 +242,6 @@ def _schedule(name: str, job: Job, party: Guest | Host) -> Schedule:
     )
 
 
-def _check_patience(job: Job, schedule: Schedule) -> None:
-    if job.evaluation.patience is not None and not schedule.validates:
-        raise ConfigError(
-            "evaluation.patience: expected validation rows, got none; set split.validation in "
-            "schema.toml and prepare the rows again, pass validation rows in Python, or remove "
-            "patience"
-        )
-
-
 def _plan(job: Job, schedule: Schedule, guest: Guest) -> Plan:
     if not job.auto:
         return FixedPlan(job, schedule)
@@ -248,7 +255,7 @@ def _report_every(schedule: Schedule) -> int:
     return max(1, schedule.num_rounds // _REPORTS)
 
 
-def _contract(job: Job, party: Guest | Host) -> dict[str, Any]:
+def contract_of(job: Job, party: Guest | Host) -> dict[str, Any]:
     """The fields that must be equal at all parties; those of validation rows if there are any."""
     parts = {"train": party.train, "test": party.test}
     if party.validation is not None and party.validation.num_rows:
@@ -269,7 +276,7 @@ async def _exchange_hellos(
 
     Raises ContractMismatch, which names the fields, for a peer with another contract.
     """
-    own = Inventory() if checkpoints is None else _inventory(contract, checkpoints, emit)
+    own = Inventory() if checkpoints is None else inventory_of(contract, checkpoints, emit)
     hello = make_hello(name, "run", contract, **own.to_body())
     for link in links.values():
         await link.send(hello)
@@ -280,7 +287,9 @@ async def _exchange_hellos(
     return own, theirs
 
 
-def _inventory(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback) -> Inventory:
+def inventory_of(
+    contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback
+) -> Inventory:
     """Our checkpoints; raises CheckpointError if the run in the folder has another contract."""
     identity, rounds = checkpoints.scan()
     for round_, why in checkpoints.damaged.items():

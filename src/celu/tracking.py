@@ -98,6 +98,8 @@ def _round_scalars(event: RoundDone, last: RoundDone | None) -> Iterator[tuple[s
     """An event's scalars by name; rates are since the `last` event."""
     if event.loss is not None:
         yield "training/loss", event.loss
+    if event.lr is not None:
+        yield "training/lr", event.lr
     yield "bytes/sent", event.bytes_sent
     yield "bytes/received", event.bytes_received
     yield "local/steps", event.local_steps

@@ -20,8 +20,8 @@ from celu.errors import CeluError, DataError
 from stores import write_store
 
 COMMANDS = (
-    *("demo", "certs", "data", "prepare", "split", "inspect", "align", "doctor", "run"),
-    *("simulate", "export", "predict", "evaluate", "report", "bench", "version"),
+    *("demo", "certs", "data", "prepare", "split", "inspect", "models", "align", "check"),
+    *("doctor", "run", "simulate", "export", "predict", "evaluate", "report", "bench", "version"),
 )
 
 

@@ -28,7 +28,8 @@ from celu.config.schema import SCHEMA_FILE, StoreSchema, read_store_schema
 from celu.engine.device import find_device
 from celu.errors import CeluError, ConfigError, ModelError
 from celu.model_identity import InputSpec, ModelIdentity, digest_weights
-from celu.models.building import BOTTOMS, TOPS, build_bottom, build_top
+from celu.models.building import build_bottom, build_top
+from celu.models.built_in import BOTTOMS, TOPS
 from celu.models.losses import Output
 from celu.serving.model import Model
 
