@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from celu.errors import CeluError
     from celu.events import Event
     from celu.launch.training import run
+    from celu.metrics.own import Metric, metric
     from celu.models.losses import LOSSES, Loss
     from celu.models.tops import InnerProductTop, WideDeepTop
     from celu.models.tower import Tower
@@ -70,6 +71,7 @@ __all__ = [
     "LinkSettings",
     "Loss",
     "Method",
+    "Metric",
     "Model",
     "Optimizer",
     "Order",
@@ -85,6 +87,7 @@ __all__ = [
     "export",
     "find_link",
     "load_model",
+    "metric",
     "models_of",
     "open_datasets",
     "open_store",
@@ -112,6 +115,7 @@ _HOMES = {
     "errors": ("CeluError",),
     "events": ("Event",),
     "launch.training": ("run",),
+    "metrics.own": ("Metric", "metric"),
     "models.losses": ("LOSSES", "Loss"),
     "models.tops": ("InnerProductTop", "WideDeepTop"),
     "models.tower": ("Tower",),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -164,15 +165,22 @@ class Optimizer(Settings):
         return self
 
 
+def _is_a_name(name: str) -> str:
+    if not name.isidentifier() or len(name) > 64:
+        raise ValueError(f"expected the name of a metric, such as auc, got {name[:64]!r}")
+    return name
+
+
 class Evaluation(Settings):
     """Held-out evaluation across parties: every `every` rounds, on the first `rows` test rows.
 
-    Training stops when `metric` reaches `target`.
+    Training stops when `metric` reaches `target`. `metric` is the loss, a built-in metric that fits
+    the guest's loss, or the name of a metric of the guest's own.
     """
 
     every: PositiveInt = 100
     rows: PositiveInt | None = None
-    metric: Literal["auc", "loss", "accuracy", "rmse"] = "auc"
+    metric: Annotated[str, AfterValidator(_is_a_name)] = "auc"
     target: float | None = None
 
 

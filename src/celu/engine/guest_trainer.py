@@ -58,7 +58,7 @@ class GuestTrainer:
         self._device = device_of(self._modules.values())
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
         self.loader = BatchLoader(guest.train, order, self._device)
-        self.evaluator = Evaluator(guest.loss, job.evaluation)
+        self.evaluator = Evaluator(guest.loss, job.evaluation, guest.metrics)
         self._optimizer = Optimizer(self._modules.values(), job.optimizer)
         self.workset = Workset.from_job(job, "guest")
         self.latest: tuple[Tensor, Batch] | None = None  # output and batch of the latest exchange
