@@ -43,6 +43,10 @@ class Federation:
         named |= {f"{name}.bottom": host.bottom for name, host in self.hosts.items()}
         return {name: module for name, module in named.items() if module is not None}
 
+    def modules_of_parties(self) -> dict[str, list[nn.Module]]:
+        own = [m for m in (self.guest.bottom, self.guest.top) if m is not None]
+        return {self.job.guest: own} | {n: [host.bottom] for n, host in self.hosts.items()}
+
     def weights(self) -> dict[str, Tensor]:
         return {
             f"{name}.{key}": tensor.clone()
@@ -111,15 +115,21 @@ def train_in_plain_loop(fed: Federation) -> dict[str, Tensor]:
     """The reference: the same model in one process, as a plain training loop."""
     fed = copy.deepcopy(fed)
     order = BatchOrder(fed.job.seed, ROWS, fed.job.batch_size)
-    optimizer = Optimizer(fed.modules().values(), fed.job.optimizer)
-    for round_ in range(fed.job.rounds or 0):
+    num_rounds = fed.job.num_rounds(ROWS // fed.job.batch_size)
+    optimizers = [
+        Optimizer(modules, fed.job.optimizer, party, num_rounds)
+        for party, modules in fed.modules_of_parties().items()
+    ]
+    for round_ in range(num_rounds):
         rows = order.rows(round_)
         guest = fed.guest.train.take(rows)
         z = [] if fed.guest.bottom is None else [fed.guest.bottom(**guest.inputs)]
         z += [host.bottom(**host.train.take(rows).inputs) for host in fed.hosts.values()]
         assert guest.labels is not None
         fed.guest.loss.per_instance(fed.guest.top(*z), guest.labels).mean().backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.set_round(round_)
+            optimizer.step()
     return fed.weights()
 
 

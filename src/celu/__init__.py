@@ -24,11 +24,11 @@ if TYPE_CHECKING:
         HostTerms,
         Job,
         Method,
-        Optimizer,
         Order,
         read_job,
     )
     from celu.config.link import LinkSettings, find_link
+    from celu.config.optimizer import Optimizer
     from celu.data.clicks import write_clicks
     from celu.data.dataset import Dataset
     from celu.data.flights import write_flights
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from celu.serving.trained import models_of
     from celu.session import Result
     from celu.simulation import simulate
+    from celu.tracking.tracker import Tracker
     from celu.workset.table import Entry
 
 __all__ = [
@@ -81,6 +82,7 @@ __all__ = [
     "Store",
     "StoreDatasets",
     "Tower",
+    "Tracker",
     "WideDeepTop",
     "__version__",
     "evaluate",
@@ -104,9 +106,10 @@ _HOMES = {
     "checkpoint.generations": ("Checkpoints",),
     "config.job": (
         *("Checkpoint", "Codecs", "Evaluation", "HostTerms"),
-        *("Job", "Method", "Optimizer", "Order", "read_job"),
+        *("Job", "Method", "Order", "read_job"),
     ),
     "config.link": ("LinkSettings", "find_link"),
+    "config.optimizer": ("Optimizer",),
     "data.clicks": ("write_clicks",),
     "data.dataset": ("Dataset",),
     "data.flights": ("write_flights",),
@@ -129,6 +132,7 @@ _HOMES = {
     "serving.trained": ("models_of",),
     "session": ("Result",),
     "simulation": ("simulate",),
+    "tracking.tracker": ("Tracker",),
     "workset.table": ("Entry",),
 }
 _NAMES_THERE = {"export": "export_run"}  # where it has another name at home

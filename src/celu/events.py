@@ -214,6 +214,7 @@ class RoundDone(_Progress):
     similarity_quantiles: _Quantiles | None = None
     spans: list[tuple[str, Seconds, Seconds]] = []  # activity, start, end, in seconds of training
     table: list[tuple[int, int, float | None]] | None = None  # round, uses, median similarity
+    lr: float | None = None  # the party's learning rate in this round, embeddings aside
     staleness: float | None = None  # mean age in rounds of the batches used since the last event
 
 

@@ -98,8 +98,8 @@ async def host_session(
     """
     links = {link.peer: link}
     try:
-        schedule = _schedule(name, job, host.train, host.test)
-        contract = _contract(job, host.train, host.test)
+        schedule = check_party(name, host, job)
+        contract = contract_of(job, host.train, host.test)
         own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
         inventories = {**theirs, name: own}
         agree(link.peer, inventories, max_apart(job))  # do not rely on the guest to refuse
@@ -142,14 +142,8 @@ async def guest_session(
     """Run the guest's part, with one link for each host. See also `host_session`."""
     links = {host: links[host] for host in job.hosts}  # in the order of the job
     try:
-        schedule = _schedule(name, job, guest.train, guest.test)
-        if guest.train.labels is None or guest.test.labels is None:
-            raise DataError(f"{name}: expected labels in the guest's training and test rows")
-        metrics = HeldOutMetrics(guest.loss, guest.metrics, job.evaluation.metric)
-        metrics.check(has_target=job.evaluation.target is not None)
-        if guest.bottom is None and not links:
-            raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
-        contract = _contract(job, guest.train, guest.test)
+        schedule = check_party(name, guest, job)
+        contract = contract_of(job, guest.train, guest.test)
         own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
         agreement = agree(name, {name: own, **theirs}, max_apart(job))
         spans = Spans(clock)
@@ -168,7 +162,7 @@ async def guest_session(
                 await link.send(Message(Kind.READY, body=agreement.to_body()))
             for link in links.values():
                 expect(await link.receive(), Kind.READY)
-            _announce(emit, schedule, resume_point, metrics.lower_is_better)
+            _announce(emit, schedule, resume_point, trainer.evaluator.lower_is_better)
             rounds = await train_guest(
                 trainer, links, schedule, plan, observer, checkpointer, resume_point
             )
@@ -179,6 +173,24 @@ async def guest_session(
         await report_failure(links, error)
         raise
     return _result(rounds, trainer, observer, plan.choices, model, mean_z)
+
+
+def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
+    """What a run needs of a party, as far as it is known before the peers are: its schedule.
+
+    Raises DataError for too few rows or missing labels, ConfigError for metrics that do not
+    fit the loss.
+    """
+    schedule = _schedule(name, job, party.train, party.test)
+    if isinstance(party, Host):
+        return schedule
+    if party.train.labels is None or party.test.labels is None:
+        raise DataError(f"{name}: expected labels in the guest's training and test rows")
+    metrics = HeldOutMetrics(party.loss, party.metrics, job.evaluation.metric)
+    metrics.check(has_target=job.evaluation.target is not None)
+    if party.bottom is None and not job.hosts:
+        raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
+    return schedule
 
 
 def _schedule(name: str, job: Job, train: Dataset, test: Dataset) -> Schedule:
@@ -211,7 +223,7 @@ def _report_every(schedule: Schedule) -> int:
     return max(1, schedule.num_rounds // _REPORTS)
 
 
-def _contract(job: Job, train: Dataset, test: Dataset) -> dict[str, Any]:
+def contract_of(job: Job, train: Dataset, test: Dataset) -> dict[str, Any]:
     """The fields that must be equal at all parties."""
     return {
         "protocol": VERSION,
@@ -234,7 +246,7 @@ async def _exchange_hellos(
 
     Raises ContractMismatch, which names the fields, for a peer with another contract.
     """
-    own = Inventory() if checkpoints is None else _inventory(contract, checkpoints, emit)
+    own = Inventory() if checkpoints is None else inventory_of(contract, checkpoints, emit)
     hello = make_hello(name, "run", contract, **own.to_body())
     for link in links.values():
         await link.send(hello)
@@ -245,7 +257,9 @@ async def _exchange_hellos(
     return own, theirs
 
 
-def _inventory(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback) -> Inventory:
+def inventory_of(
+    contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback
+) -> Inventory:
     """Our checkpoints; raises CheckpointError if the run in the folder has another contract."""
     identity, rounds = checkpoints.scan()
     for round_, why in checkpoints.damaged.items():

@@ -146,6 +146,9 @@ class Peer(Settings):
         return self
 
 
+TrackerName = Literal["tensorboard", "mlflow", "wandb"]
+
+
 class PartySettings(Settings):
     """One party's private settings (`party.toml`). Paths are relative to the file."""
 
@@ -169,7 +172,7 @@ class PartySettings(Settings):
     heartbeat_s: Seconds = 10.0  # a peer silent for two of these counts as gone
     link: AnyLink | None = None  # emulates a slow link for the messages that this party sends
     serve: ServeSettings = ServeSettings()
-    tracking: list[Literal["tensorboard"]] = []  # where metrics also go, besides the run folder
+    tracking: list[TrackerName] = []  # where metrics also go, besides the run folder
 
     def require_data(self) -> DataSettings:
         """The `[data]` section; raises ConfigError if there is none."""

@@ -48,6 +48,11 @@ class Evaluator:
         self._metrics = HeldOutMetrics(loss, metrics, settings.metric)
         self.held_out: HeldOutScores | None = None
 
+    @property
+    def lower_is_better(self) -> list[str]:
+        """The user's own metrics for which lower is better."""
+        return self._metrics.lower_is_better
+
     def metrics(self, scores: Sequence[Scores]) -> dict[str, float]:
         """The metrics over all scored rows, by name: the loss, and those of `HeldOutMetrics`."""
         output, losses, labels = (torch.cat(part) for part in zip(*scores, strict=True))

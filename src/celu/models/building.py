@@ -1,4 +1,4 @@
-"""Builds modules by name: a built-in one ("wdl", "dssm") or the user's own ("module:Class").
+"""Builds modules by name: a built-in one (`built_in`) or the user's own ("module:Class").
 
 A constructor is called with the options from the settings file, and with the width of Z and the
 columns and sizes of the inputs, if it has parameters for them.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,8 @@ from torch import nn
 from celu.errors import ConfigError, ModelError
 from celu.metrics.names import HIGHER_IS_BETTER
 from celu.metrics.own import Metric, MetricLike
+from celu.models.built_in import BOTTOMS, TOPS, BuiltIn
 from celu.models.losses import LOSSES, Loss
-from celu.models.tops import InnerProductTop, WideDeepTop
-from celu.models.tower import Tower
-
-Constructor = Callable[..., nn.Module]
-BOTTOMS: dict[str, Constructor] = {"wdl": Tower, "dssm": partial(Tower, relu_z=False)}
-TOPS: dict[str, Constructor] = {"wdl": WideDeepTop, "dssm": InnerProductTop}
 
 
 def resolve(use: str, built_in: Mapping[str, Any], what: str, folder: Path | None = None) -> Any:
@@ -53,7 +47,7 @@ def build_module(
     options: Mapping[str, Any],
     facts: Mapping[str, Any],
     *,
-    built_in: Mapping[str, Constructor],
+    built_in: Mapping[str, BuiltIn],
     what: str,
     folder: Path | None = None,
 ) -> nn.Module:
@@ -62,6 +56,9 @@ def build_module(
     Raises ConfigError for wrong options, ModelError if the object is not an nn.Module.
     """
     constructor = resolve(use, built_in, what, folder)
+    if isinstance(constructor, BuiltIn):
+        constructor.check(options, f"{what}: {use}")
+        return constructor.build(facts, options)
     parameters = inspect.signature(constructor).parameters
     arguments = {name: value for name, value in facts.items() if name in parameters} | dict(options)
     try:

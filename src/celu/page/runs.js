@@ -168,6 +168,10 @@ const Runs = (() => {
       lineFigure(grid, { title: "Training loss", y: "loss" }, (run) => run.loss, {
         clip: true, rank: 2, describe: (series) => `from ${number(series.y[0])} to ${number(last(series.y))}`,
       });
+      const scheduled = (run) => (run.lr.y.some((value) => value !== run.lr.y[0]) ? run.lr : null);
+      lineFigure(grid, { title: "Learning rate", y: "rate" }, scheduled, {
+        rank: 3, describe: (series) => `from ${number(series.y[0])} to ${number(last(series.y))}`,
+      });
       add(() => { empty.hidden = grid.children.length > 0; });
     }
 

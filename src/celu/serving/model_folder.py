@@ -29,7 +29,8 @@ from celu.engine.device import find_device
 from celu.errors import CeluError, ConfigError, ModelError
 from celu.metrics.names import Output
 from celu.model_identity import InputSpec, ModelIdentity, digest_weights
-from celu.models.building import BOTTOMS, TOPS, build_bottom, build_top
+from celu.models.building import build_bottom, build_top
+from celu.models.built_in import BOTTOMS, TOPS
 from celu.serving.model import Model
 
 MODEL_FILE, WEIGHTS_FILE, CARD_FILE = "model.json", "weights.safetensors", "card.md"
