@@ -161,11 +161,15 @@ class ScoringProgress(Event):
 
 
 class TrainingStarted(Event):
-    """Training starts at round 0."""
+    """Training starts at round 0.
+
+    `lower_is_better` names the metrics of the guest's own for which a lower value is better.
+    """
 
     event: str = "started"
     round: Count = 0
     num_rounds: Count
+    lower_is_better: list[str] = []
 
 
 class TrainingResumed(TrainingStarted):

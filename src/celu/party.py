@@ -11,12 +11,14 @@ the weights of the best evaluation are the result. The test rows are then scored
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
 from celu.config.schema import HeldOut
 from celu.data.dataset import Dataset
+from celu.metrics.own import MetricLike, as_metrics
 from celu.models.losses import Loss, LossLike, as_loss
 
 
@@ -39,7 +41,9 @@ class Guest:
     """The party with labels (Party B). A guest without features has no bottom.
 
     `loss` is a name ("binary", "multiclass", "regression"), a callable `loss(output, labels)` that
-    returns one value for each row, or a `celu.Loss` with metrics of its own.
+    returns one value for each row, or a `celu.Loss`, which says more about it. `metrics` are what
+    evaluations report besides the loss: names, and functions declared with `celu.metric`; by
+    default all that fit the loss.
     """
 
     bottom: nn.Module | None
@@ -48,6 +52,7 @@ class Guest:
     train: Dataset
     test: Dataset
     validation: Dataset | None
+    metrics: tuple[MetricLike, ...] | None
 
     def __init__(
         self,
@@ -58,6 +63,7 @@ class Guest:
         train: Dataset,
         test: Dataset,
         validation: Dataset | None = None,
+        metrics: MetricLike | Iterable[MetricLike] | None = None,
     ) -> None:
         for name, value in {
             "bottom": bottom,
@@ -66,6 +72,7 @@ class Guest:
             "train": train,
             "test": test,
             "validation": validation,
+            "metrics": as_metrics(metrics),
         }.items():
             object.__setattr__(self, name, value)
 

@@ -7,7 +7,7 @@ checkpoints. Before an error is raised, its public message is sent to the peers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from celu.engine.auto import AutoPlan
 from celu.engine.checkpointing import Checkpointer, ResumePoint, max_apart
 from celu.engine.guest_program import allow_test_rows, score_test_rows, train_guest
 from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.held_out import HeldOutMetrics, HeldOutScores
 from celu.engine.host_program import send_test_rows, train_host
 from celu.engine.host_trainer import HostTrainer
 from celu.engine.naming import name_model, name_model_with_guest
@@ -60,7 +61,8 @@ class Result:
     Of more than 2000 `evaluations`, it has evenly spaced ones and the last; events have all.
     `choices` are the tunings that the guest chose with `method = "auto"`: a job with these
     choices repeats the run. `model` names the trained model, at all parties alike. `mean_z` has
-    each host's mean Z, at the guest: a prediction uses it for a row that the host lacks.
+    each host's mean Z, at the guest: a prediction uses it for a row that the host lacks. `scores`
+    has the trained model's scores of the held-out rows, at the guest.
 
     With validation rows, `evaluations` are of these, the weights are those after `best_round`
     rounds, whose evaluation was the best, and `test` has the metrics of the test rows with them.
@@ -76,6 +78,7 @@ class Result:
     mean_z: dict[str, list[float]]
     best_round: int | None = None
     test: dict[str, float] = field(default_factory=dict)
+    scores: HeldOutScores | None = field(default=None, repr=False, compare=False)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -171,7 +174,7 @@ async def guest_session(
                 await link.send(Message(Kind.READY, body=agreement.to_body()))
             for link in links.values():
                 expect(await link.receive(), Kind.READY)
-            _announce(emit, schedule, resume_point)
+            _announce(emit, schedule, resume_point, trainer.evaluator.lower_is_better)
             rounds = await train_guest(
                 trainer, links, schedule, plan, observer, checkpointer, resume_point
             )
@@ -193,8 +196,8 @@ async def guest_session(
 def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
     """What a run needs of a party, as far as it is known before the peers are: its schedule.
 
-    Raises DataError for too few rows or missing labels, ConfigError for a metric that the loss
-    does not have, or for patience without validation rows.
+    Raises DataError for too few rows or missing labels, ConfigError for metrics that do not fit
+    the loss, or for patience without validation rows.
     """
     schedule = _schedule(name, job, party)
     if job.evaluation.patience is not None and not schedule.validates:
@@ -209,12 +212,8 @@ def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
     for part, rows in parts.items():
         if rows is not None and rows.labels is None:
             raise DataError(f"{name}: expected labels in the guest's {part} rows, got none")
-    known = ("loss", *party.loss.metric_names)
-    if job.evaluation.target is not None and job.evaluation.metric not in known:
-        raise ConfigError(
-            f"evaluation.metric: expected a metric of {name}'s loss ({', '.join(known)}), "
-            f"got {job.evaluation.metric}"
-        )
+    metrics = HeldOutMetrics(party.loss, party.metrics, job.evaluation.metric)
+    metrics.check(has_target=job.evaluation.target is not None)
     if party.bottom is None and not job.hosts:
         raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
     return schedule
@@ -247,7 +246,7 @@ def _plan(job: Job, schedule: Schedule, guest: Guest) -> Plan:
         return FixedPlan(job, schedule)
     constant = None
     if guest.loss in LOSSES.values() and guest.train.labels is not None:
-        constant = constant_loss(guest.loss.output, guest.train.labels).of_batch(job.batch_size)
+        constant = constant_loss(guest.loss.prediction, guest.train.labels).of_batch(job.batch_size)
     return AutoPlan(job, schedule, constant)
 
 
@@ -317,11 +316,19 @@ def _flushing_on_error(checkpoints: Checkpoints | None) -> Iterator[None]:
         raise
 
 
-def _announce(emit: Callback, schedule: Schedule, resume_point: ResumePoint) -> None:
+def _announce(
+    emit: Callback,
+    schedule: Schedule,
+    resume_point: ResumePoint,
+    lower_is_better: Sequence[str] = (),
+) -> None:
+    fields: dict[str, Any] = {"num_rounds": schedule.num_rounds}
+    if lower_is_better:
+        fields["lower_is_better"] = list(lower_is_better)
     if resume_point.round == 0:
-        emit(TrainingStarted(num_rounds=schedule.num_rounds))
+        emit(TrainingStarted(**fields))
     else:
-        emit(TrainingResumed(round=resume_point.round, num_rounds=schedule.num_rounds))
+        emit(TrainingResumed(round=resume_point.round, **fields))
 
 
 def _result(
@@ -346,4 +353,5 @@ def _result(
         mean_z or {},
         best_round,
         test or {},
+        trainer.evaluator.held_out if isinstance(trainer, GuestTrainer) else None,
     )

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import celu
+from celu.engine.held_out import HeldOutMetrics, HeldOutScores
 from celu.engine.plan import FixedPlan
 from celu.events import Evaluated, ModelTested
+from celu.metrics.names import HIGHER_IS_BETTER
 from celu.model_identity import digest_weights, weights_of
-from celu.models.losses import HIGHER_IS_BETTER
 from federation import Federation, assert_same_bits, federation, train_in_memory, with_validation
 from slow.engine.test_resume import Noisy
 
@@ -53,8 +54,9 @@ def predicted(fed: Federation, result: celu.Result, part: Any) -> dict[str, floa
     scores = torch.tensor(celu.predict(models[fed.job.guest], rows, hosts).scores)
     assert rows.labels is not None
     losses = torch.nn.functional.binary_cross_entropy(scores.double(), rows.labels.double())
-    auc = fed.guest.loss.metrics(torch.logit(scores), rows.labels)["auc"]
-    return {"loss": float(losses), "auc": auc}
+    own = HeldOutMetrics(fed.guest.loss, ["auc"], "auc")
+    held_out = HeldOutScores("binary", scores.numpy(), rows.labels.double().numpy())
+    return {"loss": float(losses), "auc": own.compute(held_out)["auc"]}
 
 
 @pytest.mark.parametrize("depth", [1, 4])

@@ -31,12 +31,11 @@ from celu.events import (
     TuningChosen,
     Warned,
 )
+from celu.metrics.names import LOSS
 
 if TYPE_CHECKING:
     from celu.config.job import Tuning
     from celu.session import Result
-
-_METRICS = ("auc", "accuracy", "rmse", "loss")
 
 
 def megabytes(num_bytes: float) -> str:
@@ -111,23 +110,28 @@ class RunProgress:
         elif isinstance(event, TuningChosen) and not event.is_unchanged:
             self._console.print(f"{self._name}: round {event.round}: {escape(event.reason)}")
         elif isinstance(event, Evaluated):
-            given = event.metrics
-            metric = next(m for m in _METRICS if m in given)
-            self._latest["metric"] = f"{metric} {given[metric]:.4f}"
+            given = ordered(event.metrics)
+            main = next(iter(given))
+            self._latest["metric"] = f"{main} {given[main]:.4f}"
             if not self._console.is_terminal:
+                shown = dict.fromkeys([main, LOSS])  # the summary has all
+                values = " ".join(f"{m} {given[m]:.4f}" for m in shown if m in given)
                 best = ", the best so far" if event.best else ""
                 self._console.print(
-                    f"{self._name}: round {event.round} {_values(given)} t {event.t:.1f} s{best}"
+                    f"{self._name}: round {event.round} {values} t {event.t:.1f} s{best}"
                 )
         elif isinstance(event, ModelTested):
+            given = ordered(event.metrics)
+            main = next(iter(given))
             self._console.print(
                 f"{self._name}: test rows, with the weights of round {event.round}: "
-                f"{_values(event.metrics)}"
+                f"{main} {given[main]:.4f}"
             )
 
 
-def _values(metrics: Mapping[str, float]) -> str:
-    return " ".join(f"{name} {metrics[name]:.4f}" for name in _METRICS if name in metrics)
+def ordered(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics as evaluations report them, the contract's first, and the loss last."""
+    return {name: metrics[name] for name in sorted(metrics, key=lambda name: name == LOSS)}
 
 
 def describe(tuning: Tuning) -> str:
@@ -147,9 +151,8 @@ def summary_table(name: str, result: Result, seconds: float) -> Table:
     if result.best_round is not None:
         table.add_row("weights of round", f"{result.best_round:,}, the best on validation rows")
     rows = "test" if result.test else "held-out"
-    for metric in _METRICS:
-        if metric in result.metrics:
-            table.add_row(f"{rows} {metric}", f"{result.metrics[metric]:.4f}")
+    for metric, value in ordered(result.metrics).items():
+        table.add_row(f"{rows} {metric}", f"{value:.4f}")
     table.add_row("sent in training", megabytes(result.traffic["bytes_sent"]))
     table.add_row("received in training", megabytes(result.traffic["bytes_received"]))
     table.add_row("for evaluation", megabytes(result.traffic["evaluation_bytes"]))

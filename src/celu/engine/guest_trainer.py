@@ -61,7 +61,7 @@ class GuestTrainer:
         self._device = device_of(self._modules.values())
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
         self.loader = BatchLoader(guest.train, order, self._device)
-        self.evaluator = Evaluator(guest.loss, job.evaluation)
+        self.evaluator = Evaluator(guest.loss, job.evaluation, guest.metrics)
         num_rounds = job.num_rounds(guest.train.num_rows // job.batch_size)
         self._optimizer = Optimizer(self._modules.values(), job.optimizer, name, num_rounds)
         self.workset = Workset.from_job(job, "guest")
