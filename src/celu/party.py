@@ -4,17 +4,23 @@ A module is any `nn.Module`: nothing to inherit, nothing to wrap. A bottom is ca
 inputs of a batch by name, `bottom(**inputs)`, and returns Z, [B, width]. The top is called with
 every Z in order, `top(z_guest, z_host, ...)`: the guest's own first, if it has a bottom, then the
 hosts' in the order of the job.
+
+With `validation` rows, which all parties must pass, evaluations during training score them, and
+the weights of the best evaluation are the result. The test rows are then scored once, at the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
 from celu.config.class_weights import ClassWeights, ClassWeightsLike, parse_class_weights
+from celu.config.schema import HeldOut
 from celu.data.dataset import Dataset
 from celu.errors import ConfigError
+from celu.metrics.own import MetricLike, as_metrics
 from celu.models.losses import LOSSES, Loss, LossLike, as_loss
 
 
@@ -25,6 +31,11 @@ class Host:
     bottom: nn.Module
     train: Dataset
     test: Dataset
+    validation: Dataset | None = None
+
+    def held_out(self, part: HeldOut) -> Dataset:
+        """The validation or test rows."""
+        return self.test if part == "test" or self.validation is None else self.validation
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -32,7 +43,9 @@ class Guest:
     """The party with labels (Party B). A guest without features has no bottom.
 
     `loss` is a name ("binary", "multiclass", "regression"), a callable `loss(output, labels)` that
-    returns one value for each row, or a `celu.Loss` with metrics of its own.
+    returns one value for each row, or a `celu.Loss`, which says more about it. `metrics` are what
+    evaluations report besides the loss: names, and functions declared with `celu.metric`; by
+    default all that fit the loss.
 
     `class_weights` say how much the rows of each class count in training: "balanced", so that all
     classes count the same in total, or values by class, 1 for those that are not named. They
@@ -44,6 +57,8 @@ class Guest:
     loss: Loss
     train: Dataset
     test: Dataset
+    validation: Dataset | None
+    metrics: tuple[MetricLike, ...] | None
     class_weights: ClassWeights | None
 
     def __init__(
@@ -54,6 +69,8 @@ class Guest:
         loss: LossLike,
         train: Dataset,
         test: Dataset,
+        validation: Dataset | None = None,
+        metrics: MetricLike | Iterable[MetricLike] | None = None,
         class_weights: ClassWeightsLike | None = None,
     ) -> None:
         loss = as_loss(loss)
@@ -63,9 +80,15 @@ class Guest:
             "loss": loss,
             "train": train,
             "test": test,
+            "validation": validation,
+            "metrics": as_metrics(metrics),
             "class_weights": _class_weights(class_weights, loss),
         }.items():
             object.__setattr__(self, name, value)
+
+    def held_out(self, part: HeldOut) -> Dataset:
+        """The validation or test rows."""
+        return self.test if part == "test" or self.validation is None else self.validation
 
 
 def _class_weights(given: ClassWeightsLike | None, loss: Loss) -> ClassWeights | None:

@@ -148,15 +148,15 @@ def test_the_curvature_of_another_weighted_loss_is_that_of_the_weighted_losses()
     assert found == pytest.approx(expected)
 
 
-def test_the_held_out_loss_is_the_mean_with_weights_of_rows_but_not_of_classes() -> None:
-    fed = federation(rounds=5)
-    counts = with_weights(fed, None, test=COUNTS)
-    classes = with_weights(fed, None, class_weights={0: 1.0, 1: 1.0}, test=COUNTS)
-    found, same, plain = (
-        celu.simulate(one.job, one.guest, one.hosts).metrics["loss"]
-        for one in map(copy.deepcopy, (counts, classes, fed))
+@pytest.mark.parametrize("loss", ["binary", "multiclass", "regression"])
+def test_held_out_metrics_count_rows_by_their_weights(loss: str) -> None:
+    fed = with_weights(federation(rounds=5, loss=loss), None)  # with all metrics
+    found, plain = (
+        celu.simulate(one.job, one.guest, one.hosts).metrics
+        for one in map(copy.deepcopy, (with_weights(fed, None, test=COUNTS), fed))
     )
-    assert found == same != plain
+    assert found.keys() == plain.keys()
+    assert all(found[name] != plain[name] for name in found)
     at = torch.repeat_interleave(torch.arange(ROWS), COUNTS)
 
     def repeat(data: celu.Dataset) -> celu.Dataset:
@@ -173,7 +173,19 @@ def test_the_held_out_loss_is_the_mean_with_weights_of_rows_but_not_of_classes()
     )
     host = more.hosts["host"]
     hosts = {"host": celu.Host(bottom=host.bottom, train=host.train, test=repeat(host.test))}
-    assert celu.simulate(more.job, guest, hosts).metrics["loss"] == pytest.approx(found, rel=1e-6)
+    assert celu.simulate(more.job, guest, hosts).metrics == pytest.approx(found, rel=1e-5)
+
+
+def test_held_out_metrics_do_not_count_rows_by_their_class() -> None:
+    fed = with_weights(federation(rounds=5), None)
+    one, other = (
+        celu.simulate(weighted.job, weighted.guest, weighted.hosts).metrics
+        for weighted in map(
+            copy.deepcopy,
+            (fed, with_weights(fed, None, class_weights={0: 3.0, 1: 3.0})),
+        )
+    )
+    assert one == other
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_every_default_is_a_valid_value(name: str, built_in: BuiltIn) -> None:
 
 
 def test_every_loss_is_explained() -> None:
-    assert all(loss.per_instance.__doc__ and loss.metric_names for loss in LOSSES.values())
+    assert all(loss.per_instance.__doc__ and loss.output for loss in LOSSES.values())
 
 
 @pytest.mark.parametrize("use", list(BOTTOMS))

@@ -32,7 +32,8 @@ MAX_VOCABULARY = 4_000_000
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-Part = Literal["train", "test"]
+Part = Literal["train", "validation", "test"]
+HeldOut = Literal["validation", "test"]  # the parts that are not trained on
 CountByPart = Annotated[dict[Part, Annotated[int, Field(ge=0)]], Field(min_length=2)]
 
 

@@ -26,7 +26,7 @@ class RowWeights:
     def __init__(
         self, train: Dataset, class_weights: ClassWeights | None, device: torch.device
     ) -> None:
-        """Raises DataError if all weights are 0, or the labels do not have the named classes."""
+        """Raises DataError if the labels do not have the classes that are named."""
         self._classes: Tensor | None = None
         self._by_class: Tensor | None = None
         self._mean = 1.0
@@ -34,8 +34,6 @@ class RowWeights:
         if not self._has_weights:
             return
         weights_N = None if train.weights is None else train.weights.double().cpu()
-        if weights_N is not None and not bool(weights_N.any()):
-            raise DataError("weights: expected some above 0, got 0 in all training rows")
         if class_weights is None:
             assert weights_N is not None
             self._mean = float(weights_N.mean())
