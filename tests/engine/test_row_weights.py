@@ -173,7 +173,8 @@ def test_held_out_metrics_count_rows_by_their_weights(loss: str) -> None:
     )
     host = more.hosts["host"]
     hosts = {"host": celu.Host(bottom=host.bottom, train=host.train, test=repeat(host.test))}
-    assert celu.simulate(more.job, guest, hosts).metrics == pytest.approx(found, rel=1e-5)
+    # Copies of a row may differ in the last bit of their scores, and rank apart.
+    assert celu.simulate(more.job, guest, hosts).metrics == pytest.approx(found, rel=1e-3)
 
 
 def test_held_out_metrics_do_not_count_rows_by_their_class() -> None:
