@@ -114,7 +114,7 @@ class _ProgressBar:
     def event(self, event: Event) -> None:
         """Show an event."""
         if (text := link_message(event)) is not None:
-            self._console.print(f"{self._name}: {text}")
+            self._console.print(f"{self._name}: {text}", soft_wrap=True)
         if not isinstance(event, AlignmentProgress):
             return
         done, total = event.done, event.total
