@@ -12,7 +12,7 @@ from rich.table import Table
 
 from celu.cli.console import Console
 from celu.cli.progress import link_message
-from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, with_options
+from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, job_option, with_options
 from celu.config.job import read_job
 from celu.config.party import check_names, read_party
 from celu.errors import ConfigError
@@ -70,7 +70,9 @@ def doctor(
         settings,
         contract,
         ProbePlan(bulk_s=seconds),
-        lambda port: console.print(escape(invitation(settings, port, "doctor")), soft_wrap=True),
+        lambda port: console.print(
+            escape(invitation(settings, port, "doctor", job_option(job))), soft_wrap=True
+        ),
         lambda text: console.print(f"{settings.name}: {escape(text)} ..."),
         on_event,
     )

@@ -17,10 +17,21 @@ from celu.config.schema import Source
 from celu.errors import ConfigError, DataError
 from celu.prepare.delimited import DelimitedReader
 from celu.prepare.parquet import ParquetReader
-from celu.prepare.parsing import Kind, NumberParser, to_float64
+from celu.prepare.parsing import Kind, NumberParser, advice_on_text, to_float64
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".txt": "tsv", ".parquet": "parquet"}
 _NAMES_SHOWN = 20
+_REWRITE = (
+    "write the file again, for example with pandas: "
+    'read_csv(FILE, sep="{}").to_csv(NEW, index=False)'
+)
+# What to do if the columns of a text file are separated by something else.
+_SEPARATORS = {
+    ";": ("semicolons", _REWRITE.format(";")),
+    "|": ("vertical bars", _REWRITE.format("|")),
+    "\t": ("tabs", 'set format = "tsv" in [source] of schema.toml'),
+    ",": ("commas", 'set format = "csv" in [source] of schema.toml'),
+}
 
 
 class Block(NamedTuple):
@@ -58,6 +69,7 @@ class RawFile:
         self._reader: DelimitedReader | ParquetReader
         if self._is_text:
             delimiter = "\t" if format_ == "tsv" else ","
+            self._separator = "tabs" if format_ == "tsv" else "commas"
             self._reader = DelimitedReader(path, delimiter, source.names, missing, is_gzip)
         else:
             self._reader = ParquetReader(path, missing, self._parser)
@@ -89,12 +101,22 @@ class RawFile:
             return
         if len(absent) == len(columns) and self._is_text:
             # The first line may be a row instead of the header: it must not be quoted.
+            if (separator := self._other_separator(columns)) is not None:
+                raise DataError(f"{self.path}: {separator}")
             raise DataError(
                 f"{self.path}: expected columns such as {absent[0]!r}, got none of the declared "
                 "columns in the first line; if the file has no header, set source.names"
             )
         shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
         raise DataError(f"{self.path}: expected a column {absent[0]!r}, got {shown}")
+
+    def _other_separator(self, columns: Mapping[str, Kind]) -> str | None:
+        """What to do if the first line has the columns, with another separator between them."""
+        for separator, (name, fix) in _SEPARATORS.items():
+            parts = [part.strip(' "') for given in self.names() for part in given.split(separator)]
+            if any(column in parts for column in columns):
+                return f"expected columns separated by {self._separator}, got {name}; {fix}"
+        return None
 
     def blocks(self, columns: Mapping[str, Kind]) -> Generator[Block, None, None]:
         """The rows in order; raises DataError for damaged files, ragged rows and wrong types."""
@@ -109,7 +131,12 @@ class RawFile:
             num_rows += length
             yield Block(arrays, length, position, are_integers)
         problems = [
-            f"column {name!r}: expected numbers, got text in {count:,} rows"
+            f"column {name!r}: expected numbers, got text in {count:,} rows; "
+            + (
+                "write labels as numbers, such as 0 and 1"
+                if columns[name] == "label"
+                else advice_on_text(name)
+            )
             for name, count in self._parser.text_rows.items()
             if count
         ]
