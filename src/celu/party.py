@@ -8,11 +8,13 @@ hosts' in the order of the job.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
 from celu.data.dataset import Dataset
+from celu.metrics.own import MetricLike, as_metrics
 from celu.models.losses import Loss, LossLike, as_loss
 
 
@@ -30,7 +32,9 @@ class Guest:
     """The party with labels (Party B). A guest without features has no bottom.
 
     `loss` is a name ("binary", "multiclass", "regression"), a callable `loss(output, labels)` that
-    returns one value for each row, or a `celu.Loss` with metrics of its own.
+    returns one value for each row, or a `celu.Loss`, which says more about it. `metrics` are what
+    evaluations report besides the loss: names, and functions declared with `celu.metric`; by
+    default all that fit the loss.
     """
 
     bottom: nn.Module | None
@@ -38,6 +42,7 @@ class Guest:
     loss: Loss
     train: Dataset
     test: Dataset
+    metrics: tuple[MetricLike, ...] | None
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class Guest:
         loss: LossLike,
         train: Dataset,
         test: Dataset,
+        metrics: MetricLike | Iterable[MetricLike] | None = None,
     ) -> None:
         for name, value in {
             "bottom": bottom,
@@ -54,5 +60,6 @@ class Guest:
             "loss": as_loss(loss),
             "train": train,
             "test": test,
+            "metrics": as_metrics(metrics),
         }.items():
             object.__setattr__(self, name, value)

@@ -6,20 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from celu.errors import ModelError
+from celu.errors import ConfigError
+from celu.models.built_in import BOTTOMS
 from celu.models.numpy_forward import numpy_bottom
-from celu.models.tower import FieldEmbedding, Tower
+from celu.models.tower import FieldEmbedding, Pooling, Tower
 
 BAGS = torch.tensor([[[1, 2, 0], [3, 0, 0]], [[0, 0, 0], [2, 2, 1]]])  # [B, columns, values]
 
 
-def embedding(pooling: str) -> FieldEmbedding:
+def embedding(pooling: Pooling) -> FieldEmbedding:
     torch.manual_seed(0)
     return FieldEmbedding([3, 4], 5, 0.1, pooling)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "sum"])
-def test_a_column_is_the_mean_or_sum_of_its_values_and_zero_without_any(pooling: str) -> None:
+def test_a_column_is_the_mean_or_sum_of_its_values_and_zero_without_any(pooling: Pooling) -> None:
     module = embedding(pooling)
     table = module.table.weight.detach()
     divide = (lambda x, n: x / n) if pooling == "mean" else (lambda x, n: x)
@@ -48,7 +49,7 @@ def test_code_0_of_a_bag_gets_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "sum"])
-def test_numpy_computes_the_same_z_from_bags(pooling: str) -> None:
+def test_numpy_computes_the_same_z_from_bags(pooling: Pooling) -> None:
     torch.manual_seed(0)
     sizes = {"ids": [9], "bags": [3, 4]}
     columns = {"ids": 1, "bags": 2, "numbers": 2}
@@ -63,5 +64,5 @@ def test_numpy_computes_the_same_z_from_bags(pooling: str) -> None:
 
 
 def test_another_pooling_is_refused() -> None:
-    with pytest.raises(ModelError, match="pooling: expected mean or sum, got 'max'"):
-        Tower(4, {"bags": 2}, {"bags": [3, 4]}, pooling="max")
+    with pytest.raises(ConfigError, match=r"option pooling: .*'mean' or 'sum', got 'max'"):
+        BOTTOMS["wdl"].check({"pooling": "max"}, "model.bottom")

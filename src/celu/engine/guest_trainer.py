@@ -20,6 +20,7 @@ from celu.data.order import BatchOrder
 from celu.engine.coding import Coding, check_same_rows
 from celu.engine.device import device_of, warm_up_autograd
 from celu.engine.evaluation import Evaluator, Scores
+from celu.engine.module_errors import reporting_module_errors
 from celu.engine.optimizer import Optimizer
 from celu.engine.randomness import seed_step
 from celu.engine.spans import Spans
@@ -58,12 +59,22 @@ class GuestTrainer:
         self._device = device_of(self._modules.values())
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
         self.loader = BatchLoader(guest.train, order, self._device)
-        self.evaluator = Evaluator(guest.loss, job.evaluation)
-        self._optimizer = Optimizer(self._modules.values(), job.optimizer)
+        self.evaluator = Evaluator(guest.loss, job.evaluation, guest.metrics)
+        num_rounds = job.num_rounds(guest.train.num_rows // job.batch_size)
+        self._optimizer = Optimizer(self._modules.values(), job.optimizer, name, num_rounds)
         self.workset = Workset.from_job(job, "guest")
         self.latest: tuple[Tensor, Batch] | None = None  # output and batch of the latest exchange
         # Z of later rounds, which arrived before an evaluation's; at most `depth` of each host.
         self.early: dict[str, deque[Message]] = {host: deque() for host in job.hosts}
+
+    def start_round(self, round_: int) -> None:
+        """Use the learning rate of this round for its update and its local steps."""
+        self._optimizer.set_round(round_)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the current round, except for embeddings that have their own."""
+        return self._optimizer.lr
 
     def compute_derivatives(
         self, round_: int, activations: list[Message]
@@ -196,13 +207,18 @@ class GuestTrainer:
         )
 
     def _forward(self, batch: Batch, z: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-        own = () if self._guest.bottom is None else (self._guest.bottom(**batch.inputs),)
-        output: Tensor = self._guest.top(*own, *z)
+        own: tuple[Tensor, ...] = ()
+        if self._guest.bottom is not None:
+            with reporting_module_errors(self._name, "the bottom model"):
+                own = (self._guest.bottom(**batch.inputs),)
+        with reporting_module_errors(self._name, "the top model"):
+            output: Tensor = self._guest.top(*own, *z)
         return output
 
     def _losses(self, batch: Batch, output: Tensor) -> Tensor:
         assert batch.labels is not None
-        losses_B: Tensor = self._guest.loss.per_instance(output, batch.labels)
+        with reporting_module_errors(self._name, "the loss"):
+            losses_B: Tensor = self._guest.loss.per_instance(output, batch.labels)
         # [B, 1] losses times [B] weights would silently broadcast to [B, B].
         if tuple(losses_B.shape) != (len(batch.labels),):
             raise ModelError(

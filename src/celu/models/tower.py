@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from celu.errors import ModelError
-
-POOLINGS = ("mean", "sum")
+Pooling = Literal["mean", "sum"]
 
 
 class Tower(nn.Module):
@@ -33,15 +33,13 @@ class Tower(nn.Module):
         z_width: int,
         columns: Mapping[str, int],
         sizes: Mapping[str, Sequence[int]],
-        embedding_dim: int = 128,
-        hidden: Sequence[int] = (256,),
-        init_std: float | None = 0.1,
+        embedding_dim: PositiveInt = 128,
+        hidden: Sequence[PositiveInt] = (256,),
+        init_std: NonNegativeFloat | None = 0.1,
         relu_z: bool = True,
-        pooling: str = "mean",
+        pooling: Pooling = "mean",
     ) -> None:
         super().__init__()
-        if pooling not in POOLINGS:
-            raise ModelError(f"pooling: expected {' or '.join(POOLINGS)}, got {pooling!r}")
         self.embeddings = nn.ModuleDict()
         width = 0
         for name, num_columns in columns.items():
@@ -90,7 +88,7 @@ class FieldEmbedding(nn.Module):
     offsets: Tensor
 
     def __init__(
-        self, sizes: Sequence[int], dim: int, init_std: float | None, pooling: str = "mean"
+        self, sizes: Sequence[int], dim: int, init_std: float | None, pooling: Pooling = "mean"
     ) -> None:
         super().__init__()
         self.pooling = pooling
