@@ -41,7 +41,8 @@ ROW_NUMBER = "#row"  # as the id: the row number, for rows in the same order at 
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-Part = Literal["train", "test"]
+Part = Literal["train", "validation", "test"]
+HeldOut = Literal["validation", "test"]  # the parts that are not trained on
 CountByPart = Annotated[dict[Part, Annotated[int, Field(ge=0)]], Field(min_length=2)]
 
 
