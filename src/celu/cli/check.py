@@ -38,7 +38,7 @@ def check(
     settings.require_data()
     settings.require_model()
     console = Console()
-    Monitors(settings, None, console)  # raises for a tracker whose package is missing
+    Monitors(settings, contract, console)  # raises for a tracker whose package is missing
     from celu.doctor.facts import Finding  # once the settings are checked: torch takes seconds
     from celu.launch.checking import check_party
 
