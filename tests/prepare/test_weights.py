@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import celu
+from celu.config.columns import Number
 from celu.config.job import Job
 from celu.config.party import PartySettings
-from celu.config.schema import Number, RawSchema, read_store_schema
+from celu.config.schema import RawSchema, read_store_schema
 from celu.data.gate import check_store
 from celu.errors import DataError
 from celu.launch.loading import load_party
@@ -96,7 +97,7 @@ def test_raw_weights_that_are_none_are_refused(tmp_path: Path, change: Any, mess
     raws = [{**row, "w": change(number)} for number, row in enumerate(rows())]
     with pytest.raises(DataError) as error:
         make(csv(tmp_path, raws), WEIGHTED, tmp_path / "store")
-    assert message in str(error.value) and "declare" not in str(error.value)
+    assert message in str(error.value) and "declare a replacement" not in str(error.value)
     assert not (tmp_path / "store").exists()
 
 

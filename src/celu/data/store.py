@@ -2,7 +2,7 @@
 
     STORE/schema.json       the columns with their fitted values (`celu.config.schema`)
     STORE/train.parquet     id, tag, label and weight at a guest, numbers (float32), categories
-                            (int32 codes)
+                            (int32 codes), bags (lists of int32 codes)
     STORE/test.parquet      the same columns of the test rows
 
 It opens and writes stores. It does not check values (`gate`) or make tensors (`memory_map`).
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from celu.config.columns import FittedCategory, FittedNumber
 from celu.config.schema import (
     ID,
     LABEL,
@@ -25,11 +26,10 @@ from celu.config.schema import (
     SCHEMA_FILE,
     TAG,
     WEIGHT,
-    FittedCategory,
-    FittedNumber,
     Part,
     Split,
     StoreSchema,
+    number_columns,
     read_store_schema,
 )
 from celu.data.folder import NewFolder
@@ -129,6 +129,25 @@ def _groups_from(metadata: Any, start: int) -> tuple[list[int], int]:
     return [], num_rows
 
 
+def to_numpy(column: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """The values of a column without nulls: [rows], or [rows, values] for lists.
+
+    A null in a list is -1, which is no code.
+    """
+    import pyarrow as pa
+
+    if not pa.types.is_fixed_size_list(column.type):
+        values: np.ndarray[Any, np.dtype[Any]] = column.to_numpy()
+        return values
+    flat = column.flatten()
+    if flat.null_count:
+        flat = flat.fill_null(-1)
+    lists: np.ndarray[Any, np.dtype[Any]] = flat.to_numpy().reshape(
+        len(column), column.type.list_size
+    )
+    return lists
+
+
 def tags_of(batch: Any) -> Tags:
     """The tags of a record batch; raises DataError for nulls."""
     column = batch.column(TAG)
@@ -177,8 +196,11 @@ def arrow_schema(schema: StoreSchema) -> Any:
         fields.append(pa.field(LABEL, pa.int64() if schema.label_type == "class" else pa.float32()))
     if schema.has_weights:
         fields.append(pa.field(WEIGHT, pa.float32()))
-    fields += [pa.field(name, pa.float32()) for name in schema.numbers]
+    fields += [pa.field(name, pa.float32()) for name in number_columns(schema)]
     fields += [pa.field(name, pa.int32()) for name in schema.categories]
+    fields += [
+        pa.field(name, pa.list_(pa.int32(), bag.max_values)) for name, bag in schema.bags.items()
+    ]
     return pa.schema(fields)
 
 

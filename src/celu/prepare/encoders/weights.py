@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from celu.config.schema import Number
+from celu.config.columns import Number
 from celu.prepare.encoders.encoder import Mask
 from celu.prepare.encoders.numbers import NumberEncoder
 
