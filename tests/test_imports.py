@@ -182,6 +182,7 @@ LOW = {
     "data/table.py": {"tags"},
     "data/dataset.py": {"arrays", "table", "tags"},
     "data/batch_loader.py": {"order", "dataset"},
+    "data/row_ids.py": {"alignment", "store", "tags"},
     "data/row_stream.py": {"dataset", "store", "tags"},
     "checkpoint/disk.py": set(),
     "checkpoint/writer.py": set(),

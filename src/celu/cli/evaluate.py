@@ -27,8 +27,13 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    scores: Annotated[Path, typer.Argument(help="A scores file that celu predict wrote.")],
-    labels: Annotated[Path, typer.Option(help="The labels: Parquet, CSV or TSV.")],
+    scores: Annotated[
+        Path, typer.Argument(help="A scores file that celu predict wrote, or a run folder's own.")
+    ],
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="The labels: Parquet, CSV or TSV. A run folder's scores have their own."),
+    ] = None,
     by: Annotated[
         list[str] | None,
         typer.Option(
