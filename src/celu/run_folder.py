@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 SCORES = "scores.parquet"
+BASELINE = "baseline"  # in a guest's run folder: the run of the guest alone
 
 
 class RunFolder:
