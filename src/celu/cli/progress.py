@@ -19,10 +19,12 @@ from rich.table import Table
 from celu.cli.console import Console
 from celu.events import (
     CheckpointDamaged,
+    ClientRejected,
     Evaluated,
     Event,
     LinkDown,
     LinkUp,
+    ModelTested,
     Restarted,
     RoundDone,
     TrainingResumed,
@@ -43,7 +45,13 @@ def megabytes(num_bytes: float) -> str:
 
 
 def link_message(event: Event) -> str | None:
-    """The text for a link that goes down or comes up again; None for another event."""
+    """The text for a link that goes down or comes up again, or a client that could not connect.
+
+    None for another event.
+    """
+    if isinstance(event, ClientRejected):
+        where = f" at {escape(event.address)}" if event.address else ""
+        return f"[yellow]a client{where} could not connect[/yellow]: {escape(event.reason)}"
     if isinstance(event, LinkDown):
         return f"[yellow]the link to {escape(event.peer)} is down[/yellow]: {escape(event.reason)}"
     if isinstance(event, LinkUp):
@@ -96,7 +104,7 @@ class RunProgress:
                 f"{escape(event.why)}"
             )
         elif (text := link_message(event)) is not None:
-            self._console.print(f"{self._name}: {text}")
+            self._console.print(f"{self._name}: {text}", soft_wrap=True)
         elif isinstance(event, RoundDone):
             if event.loss is not None:
                 self._latest["loss"] = f"loss {event.loss:.4f}"
@@ -115,7 +123,17 @@ class RunProgress:
             if not self._console.is_terminal:
                 shown = dict.fromkeys([main, LOSS])  # the summary has all
                 values = " ".join(f"{m} {given[m]:.4f}" for m in shown if m in given)
-                self._console.print(f"{self._name}: round {event.round} {values} t {event.t:.1f} s")
+                best = ", the best so far" if event.best else ""
+                self._console.print(
+                    f"{self._name}: round {event.round} {values} t {event.t:.1f} s{best}"
+                )
+        elif isinstance(event, ModelTested):
+            given = ordered(event.metrics)
+            main = next(iter(given))
+            self._console.print(
+                f"{self._name}: test rows, with the weights of round {event.round}: "
+                f"{main} {given[main]:.4f}"
+            )
 
 
 def ordered(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -137,8 +155,11 @@ def summary_table(name: str, result: Result, seconds: float) -> Table:
     table.add_row("local steps", f"{result.local_steps:,} ({result.bubbles} bubbles)")
     if result.choices:
         table.add_row("last choice of auto", describe(result.choices[-1]))
+    if result.best_round is not None:
+        table.add_row("weights of round", f"{result.best_round:,}, the best on validation rows")
+    rows = "test" if result.test else "held-out"
     for metric, value in ordered(result.metrics).items():
-        table.add_row(f"held-out {metric}", f"{value:.4f}")
+        table.add_row(f"{rows} {metric}", f"{value:.4f}")
     table.add_row("sent in training", megabytes(result.traffic["bytes_sent"]))
     table.add_row("received in training", megabytes(result.traffic["bytes_received"]))
     table.add_row("for evaluation", megabytes(result.traffic["evaluation_bytes"]))
