@@ -19,7 +19,7 @@ LAYERS = [
     ["text"],
     ["errors", "http_limits", "open_files", "threads", "version"],
     ["config", "page"],
-    ["events"],
+    ["events", "label_map"],
     ["codecs", "data", "event_log", "model_identity", "models", "transport"],
     ["workset", "party", "certs", "run_folder", "record", "handshake", "prepare", "checkpoint"],
     ["engine", "psi", "scores"],

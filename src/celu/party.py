@@ -8,11 +8,14 @@ hosts' in the order of the job.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
 from celu.data.dataset import Dataset
+from celu.errors import DataError
+from celu.label_map import LabelMap
+from celu.models.fit_labels import check_both_classes, fit_label_map, recode
 from celu.models.losses import Loss, LossLike, as_loss
 
 
@@ -30,7 +33,8 @@ class Guest:
     """The party with labels (Party B). A guest without features has no bottom.
 
     `loss` is a name ("binary", "multiclass", "regression"), a callable `loss(output, labels)` that
-    returns one value for each row, or a `celu.Loss` with metrics of its own.
+    returns one value for each row, or a `celu.Loss` with metrics of its own. `label_map` says how
+    labels become what the loss takes. Raises DataError for labels that the loss cannot take.
     """
 
     bottom: nn.Module | None
@@ -38,6 +42,7 @@ class Guest:
     loss: Loss
     train: Dataset
     test: Dataset
+    label_map: LabelMap = field(init=False)
 
     def __init__(
         self,
@@ -48,11 +53,29 @@ class Guest:
         train: Dataset,
         test: Dataset,
     ) -> None:
+        loss = as_loss(loss)
+        test = _with_classes_of(train, test)
+        label_map = LabelMap()
+        if train.labels is not None and test.labels is not None:  # else a run refuses the rows
+            label_map = fit_label_map(loss, train.labels, test.labels, train.classes)
+            check_both_classes(label_map, loss, test.labels)
         for name, value in {
             "bottom": bottom,
             "top": top,
-            "loss": as_loss(loss),
+            "loss": loss,
             "train": train,
             "test": test,
+            "label_map": label_map,
         }.items():
             object.__setattr__(self, name, value)
+
+
+def _with_classes_of(train: Dataset, test: Dataset) -> Dataset:
+    """Test rows whose labels are codes of the training rows' classes; raises DataError."""
+    if train.labels is None or test.labels is None or train.classes == test.classes:
+        return test
+    if train.classes is None or test.classes is None:
+        raise DataError(
+            "the labels: expected text in both training and test rows or in neither, got it in one"
+        )
+    return test.with_labels(recode(test.labels, test.classes, train.classes), train.classes)

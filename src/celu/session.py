@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celu.checkpoint.agreement import Agreement, Inventory, agree
@@ -43,7 +43,9 @@ from celu.handshake import (
     make_hello,
     report_failure,
 )
+from celu.label_map import LabelMap
 from celu.model_identity import ModelIdentity
+from celu.models.fit_labels import check_both_classes
 from celu.models.losses import LOSSES, constant_loss
 from celu.party import Guest, Host
 from celu.transport.link import Link
@@ -59,9 +61,11 @@ class Result:
     """The result of a run at one party. Only the guest has evaluations.
 
     Of more than 2000 `evaluations`, it has evenly spaced ones and the last; events have all.
-    `choices` are the tunings that the guest chose with `method = "auto"`: a job with these
-    choices repeats the run. `model` names the trained model, at all parties alike. `mean_z` has
-    each host's mean Z, at the guest: a prediction uses it for a row that the host lacks.
+    `label_map`, at the guest, says how predictions relate to labels: their classes, or the mean and
+    deviation of a number. `choices` are the tunings that the guest chose with `method = "auto"`: a
+    job with these choices repeats the run. `model` names the trained model, at all parties alike.
+    `mean_z` has each host's mean Z, at the guest: a prediction uses it for a row that the host
+    lacks.
     """
 
     rounds: int
@@ -72,6 +76,7 @@ class Result:
     choices: list[Choice]
     model: ModelIdentity
     mean_z: dict[str, list[float]]
+    label_map: LabelMap = field(default_factory=LabelMap)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -142,6 +147,7 @@ async def guest_session(
         schedule = _schedule(name, job, guest.train, guest.test)
         if guest.train.labels is None or guest.test.labels is None:
             raise DataError(f"{name}: expected labels in the guest's training and test rows")
+        check_both_classes(guest.label_map, guest.loss, guest.test.labels[: schedule.test_rows])
         known = ("loss", *guest.loss.metric_names)
         if job.evaluation.target is not None and job.evaluation.metric not in known:
             raise ConfigError(
@@ -179,7 +185,8 @@ async def guest_session(
     except (Exception, KeyboardInterrupt) as error:
         await report_failure(links, error)
         raise
-    return _result(rounds, trainer, observer, plan.choices, model, mean_z)
+    result = _result(rounds, trainer, observer, plan.choices, model, mean_z)
+    return replace(result, label_map=trainer.label_map)
 
 
 def _schedule(name: str, job: Job, train: Dataset, test: Dataset) -> Schedule:
@@ -204,7 +211,8 @@ def _plan(job: Job, schedule: Schedule, guest: Guest) -> Plan:
         return FixedPlan(job, schedule)
     constant = None
     if guest.loss in LOSSES.values() and guest.train.labels is not None:
-        constant = constant_loss(guest.loss.output, guest.train.labels).of_batch(job.batch_size)
+        labels = guest.label_map.for_loss(guest.train.labels)
+        constant = constant_loss(guest.loss.output, labels).of_batch(job.batch_size)
     return AutoPlan(job, schedule, constant)
 
 

@@ -131,10 +131,7 @@ def test_codes_stay_narrow_in_the_dataset_and_are_int64_in_a_batch() -> None:
     ("values", "got"),
     [
         ([[1.0], [2.0]], "list"),
-        (np.array([["a"], ["b"]]), "<U1"),
-        (np.array([[1.0], [None]], object), "object"),
         (torch.zeros(2, 1, dtype=torch.complex64), "complex64"),
-        (np.zeros((2, 1), np.float16), "float16"),
         (np.zeros(()), "single value"),
     ],
 )
@@ -143,6 +140,14 @@ def test_other_types_are_refused_by_the_name_of_the_input(values: Any, got: str)
         Dataset({"x": values})
     with pytest.raises(DataError, match=f"labels: expected .*, got .*{got}"):
         Dataset({"x": np.zeros((2, 1))}, values)
+
+
+def test_text_is_refused_as_an_input_and_taken_as_labels_of_one_column() -> None:
+    for values, got in ((np.array([["a"], ["b"]]), "<U1"), (np.array([[1], [None]]), "object")):
+        with pytest.raises(DataError, match=f"input 'x': expected .*, got .*{got}"):
+            Dataset({"x": values})
+        with pytest.raises(DataError, match=r"labels: expected one text per row, got shape \[2, 1"):
+            Dataset({"x": np.zeros((2, 1))}, values)
 
 
 def test_inputs_without_names_and_codes_that_are_not_integers_are_refused() -> None:

@@ -28,6 +28,8 @@ ROW_NUMBER = "#row"  # as the id: the row number, for rows in the same order at 
 
 MAX_VOCABULARY = 4_000_000
 
+# A class of labels: text, or a number as it is written.
+ClassLabel = str | int | float
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 
 

@@ -17,6 +17,7 @@ from celu.engine.observer import Observer
 from celu.engine.schedule import Schedule
 from celu.errors import NonFiniteError
 from celu.models.losses import HIGHER_IS_BETTER, Loss
+from celu.models.user_code import call_metrics
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
 
@@ -40,16 +41,17 @@ class Evaluator:
     def metrics(self, scores: Sequence[Scores]) -> dict[str, float]:
         """The metrics over all scored rows, by name."""
         output, losses, labels = (torch.cat(part) for part in zip(*scores, strict=True))
-        return {"loss": float(losses.double().mean()), **self._loss.metrics(output, labels)}
+        others = call_metrics(self._loss.metrics, output, labels)
+        return {"loss": float(losses.double().mean()), **others}
 
     def check(self, metrics: Mapping[str, float], round_: int) -> None:
         """Raise NonFiniteError if the loss or the contract's metric is NaN or Inf.
 
-        An AUC of NaN is no error where the loss is finite: rows of a single class have none.
+        Rows that allow no AUC, those of a single class, are refused before the run starts.
         """
         for name in ("loss", self._metric):
             value = metrics.get(name, 0.0)
-            if not math.isfinite(value) and name != "auc":
+            if not math.isfinite(value):
                 raise NonFiniteError(
                     f"the {name} of the evaluation after round {round_} is NaN or Inf; lower the "
                     "learning rate or check the inputs; the run resumes from its last checkpoint"

@@ -33,7 +33,10 @@ from celu.engine.state_dict import (
     to_state_dict,
 )
 from celu.errors import ModelError
+from celu.label_map import LabelMap
 from celu.model_identity import weights_of
+from celu.models.fit_labels import check_output
+from celu.models.user_code import call_bottom, call_loss, call_top, name_of, user_code
 from celu.party import Guest
 from celu.transport.message import MAX_CURVATURE, Kind, Message, TensorSpec
 from celu.transport.wire import check_finite, num_bytes
@@ -47,6 +50,7 @@ class GuestTrainer:
     def __init__(self, name: str, guest: Guest, job: Job, spans: Spans | None = None) -> None:
         warm_up_autograd()
         self._name = name
+        self._backward = f"{name}: the backward pass of {name_of(guest.top)}"
         self._guest = guest
         self._modules = {"top": guest.top}
         if guest.bottom is not None:
@@ -59,6 +63,7 @@ class GuestTrainer:
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
         self.loader = BatchLoader(guest.train, order, self._device)
         self.evaluator = Evaluator(guest.loss, job.evaluation)
+        self.label_map = guest.label_map
         self._optimizer = Optimizer(self._modules.values(), job.optimizer)
         self.workset = Workset.from_job(job, "guest")
         self.latest: tuple[Tensor, Batch] | None = None  # output and batch of the latest exchange
@@ -80,7 +85,8 @@ class GuestTrainer:
         self.latest = (output.detach(), batch)
         loss = self._losses(batch, output).mean()
         check_finite(loss.detach(), "the loss", round_)
-        loss.backward()
+        with user_code(self._backward, leaves):
+            loss.backward()
         curvature = self._curvature(batch, output)
         derivatives, exact = [], []
         for leaf, (host, coding) in zip(leaves, self._codings.items(), strict=True):
@@ -119,11 +125,13 @@ class GuestTrainer:
         leaves = _leaves(entry.z)
         losses_B = self._losses(entry.batch, self._forward(entry.batch, leaves))
         if leaves and self.workset.weighting is not None:
-            fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
+            with user_code(self._backward, leaves):
+                fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
             stale = StaleLosses(torch.cat(fresh, dim=1), torch.cat(entry.dz, dim=1))
             weights_B = self.workset.weigh(stale, entry)
             losses_B = losses_B if weights_B is None else weights_B * losses_B
-        losses_B.mean().backward(inputs=self._optimizer.parameters)
+        with user_code(self._backward, leaves):
+            losses_B.mean().backward(inputs=self._optimizer.parameters)
         self._optimizer.step()
 
     def model_weights(self) -> dict[str, Tensor]:
@@ -139,10 +147,11 @@ class GuestTrainer:
             module.eval()
         with torch.no_grad():
             output = self._forward(batch, z)
-            losses_B = self._guest.loss.per_instance(output, batch.labels)
+            losses_B = self._losses(batch, output)
         for module in self._modules.values():
             module.train()
-        return Scores(output.cpu(), losses_B.cpu(), batch.labels.cpu())
+        output, labels = self.label_map.in_own_units(output), self.label_map.codes(batch.labels)
+        return Scores(output.cpu(), losses_B.cpu(), labels.cpu())
 
     def apply_tuning(self, tuning: Tuning) -> None:
         """Switch to another tuning; no round may be in flight."""
@@ -165,7 +174,9 @@ class GuestTrainer:
 
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
         """The contents of a checkpoint between two rounds."""
-        return to_state_dict(self.state(), self.workset)
+        metadata, tensors = to_state_dict(self.state(), self.workset)
+        label_map = None if self.label_map.leaves_labels else self.label_map
+        return metadata.model_copy(update={"label_map": label_map}), tensors
 
     def parameter_names(self) -> set[str]:
         """The names of the trained parameters in `state_dict`."""
@@ -180,6 +191,10 @@ class GuestTrainer:
         )
         restore_counters(metadata, checkpoint, self.workset)
         checkpoint.check_empty()
+        if metadata.label_map is not None:
+            self.label_map = metadata.label_map
+        elif not self.label_map.leaves_labels:  # an older release trained on labels as they are
+            self.label_map = LabelMap()
         self.roll_back(state)
 
     def repeated_bytes(self) -> dict[str, int]:
@@ -196,27 +211,25 @@ class GuestTrainer:
         )
 
     def _forward(self, batch: Batch, z: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-        own = () if self._guest.bottom is None else (self._guest.bottom(**batch.inputs),)
-        output: Tensor = self._guest.top(*own, *z)
-        return output
+        own: tuple[Tensor, ...] = ()
+        if self._guest.bottom is not None:
+            own = (call_bottom(self._name, self._guest.bottom, batch.inputs),)
+        return call_top(self._name, self._guest.top, (*own, *z))
 
     def _losses(self, batch: Batch, output: Tensor) -> Tensor:
         assert batch.labels is not None
-        losses_B: Tensor = self._guest.loss.per_instance(output, batch.labels)
-        # [B, 1] losses times [B] weights would silently broadcast to [B, B].
-        if tuple(losses_B.shape) != (len(batch.labels),):
-            raise ModelError(
-                f"{self._name}: the loss must return one value per instance, "
-                f"[{len(batch.labels)}], got {list(losses_B.shape)}"
-            )
-        return losses_B
+        check_output(self._name, self._guest.loss, self.label_map, output, len(batch.labels))
+        labels = self.label_map.for_loss(batch.labels)
+        return call_loss(self._name, self._guest.loss.per_instance, output, labels)
 
     def _curvature(self, batch: Batch, output: Tensor) -> float:
         if not self.workset.needs_curvature:
             return 1.0
         assert batch.labels is not None
         try:
-            return min(self._guest.loss.curvature(output, batch.labels), MAX_CURVATURE)
+            labels = self.label_map.for_loss(batch.labels)
+            with user_code(f"{self._name}: the curvature of the loss", [output, labels]):
+                return min(self._guest.loss.curvature(output, labels), MAX_CURVATURE)
         except ModelError as error:
             raise ModelError(f"{self._name}: {error}") from error
 

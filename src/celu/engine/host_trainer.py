@@ -34,6 +34,7 @@ from celu.engine.state_dict import (
 )
 from celu.errors import CheckpointError, ModelError, ProtocolError
 from celu.model_identity import weights_of
+from celu.models.user_code import call_bottom, name_of, user_code
 from celu.party import Host
 from celu.transport.message import Kind, Message, TensorSpec
 from celu.transport.wire import num_bytes
@@ -242,7 +243,8 @@ class HostTrainer:
                 f"{self._name}: expected Z to depend on the bottom model's parameters, got a "
                 "tensor without a gradient; is it detached, or computed under torch.no_grad?"
             )
-        z_BD.backward(dz_BD)
+        with user_code(f"{self._name}: the backward pass of {name_of(self._bottom)}", [dz_BD]):
+            z_BD.backward(dz_BD)
         self._optimizer.step()
         self._drop_graphs()
 
@@ -252,7 +254,7 @@ class HostTrainer:
             sent.z_BD = None
 
     def _forward(self, batch: Batch) -> Tensor:
-        z_BD: Tensor = self._bottom(**batch.inputs)
+        z_BD = call_bottom(self._name, self._bottom, batch.inputs)
         num_rows = len(next(iter(batch.inputs.values())))
         if tuple(z_BD.shape) != (num_rows, self._width):
             raise ModelError(

@@ -26,7 +26,7 @@ def record_result(folder: RunFolder, job: Job, result: Result, party: Guest | Ho
     if result.choices:
         folder.write("replay.toml", replay_toml(job, result.choices))
     summary = {**asdict(result), "choices": len(result.choices), "model": result.model.name}
-    del summary["mean_z"]
+    del summary["mean_z"], summary["label_map"]
     folder.finish({"status": "done", **summary})
 
 
@@ -40,6 +40,7 @@ def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None
         inputs={n: InputSpec.of(rows) for n, rows in train.inputs.items() if has_inputs},
         sizes={n: [int(s) for s in sizes] for n, sizes in train.sizes.items() if has_inputs},
         output=party.loss.output if isinstance(party, Guest) else None,
+        label_map=result.label_map,
         mean_z=result.mean_z if isinstance(party, Guest) else {},
         train_rows=train.num_rows,
         test_rows=party.test.num_rows,

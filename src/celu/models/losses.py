@@ -35,7 +35,9 @@ class Loss:
     `is_log_loss`: it is the negative log-likelihood of the labels under the model's output (with
     scale 1). Its curvature is then known to be 1, and need not be estimated. `output` says what a
     prediction is: "binary", the sigmoid of the model's output; "multiclass", its softmax;
-    "regression", the output as it is.
+    "regression", the output as it is. `labels` says which labels it takes: "binary", any two
+    values, as 0 and 1; "multiclass", codes from 0; "regression", numbers, scaled to mean 0 and
+    deviation 1, with predictions in their own units; None, labels as they are.
     """
 
     per_instance: PerInstance
@@ -43,6 +45,7 @@ class Loss:
     metric_names: tuple[str, ...] = ()
     is_log_loss: bool = False
     output: Output = "regression"
+    labels: Output | None = None
 
     def curvature(self, output: Tensor, labels: Tensor) -> float:
         """How many times its squared gradient the loss curves, on average over a batch.
@@ -206,6 +209,7 @@ LOSSES: dict[str, Loss] = {
         ("auc",),
         is_log_loss=True,
         output="binary",
+        labels="binary",
     ),
     "multiclass": Loss(
         _multiclass,
@@ -213,9 +217,13 @@ LOSSES: dict[str, Loss] = {
         ("accuracy",),
         is_log_loss=True,
         output="multiclass",
+        labels="multiclass",
     ),
     "regression": Loss(
-        _regression, lambda output, labels: {"rmse": _rmse(output, labels)}, ("rmse",)
+        _regression,
+        lambda output, labels: {"rmse": _rmse(output, labels)},
+        ("rmse",),
+        labels="regression",
     ),
 }
 
