@@ -6,14 +6,16 @@ It is fitted on the training rows (`models/fit_labels`) and recorded with the mo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-from pydantic import Field
-from torch import Tensor
+from pydantic import Field, model_validator
 
 from celu.config.reading import Settings
 from celu.config.schema import ClassLabel
+
+if TYPE_CHECKING:  # commands that prepare data do not load torch
+    from torch import Tensor
 
 MAX_CLASSES = 10_000
 
@@ -26,9 +28,15 @@ class LabelMap(Settings):
     training rows.
     """
 
-    classes: Annotated[list[ClassLabel], Field(max_length=MAX_CLASSES)] | None = None
+    classes: Annotated[list[ClassLabel], Field(min_length=2, max_length=MAX_CLASSES)] | None = None
     mean: float = 0.0
     deviation: Annotated[float, Field(gt=0)] = 1.0
+
+    @model_validator(mode="after")
+    def _numbers_are_two_or_codes(self) -> LabelMap:
+        if self.classes is not None and len(self.classes) != 2 and not are_codes(self.classes):
+            raise ValueError("classes: expected text, codes from 0, or two numbers")
+        return self
 
     @property
     def is_scaled(self) -> bool:
@@ -38,13 +46,24 @@ class LabelMap(Settings):
     @property
     def leaves_labels(self) -> bool:
         """Whether the loss takes labels as the rows have them."""
-        return not self.is_scaled and (self.classes is None or are_codes(self.classes))
+        return not self.is_scaled and self._are_codes
+
+    @cached_property
+    def _are_codes(self) -> bool:
+        return self.classes is None or are_codes(self.classes)
+
+    @cached_property
+    def names(self) -> tuple[ClassLabel, ...] | None:
+        """The classes by code, if they are other than the codes."""
+        if self.classes is None or list(self.classes) == list(range(len(self.classes))):
+            return None
+        return tuple(self.classes)
 
     def codes(self, labels: Tensor) -> Tensor:
         """Classes as codes from 0; numbers as they are."""
-        if self.classes is None or are_codes(self.classes):
+        if self.classes is None or self._are_codes:
             return labels
-        return torch.eq(labels, float(self.classes[1])).to(labels.dtype)
+        return labels.eq(float(self.classes[1])).to(labels.dtype)
 
     def for_loss(self, labels: Tensor) -> Tensor:
         """What the loss takes."""

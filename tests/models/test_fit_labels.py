@@ -59,7 +59,11 @@ def test_the_positive_class_of_a_dataset_is_its_second() -> None:
         (np.arange(192).astype(str), "binary", 'for the loss "binary", got 192; choose the loss'),
         (np.linspace(0, 1, 192), "binary", '"regression" for a number'),
         (np.zeros(192), "binary", "expected two classes, got the same in all 192 training rows"),
-        (np.arange(192) % 3 - 1, "multiclass", "negative numbers in 128 rows; write the classes as"),
+        (
+            np.arange(192) % 3 - 1,
+            "multiclass",
+            "negative numbers in 128 rows; write the classes as",
+        ),
         (np.arange(192) / 2, "multiclass", "expected codes from 0 .* in 192 rows"),
         (np.arange(192) * 1000, "multiclass", "expected codes below 10,000 .* got larger ones"),
         (np.full(192, 3), "multiclass", "expected several classes, got the same in all 192"),

@@ -27,6 +27,7 @@ _NOT_MEANING = {"format", "source", "split", "labelled", "rows"}
 ROW_NUMBER = "#row"  # as the id: the row number, for rows in the same order at all parties
 
 MAX_VOCABULARY = 4_000_000
+_CLASSES_SHOWN = 10
 
 # A class of labels: text, or a number as it is written.
 ClassLabel = str | int | float
@@ -92,9 +93,14 @@ class _Columns(Settings):
 
 
 class RawSchema(_Columns):
-    """The columns of a party's raw files (`schema.toml`)."""
+    """The columns of a party's raw files (`schema.toml`).
+
+    `positive` is the label of two that counts as positive: by default the larger number, or the
+    second text in sorted order.
+    """
 
     source: Source = Source()
+    positive: ClassLabel | None = None
     numbers: dict[ColumnName, Number] = {}
     categories: dict[ColumnName, Category] = {}
 
@@ -112,6 +118,8 @@ class RawSchema(_Columns):
             raise ValueError(
                 f"{sorted(reserved)[0]} is reserved for a column of the store: rename it"
             )
+        if self.positive is not None and self.label is None:
+            raise ValueError("positive: expected none without a label")
         if self.id == self.label:
             raise ValueError("id and label are the same column")
         if not features and self.label is None:
@@ -145,6 +153,9 @@ class StoreSchema(_Columns):
     format: Literal["celu-store-1"] = "celu-store-1"
     source: Source = Source()
     label_type: Literal["class", "number"] | None = None  # int64 or float32
+    # Of text labels, in the order of their codes; or of a number with two values: the negative and
+    # the positive one.
+    classes: list[ClassLabel] | None = None
     numbers: dict[ColumnName, FittedNumber] = {}
     categories: dict[ColumnName, FittedCategory] = {}
     labelled: bool = True  # False for new rows without labels
@@ -158,6 +169,8 @@ class StoreSchema(_Columns):
     def digest(self) -> str:
         """Identifies the meaning of the columns; a model fits stores with the same digest."""
         meaning = self.model_dump(mode="json", exclude=_NOT_MEANING)
+        if self.classes in (None, [0, 1]):  # as in stores of releases without classes
+            del meaning["classes"]
         return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -172,6 +185,20 @@ class StoreSchema(_Columns):
         """All features as inputs of a bottom model: "ids" and "numbers", where there are any."""
         named = {IDS: list(self.categories), NUMBERS: list(self.numbers)}
         return {name: columns for name, columns in named.items() if columns}
+
+
+def describe_label(schema: StoreSchema) -> str | None:
+    """A store's label in words, with its positive class; for this party only."""
+    if not schema.has_labels:
+        return None
+    text = f"label {schema.label}: "
+    if schema.classes is None:
+        return text + ("classes by code" if schema.label_type == "class" else "a number")
+    if len(schema.classes) == 2:
+        return text + f"two classes, {schema.classes[0]} and {schema.classes[1]} (positive)"
+    shown = ", ".join(map(str, schema.classes[:_CLASSES_SHOWN]))
+    more = ", ..." if len(schema.classes) > _CLASSES_SHOWN else ""
+    return text + f"{len(schema.classes):,} classes: {shown}{more}"
 
 
 def read_raw_schema(path: Path) -> RawSchema:

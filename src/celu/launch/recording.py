@@ -11,6 +11,7 @@ from torch import nn
 from celu.config.job import Job
 from celu.config.replay import replay_toml
 from celu.errors import CeluError, CheckpointError
+from celu.label_map import LabelMap
 from celu.model_identity import TRAINED, InputSpec, TrainedModel
 from celu.party import Guest, Host
 from celu.run_folder import RunFolder
@@ -40,7 +41,7 @@ def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None
         inputs={n: InputSpec.of(rows) for n, rows in train.inputs.items() if has_inputs},
         sizes={n: [int(s) for s in sizes] for n, sizes in train.sizes.items() if has_inputs},
         output=party.loss.output if isinstance(party, Guest) else None,
-        label_map=result.label_map,
+        label_map=result.label_map if isinstance(party, Guest) else LabelMap(),
         mean_z=result.mean_z if isinstance(party, Guest) else {},
         train_rows=train.num_rows,
         test_rows=party.test.num_rows,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from celu.config.schema import Part, RawSchema, StoreSchema
+from celu.config.schema import Part, RawSchema, StoreSchema, describe_label
 from celu.data.store import arrow_schema
 from celu.prepare.encoders.categories import (
     CategoryEncoder,
@@ -17,7 +17,7 @@ from celu.prepare.encoders.categories import (
     VocabularyEncoder,
 )
 from celu.prepare.encoders.encoder import Encoder
-from celu.prepare.encoders.labels import LabelEncoder
+from celu.prepare.encoders.labels import FittedLabelEncoder, LabelEncoder
 from celu.prepare.encoders.numbers import NumberEncoder
 from celu.prepare.parsing import Kind
 
@@ -30,6 +30,7 @@ class Report:
     rows: dict[Part, int]
     warnings: tuple[str, ...] = ()
     unseen: dict[str, int] = field(default_factory=dict)
+    label: str | None = None  # what the label is, in words
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class NewStore:
     """A store that is being prepared; `schema` returns its schema, given the number of rows."""
 
     out: Path
-    label: LabelEncoder | None
+    label: LabelEncoder | FittedLabelEncoder | None
     numbers: list[NumberEncoder]
     categories: list[CategoryEncoder]
     schema: Callable[[dict[Part, int]], StoreSchema]
@@ -62,12 +63,12 @@ class NewStore:
         warnings = [warning for encoder in self.encoders() for warning in encoder.warnings()]
         fitted = [e for e in self.categories if isinstance(e, FittedVocabularyEncoder)]
         unseen = {encoder.name: encoder.unseen for encoder in fitted if encoder.unseen}
-        return Report(self.out, rows, tuple(warnings), unseen)
+        return Report(self.out, rows, tuple(warnings), unseen, describe_label(self.schema(rows)))
 
 
 def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> NewStore:
     """A store whose encoders are fitted on its own training rows."""
-    label = LabelEncoder(declared.label) if declared.label else None
+    label = LabelEncoder(declared.label, declared.positive) if declared.label else None
     numbers = [NumberEncoder(name, number) for name, number in declared.numbers.items()]
     categories: list[CategoryEncoder] = [
         VocabularyEncoder(name, category, budget)
@@ -83,6 +84,7 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
             split=declared.split,
             source=declared.source,
             label_type=label.type if label else None,
+            classes=label.classes if label else None,
             numbers={encoder.name: encoder.fitted() for encoder in numbers},
             categories={encoder.name: encoder.fitted() for encoder in categories},
             rows=rows,
@@ -93,7 +95,9 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
 
 def fitted_store(fitted: StoreSchema, out: Path, *, labelled: bool) -> NewStore:
     """A store that uses the fitted encoders of an existing store, from its schema."""
-    label = LabelEncoder(fitted.label, fitted.label_type) if fitted.label and labelled else None
+    label: FittedLabelEncoder | None = None
+    if fitted.label and fitted.label_type and labelled:
+        label = FittedLabelEncoder(fitted.label, fitted.label_type, fitted.classes)
     numbers = [NumberEncoder(name, number) for name, number in fitted.numbers.items()]
     categories: list[CategoryEncoder] = [
         FittedVocabularyEncoder(name, category)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from celu.config.schema import ClassLabel
 from celu.errors import ConfigError, DataError
 from celu.scores.bootstrap import bootstrap, interval
 from celu.scores.metrics import BinaryMeasure, Measure, make_measure
@@ -47,6 +48,7 @@ def evaluate(
     by: Sequence[str] | Mapping[str, Any] = (),
     against: Path | str | Any = None,
     output: Output | None = None,
+    classes: Sequence[ClassLabel] | None = None,
     fallback: Any = None,
     id_column: str = "id",
     label_column: str = "label",
@@ -60,7 +62,8 @@ def evaluate(
     With files, `by` names columns of the labels file, or "hosts", which the scores file has, and
     `against` is the scores file of another
     model. All figures are then of the rows that both files score. With arrays, `by` has an array
-    for each name, and `output` ("binary", "multiclass" or "regression") is required. Intervals are
+    for each name, and `output` ("binary", "multiclass" or "regression") is required; labels that
+    are text also need `classes`, as predictions have them. Intervals are
     at 95 %, from `resamples` resamples of the rows; 0 makes none. A slice with fewer than
     `min_rows` rows, or a single class, gets a note and no figures. Raises ConfigError or DataError.
     """
@@ -77,8 +80,11 @@ def evaluate(
     if len(kinds) > 1:
         raise ConfigError("scores, labels, against: expected files or arrays, got both")
     if isinstance(scores, str | Path):
-        if output is not None or fallback is not None or isinstance(by, Mapping):
-            raise ConfigError("output, fallback and arrays in by: expected for arrays, got files")
+        others = (output, fallback, classes)
+        if any(given is not None for given in others) or isinstance(by, Mapping):
+            raise ConfigError(
+                "output, fallback, classes and arrays in by: expected for arrays, got files"
+            )
         rows = rows_from_files(
             Path(scores),
             Path(labels),
@@ -92,7 +98,13 @@ def evaluate(
             raise ConfigError("by: expected an array for each name, as scores are an array")
         columns = by if isinstance(by, Mapping) else {}
         rows = rows_from_arrays(
-            output, scores, labels, by=columns, against=against, fallback=fallback
+            output,
+            scores,
+            labels,
+            by=columns,
+            against=against,
+            fallback=fallback,
+            classes=classes,
         )
     return _Evaluator(rows, resamples, seed, min_rows, progress).run()
 

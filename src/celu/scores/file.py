@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from celu.config.schema import ClassLabel
 from celu.data.folder import sync
 from celu.data.parquet_sizes import check_sizes
 from celu.errors import ConfigError, DataError
@@ -30,6 +31,7 @@ from celu.scores.layout import (
     check_rows,
     check_schema,
     check_unique,
+    classes_of,
     decode_ids,
     make_schema,
     num_values,
@@ -50,6 +52,7 @@ class Scores:
     scores: npt.NDArray[np.float64]
     hosts: Any  # an Arrow array: a dictionary of strings
     fallback: npt.NDArray[np.bool_]
+    classes: tuple[ClassLabel, ...] | None = None  # if they are other than codes
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -59,9 +62,10 @@ class ScoreWriter:
     """Writes a scores file batch by batch; use as a context manager.
 
     The file appears under its name on exit, complete and with unique ids, and replaces one that
-    exists. After an error nothing is left. `num_classes` is for the output "multiclass". With
-    `ids_are_unique` the caller has checked the ids, which takes memory for all of them. Raises
-    ConfigError if the file cannot be written, DataError for scores that a reader would refuse.
+    exists. After an error nothing is left. `num_classes` is for the output "multiclass"; `classes`
+    are those of the labels, if they are other than codes. With `ids_are_unique` the caller has
+    checked the ids, which takes memory for all of them. Raises ConfigError if the file cannot be
+    written, DataError for scores that a reader would refuse.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class ScoreWriter:
         model: str,
         output: Output,
         num_classes: int | None = None,
+        classes: Sequence[ClassLabel] | None = None,
         ids_are_unique: bool = False,
     ) -> None:
         if (output == "multiclass") != (num_classes is not None):
@@ -80,12 +85,14 @@ class ScoreWriter:
             )
         if num_classes is not None and not 2 <= num_classes <= MAX_CLASSES:
             raise ConfigError(f"num_classes: expected 2 to {MAX_CLASSES}, got {num_classes}")
+        if classes is not None and len(classes) != (num_classes or 2):
+            raise ConfigError(f"classes: expected {num_classes or 2}, got {len(classes)}")
         if not 0 < len(model) <= MAX_NAME:
             raise ConfigError(f"model: expected a name of 1 to {MAX_NAME} characters")
         self._path = path
         self._ids_are_unique = ids_are_unique
         self._output: Output = output
-        self._schema = make_schema(output, num_classes, model)
+        self._schema = make_schema(output, num_classes, model, classes)
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         self._file: Any = None
 
@@ -189,7 +196,14 @@ def read_scores(path: Path | str) -> Scores:
         all_hosts = pa.chunked_array(hosts).unify_dictionaries().combine_chunks()
     check_unique(path, all_ids)
     return Scores(
-        path, model, output, all_ids, np.concatenate(scores), all_hosts, np.concatenate(fallback)
+        path,
+        model,
+        output,
+        all_ids,
+        np.concatenate(scores),
+        all_hosts,
+        np.concatenate(fallback),
+        classes_of(path, schema, output),
     )
 
 

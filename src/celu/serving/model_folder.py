@@ -79,8 +79,11 @@ class ModelFacts(Settings):
             if {host: len(mean) for host, mean in self.mean_z.items()} != self.hosts:
                 raise ValueError(f"mean_z: expected numbers of {self.hosts}")
         else:
-            if self.top is not None or self.output is not None or self.mean_z:
-                raise ValueError("top, output, mean_z: expected none, they belong to the guest")
+            belong_to_guest = (self.top, self.output, self.mean_z or None)
+            if any(b is not None for b in belong_to_guest) or self.label_map != LabelMap():
+                raise ValueError(
+                    "top, output, label_map, mean_z: expected none, they belong to the guest"
+                )
             if self.z_width != self.hosts[self.party]:
                 raise ValueError(f"z_width: expected {self.hosts[self.party]}")
         return self
