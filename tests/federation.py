@@ -28,6 +28,8 @@ ROWS, BATCH = 192, 32
 # Takes labels as they are: the golden trajectories are those of an unscaled number.
 UNSCALED = replace(celu.LOSSES["regression"], labels=None)
 OUTPUTS = {"binary": 1, "multiclass": 3, "regression": 1}
+# Those that evaluations had when the checkpoints in tests/golden were recorded.
+METRICS = {"binary": "auc", "multiclass": "accuracy", "regression": "rmse"}
 
 
 @dataclass
@@ -42,6 +44,10 @@ class Federation:
         named: dict[str, nn.Module | None] = {"top": self.guest.top, "bottom": self.guest.bottom}
         named |= {f"{name}.bottom": host.bottom for name, host in self.hosts.items()}
         return {name: module for name, module in named.items() if module is not None}
+
+    def modules_of_parties(self) -> dict[str, list[nn.Module]]:
+        own = [m for m in (self.guest.bottom, self.guest.top) if m is not None]
+        return {self.job.guest: own} | {n: [host.bottom] for n, host in self.hosts.items()}
 
     def weights(self) -> dict[str, Tensor]:
         return {
@@ -92,6 +98,7 @@ def federation(
         train=guest_dataset,
         test=guest_dataset,
         bottom=tower(5) if guest_has_features else None,
+        metrics=METRICS[loss],
     )
     defaults: dict[str, Any] = {"rounds": 14, "batch_size": BATCH}
     terms = {name: celu.HostTerms(z_width=width) for name, width in widths.items()}
@@ -110,15 +117,21 @@ def train_in_plain_loop(fed: Federation) -> dict[str, Tensor]:
     """The reference: the same model in one process, as a plain training loop."""
     fed = copy.deepcopy(fed)
     order = BatchOrder(fed.job.seed, ROWS, fed.job.batch_size)
-    optimizer = Optimizer(fed.modules().values(), fed.job.optimizer)
-    for round_ in range(fed.job.rounds or 0):
+    num_rounds = fed.job.num_rounds(ROWS // fed.job.batch_size)
+    optimizers = [
+        Optimizer(modules, fed.job.optimizer, party, num_rounds)
+        for party, modules in fed.modules_of_parties().items()
+    ]
+    for round_ in range(num_rounds):
         rows = order.rows(round_)
         guest = fed.guest.train.take(rows)
         z = [] if fed.guest.bottom is None else [fed.guest.bottom(**guest.inputs)]
         z += [host.bottom(**host.train.take(rows).inputs) for host in fed.hosts.values()]
         assert guest.labels is not None
         fed.guest.loss.per_instance(fed.guest.top(*z), guest.labels).mean().backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.set_round(round_)
+            optimizer.step()
     return fed.weights()
 
 

@@ -171,7 +171,36 @@ def test_settings_are_frozen(tmp_path: Path) -> None:
         (JOB + "[method]\ndepth = 0", "method.depth", "got 0"),
         (JOB + "[method]\ndepth = 65", "method.depth", "got 65"),
         (JOB + "[method]\nworkset = 3", "method.workset", "no such key"),
-        (JOB + '[optimizer]\nname = "adamw"', "optimizer.name", "got 'adamw'"),
+        (JOB + '[optimizer]\nname = "lion"', "optimizer.name", "got 'lion'"),
+        (JOB + "[optimizer]\nweight_decay = -1", "optimizer.weight_decay", "got -1"),
+        (JOB + "[optimizer]\nclip_norm = 0", "optimizer.clip_norm", "got 0"),
+        (JOB + "[optimizer]\nembedding_lr = 0", "optimizer.embedding_lr", "got 0"),
+        (JOB + "[optimizer]\nparty_lr = 0.1", "optimizer.party_lr", "got 0.1"),
+        (JOB + "[optimizer.party_lr]\nweather = 0", "optimizer.party_lr.weather", "got 0"),
+        (
+            JOB + "[optimizer.party_lr]\nbank = 0.1",
+            "optimizer.party_lr",
+            "expected parties of this job (airline, weather), got 'bank'",
+        ),
+        (JOB + '[optimizer]\nschedule = "cyclic"', "optimizer.schedule", "got 'cyclic'"),
+        (JOB + '[optimizer]\nschedule = "step"', "optimizer", "expected step_rounds, too"),
+        (
+            JOB + "[optimizer]\nfinal_factor = 0.1",
+            "optimizer",
+            'final_factor is an option of schedule = "cosine" and "linear", '
+            'not of schedule = "constant"',
+        ),
+        (
+            JOB + '[optimizer]\nschedule = "cosine"\nstep_rounds = 5',
+            "optimizer",
+            'step_rounds is an option of schedule = "step", not of schedule = "cosine"',
+        ),
+        (JOB + "[optimizer]\nwarmup_rounds = -1", "optimizer.warmup_rounds", "got -1"),
+        (
+            JOB + "[optimizer]\nwarmup_rounds = 100",
+            "optimizer.warmup_rounds",
+            "expected fewer than the run's 100 rounds, got 100",
+        ),
         (JOB + "[optimizer]\nlr = 0", "optimizer.lr", "got 0"),
         (JOB + "[optimizer]\nlr = inf", "optimizer.lr", "got inf"),
         (JOB + "[optimizer]\nlr = nan", "optimizer.lr", "got nan"),
@@ -183,7 +212,7 @@ def test_settings_are_frozen(tmp_path: Path) -> None:
         ),
         (JOB + '[optimizer]\nname = "sgd"\nmomentum = 1.0', "optimizer.momentum", "got 1.0"),
         (JOB + "[evaluation]\nevery = 0", "evaluation.every", "got 0"),
-        (JOB + '[evaluation]\nmetric = "f1"', "evaluation.metric", "got 'f1'"),
+        (JOB + '[evaluation]\nmetric = "own:f1"', "evaluation.metric", "got 'own:f1'"),
         (JOB + "[evaluation]\ntarget = nan", "evaluation.target", "got nan"),
         (JOB + '[evaluation]\ntarget = "best"', "evaluation.target", "got 'best'"),
     ],
@@ -245,8 +274,9 @@ def test_a_host_may_be_given_as_its_width_only(tmp_path: Path) -> None:
 
 
 def test_every_field_of_the_contract_is_compared(tmp_path: Path) -> None:
-    compared = job(tmp_path, JOB).contract()
+    compared = job(tmp_path, JOB + "[optimizer.party_lr]\nweather = 0.1\n").contract()
     leaf = {key.replace("*", "weather") for key in leaves(Job)}
+    leaf = {f"{key}.weather" if key == "optimizer.party_lr" else key for key in leaf}
     # Choices are compared by their hash; with `auto`, so are the fields that the user set.
     expected = {k for k in leaf if not k.startswith("choices")} | {"choices", "method.given"}
     assert compared.keys() == expected

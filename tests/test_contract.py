@@ -22,6 +22,7 @@ from psi.parties import Wrapped, run_to_completion
 
 CHOICE = {"round": 0, "W": 5, "R": 1, "depth": 1, "codec": "fp32"}
 SGD = {"optimizer": celu.Optimizer(name="sgd", momentum=0.5)}
+STEPS = {"optimizer": celu.Optimizer(schedule="step", step_rounds=9)}
 # For each field: another value at one party, and other settings that both parties need.
 DIFFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
     "preset": ("paper", {}),
@@ -53,6 +54,14 @@ DIFFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
     "optimizer.lr": (0.1, {}),
     "optimizer.initial_accumulator": (0.1, {}),
     "optimizer.momentum": (0.9, SGD),
+    "optimizer.embedding_lr": (0.1, {}),
+    "optimizer.weight_decay": (0.1, {}),
+    "optimizer.clip_norm": (1.0, {}),
+    "optimizer.schedule": ("cosine", {}),
+    "optimizer.warmup_rounds": (2, {}),
+    "optimizer.final_factor": (0.1, {"optimizer": celu.Optimizer(schedule="linear")}),
+    "optimizer.step_rounds": (3, STEPS),
+    "optimizer.step_factor": (0.5, STEPS),
     "checkpoint.every": (7, {}),
     "evaluation.every": (7, {}),
     "evaluation.rows": (50, {}),
@@ -120,6 +129,13 @@ def test_settings_that_are_fixed_under_auto_are_compared() -> None:
     fed = federation(method=celu.Method(auto=True))
     written = fed.job.model_copy(update={"method": celu.Method(auto=True, depth=1)})
     assert_both_name("method.given", run_sessions(fed, written))
+
+
+def test_a_rate_of_one_party_is_compared() -> None:
+    fed = federation()
+    optimizer = celu.Optimizer(party_lr={"host": 0.1})
+    outcomes = run_sessions(fed, fed.job.model_copy(update={"optimizer": optimizer}))
+    assert_both_name("optimizer.party_lr.host", outcomes)
 
 
 def test_a_host_that_only_one_contract_lists_is_named_and_refused() -> None:

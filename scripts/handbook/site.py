@@ -29,6 +29,7 @@ NAVIGATION = (
     ("docs/two-companies-host.md", "— host"),
     ("docs/data.md", "Data"),
     ("docs/python.md", "Python API"),
+    ("docs/models.md", "Built-in models"),
     ("docs/own-model.md", "Your own model"),
     ("docs/choosing.md", "Choosing settings"),
     ("docs/serving.md", "Use the model"),

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
         HostTerms,
         Job,
         Method,
-        Optimizer,
         Order,
         read_job,
     )
     from celu.config.link import LinkSettings, find_link
+    from celu.config.optimizer import Optimizer
     from celu.data.clicks import write_clicks
     from celu.data.dataset import Dataset
     from celu.data.flights import write_flights
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from celu.errors import CeluError
     from celu.events import Event
     from celu.launch.training import run
+    from celu.metrics.own import Metric, metric
     from celu.models.losses import LOSSES, Loss
     from celu.models.tops import InnerProductTop, WideDeepTop
     from celu.models.tower import Tower
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from celu.serving.trained import models_of
     from celu.session import Result
     from celu.simulation import simulate
+    from celu.tracking.tracker import Tracker
     from celu.workset.table import Entry
 
 __all__ = [
@@ -70,6 +72,7 @@ __all__ = [
     "LinkSettings",
     "Loss",
     "Method",
+    "Metric",
     "Model",
     "Optimizer",
     "Order",
@@ -79,12 +82,14 @@ __all__ = [
     "Store",
     "StoreDatasets",
     "Tower",
+    "Tracker",
     "WideDeepTop",
     "__version__",
     "evaluate",
     "export",
     "find_link",
     "load_model",
+    "metric",
     "models_of",
     "open_datasets",
     "open_store",
@@ -101,9 +106,10 @@ _HOMES = {
     "checkpoint.generations": ("Checkpoints",),
     "config.job": (
         *("Checkpoint", "Codecs", "Evaluation", "HostTerms"),
-        *("Job", "Method", "Optimizer", "Order", "read_job"),
+        *("Job", "Method", "Order", "read_job"),
     ),
     "config.link": ("LinkSettings", "find_link"),
+    "config.optimizer": ("Optimizer",),
     "data.clicks": ("write_clicks",),
     "data.dataset": ("Dataset",),
     "data.flights": ("write_flights",),
@@ -112,6 +118,7 @@ _HOMES = {
     "errors": ("CeluError",),
     "events": ("Event",),
     "launch.training": ("run",),
+    "metrics.own": ("Metric", "metric"),
     "models.losses": ("LOSSES", "Loss"),
     "models.tops": ("InnerProductTop", "WideDeepTop"),
     "models.tower": ("Tower",),
@@ -125,6 +132,7 @@ _HOMES = {
     "serving.trained": ("models_of",),
     "session": ("Result",),
     "simulation": ("simulate",),
+    "tracking.tracker": ("Tracker",),
     "workset.table": ("Entry",),
 }
 _NAMES_THERE = {"export": "export_run"}  # where it has another name at home

@@ -161,11 +161,15 @@ class ScoringProgress(Event):
 
 
 class TrainingStarted(Event):
-    """Training starts at round 0."""
+    """Training starts at round 0.
+
+    `lower_is_better` names the metrics of the guest's own for which a lower value is better.
+    """
 
     event: str = "started"
     round: Count = 0
     num_rounds: Count
+    lower_is_better: list[str] = []
 
 
 class TrainingResumed(TrainingStarted):
@@ -210,6 +214,7 @@ class RoundDone(_Progress):
     similarity_quantiles: _Quantiles | None = None
     spans: list[tuple[str, Seconds, Seconds]] = []  # activity, start, end, in seconds of training
     table: list[tuple[int, int, float | None]] | None = None  # round, uses, median similarity
+    lr: float | None = None  # the party's learning rate in this round, embeddings aside
     staleness: float | None = None  # mean age in rounds of the batches used since the last event
 
 

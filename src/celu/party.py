@@ -8,6 +8,7 @@ hosts' in the order of the job.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -15,6 +16,7 @@ from torch import nn
 from celu.data.dataset import Dataset
 from celu.errors import DataError
 from celu.label_map import LabelMap
+from celu.metrics.own import MetricLike, as_metrics
 from celu.models.fit_labels import check_both_classes, fit_label_map, recode
 from celu.models.losses import Loss, LossLike, as_loss
 
@@ -33,8 +35,10 @@ class Guest:
     """The party with labels (Party B). A guest without features has no bottom.
 
     `loss` is a name ("binary", "multiclass", "regression"), a callable `loss(output, labels)` that
-    returns one value for each row, or a `celu.Loss` with metrics of its own. `label_map` says how
-    labels become what the loss takes. Raises DataError for labels that the loss cannot take.
+    returns one value for each row, or a `celu.Loss`, which says more about it. `metrics` are what
+    evaluations report besides the loss: names, and functions declared with `celu.metric`; by
+    default all that fit the loss. `label_map` says how labels become what the loss takes. Raises
+    DataError for labels that the loss cannot take.
     """
 
     bottom: nn.Module | None
@@ -42,6 +46,7 @@ class Guest:
     loss: Loss
     train: Dataset
     test: Dataset
+    metrics: tuple[MetricLike, ...] | None
     label_map: LabelMap = field(init=False)
 
     def __init__(
@@ -52,6 +57,7 @@ class Guest:
         loss: LossLike,
         train: Dataset,
         test: Dataset,
+        metrics: MetricLike | Iterable[MetricLike] | None = None,
     ) -> None:
         loss = as_loss(loss)
         test = _with_classes_of(train, test)
@@ -65,6 +71,7 @@ class Guest:
             "loss": loss,
             "train": train,
             "test": test,
+            "metrics": as_metrics(metrics),
             "label_map": label_map,
         }.items():
             object.__setattr__(self, name, value)

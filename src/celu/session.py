@@ -7,9 +7,9 @@ checkpoints. Before an error is raised, its public message is sent to the peers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from celu.checkpoint.agreement import Agreement, Inventory, agree
@@ -21,6 +21,7 @@ from celu.engine.auto import AutoPlan
 from celu.engine.checkpointing import Checkpointer, ResumePoint, max_apart
 from celu.engine.guest_program import train_guest
 from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.held_out import HeldOutMetrics, HeldOutScores
 from celu.engine.host_program import train_host
 from celu.engine.host_trainer import HostTrainer
 from celu.engine.naming import name_model, name_model_with_guest
@@ -28,7 +29,7 @@ from celu.engine.observer import Observer
 from celu.engine.plan import FixedPlan, HostPlan, Plan
 from celu.engine.schedule import Schedule
 from celu.engine.spans import Spans
-from celu.errors import CheckpointError, ConfigError, DataError
+from celu.errors import CheckpointError, DataError
 from celu.events import (
     Callback,
     CheckpointDamaged,
@@ -65,7 +66,7 @@ class Result:
     deviation of a number. `choices` are the tunings that the guest chose with `method = "auto"`: a
     job with these choices repeats the run. `model` names the trained model, at all parties alike.
     `mean_z` has each host's mean Z, at the guest: a prediction uses it for a row that the host
-    lacks.
+    lacks. `scores` has the trained model's scores of the held-out rows, at the guest.
     """
 
     rounds: int
@@ -77,6 +78,7 @@ class Result:
     model: ModelIdentity
     mean_z: dict[str, list[float]]
     label_map: LabelMap = field(default_factory=LabelMap)
+    scores: HeldOutScores | None = field(default=None, repr=False, compare=False)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -100,8 +102,8 @@ async def host_session(
     """
     links = {link.peer: link}
     try:
-        schedule = _schedule(name, job, host.train, host.test)
-        contract = _contract(job, host.train, host.test)
+        schedule = check_party(name, host, job)
+        contract = contract_of(job, host.train, host.test)
         own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
         inventories = {**theirs, name: own}
         agree(link.peer, inventories, max_apart(job))  # do not rely on the guest to refuse
@@ -144,19 +146,8 @@ async def guest_session(
     """Run the guest's part, with one link for each host. See also `host_session`."""
     links = {host: links[host] for host in job.hosts}  # in the order of the job
     try:
-        schedule = _schedule(name, job, guest.train, guest.test)
-        if guest.train.labels is None or guest.test.labels is None:
-            raise DataError(f"{name}: expected labels in the guest's training and test rows")
-        check_both_classes(guest.label_map, guest.loss, guest.test.labels[: schedule.test_rows])
-        known = ("loss", *guest.loss.metric_names)
-        if job.evaluation.target is not None and job.evaluation.metric not in known:
-            raise ConfigError(
-                f"evaluation.metric: expected a metric of {name}'s loss ({', '.join(known)}), "
-                f"got {job.evaluation.metric}"
-            )
-        if guest.bottom is None and not links:
-            raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
-        contract = _contract(job, guest.train, guest.test)
+        schedule = check_party(name, guest, job)
+        contract = contract_of(job, guest.train, guest.test)
         own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
         agreement = agree(name, {name: own, **theirs}, max_apart(job))
         spans = Spans(clock)
@@ -175,7 +166,7 @@ async def guest_session(
                 await link.send(Message(Kind.READY, body=agreement.to_body()))
             for link in links.values():
                 expect(await link.receive(), Kind.READY)
-            _announce(emit, schedule, resume_point)
+            _announce(emit, schedule, resume_point, trainer.evaluator.lower_is_better)
             rounds = await train_guest(
                 trainer, links, schedule, plan, observer, checkpointer, resume_point
             )
@@ -185,8 +176,27 @@ async def guest_session(
     except (Exception, KeyboardInterrupt) as error:
         await report_failure(links, error)
         raise
-    result = _result(rounds, trainer, observer, plan.choices, model, mean_z)
-    return replace(result, label_map=trainer.label_map)
+    return _result(rounds, trainer, observer, plan.choices, model, mean_z)
+
+
+def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
+    """What a run needs of a party, as far as it is known before the peers are: its schedule.
+
+    Raises DataError for too few rows or missing labels, ConfigError for metrics that do not
+    fit the loss.
+    """
+    schedule = _schedule(name, job, party.train, party.test)
+    if isinstance(party, Host):
+        return schedule
+    if party.train.labels is None or party.test.labels is None:
+        raise DataError(f"{name}: expected labels in the guest's training and test rows")
+    metrics = HeldOutMetrics(party.loss, party.metrics, job.evaluation.metric)
+    metrics.check(has_target=job.evaluation.target is not None)
+    evaluated = party.test.labels[: schedule.test_rows]
+    check_both_classes(party.label_map, party.loss, evaluated, job.evaluation.metric)
+    if party.bottom is None and not job.hosts:
+        raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
+    return schedule
 
 
 def _schedule(name: str, job: Job, train: Dataset, test: Dataset) -> Schedule:
@@ -212,7 +222,7 @@ def _plan(job: Job, schedule: Schedule, guest: Guest) -> Plan:
     constant = None
     if guest.loss in LOSSES.values() and guest.train.labels is not None:
         labels = guest.label_map.for_loss(guest.train.labels)
-        constant = constant_loss(guest.loss.output, labels).of_batch(job.batch_size)
+        constant = constant_loss(guest.loss.prediction, labels).of_batch(job.batch_size)
     return AutoPlan(job, schedule, constant)
 
 
@@ -220,7 +230,7 @@ def _report_every(schedule: Schedule) -> int:
     return max(1, schedule.num_rounds // _REPORTS)
 
 
-def _contract(job: Job, train: Dataset, test: Dataset) -> dict[str, Any]:
+def contract_of(job: Job, train: Dataset, test: Dataset) -> dict[str, Any]:
     """The fields that must be equal at all parties."""
     return {
         "protocol": VERSION,
@@ -243,7 +253,7 @@ async def _exchange_hellos(
 
     Raises ContractMismatch, which names the fields, for a peer with another contract.
     """
-    own = Inventory() if checkpoints is None else _inventory(contract, checkpoints, emit)
+    own = Inventory() if checkpoints is None else inventory_of(contract, checkpoints, emit)
     hello = make_hello(name, "run", contract, **own.to_body())
     for link in links.values():
         await link.send(hello)
@@ -254,7 +264,9 @@ async def _exchange_hellos(
     return own, theirs
 
 
-def _inventory(contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback) -> Inventory:
+def inventory_of(
+    contract: Mapping[str, Any], checkpoints: Checkpoints, emit: Callback
+) -> Inventory:
     """Our checkpoints; raises CheckpointError if the run in the folder has another contract."""
     identity, rounds = checkpoints.scan()
     for round_, why in checkpoints.damaged.items():
@@ -282,11 +294,19 @@ def _flushing_on_error(checkpoints: Checkpoints | None) -> Iterator[None]:
         raise
 
 
-def _announce(emit: Callback, schedule: Schedule, resume_point: ResumePoint) -> None:
+def _announce(
+    emit: Callback,
+    schedule: Schedule,
+    resume_point: ResumePoint,
+    lower_is_better: Sequence[str] = (),
+) -> None:
+    fields: dict[str, Any] = {"num_rounds": schedule.num_rounds}
+    if lower_is_better:
+        fields["lower_is_better"] = list(lower_is_better)
     if resume_point.round == 0:
-        emit(TrainingStarted(num_rounds=schedule.num_rounds))
+        emit(TrainingStarted(**fields))
     else:
-        emit(TrainingResumed(round=resume_point.round, num_rounds=schedule.num_rounds))
+        emit(TrainingResumed(round=resume_point.round, **fields))
 
 
 def _result(
@@ -307,4 +327,6 @@ def _result(
         choices,
         model,
         mean_z or {},
+        trainer.label_map if isinstance(trainer, GuestTrainer) else LabelMap(),
+        trainer.evaluator.held_out if isinstance(trainer, GuestTrainer) else None,
     )

@@ -20,8 +20,8 @@ from celu.errors import CeluError, DataError
 from stores import write_store
 
 COMMANDS = (
-    *("demo", "certs", "data", "prepare", "split", "inspect", "align", "doctor", "run"),
-    *("simulate", "export", "predict", "evaluate", "report", "bench", "version"),
+    *("demo", "certs", "data", "prepare", "split", "inspect", "models", "align", "check"),
+    *("doctor", "run", "simulate", "export", "predict", "evaluate", "report", "bench", "version"),
 )
 
 
@@ -129,7 +129,7 @@ def test_version_prints_what_a_bug_report_needs() -> None:
     assert all(re.search(rf"^{name} \S", text, re.MULTILINE) for name in needed)
     assert re.findall(r"^extra (\w+) \S", text, re.MULTILINE) == [
         *("flights", "zstd", "websocket", "figures", "dashboard", "serve"),
-        *("tensorboard", "onnx"),
+        *("tensorboard", "mlflow", "wandb", "tune", "onnx"),
     ]
 
 

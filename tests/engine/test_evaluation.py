@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import celu
 from celu.engine.auto import AutoPlan
@@ -53,33 +52,26 @@ def test_nan_in_an_evaluation_ends_the_run(
     assert "evaluation" not in {event.event for event in events}
 
 
-def rmse_is_nan(output: Tensor, labels: Tensor) -> dict[str, float]:
-    return {"rmse": math.nan}
-
-
 def test_a_metric_that_alone_is_nan_ends_the_run() -> None:
-    fed = federation(loss="regression", evaluation=celu.Evaluation(every=5, metric="rmse"))
-    own = celu.Loss(LOSSES["regression"].per_instance, rmse_is_nan, ("rmse",))
-    guest = celu.Guest(
-        top=fed.guest.top,
-        bottom=fed.guest.bottom,
-        loss=own,
-        train=fed.guest.train,
-        test=fed.guest.test,
-    )
-    with pytest.raises(NonFiniteError, match="the rmse of the evaluation"):
+    fed = federation(loss="regression", evaluation=celu.Evaluation(every=5, metric="own"))
+    own = celu.Metric(lambda scores, labels: math.nan, higher_is_better=True, name="own")
+    guest = replace(fed.guest, metrics=[own])
+    with pytest.raises(NonFiniteError, match="the own of the evaluation"):
         celu.simulate(fed.job, guest, fed.hosts)
 
 
-def auc_is_nan(output: Tensor, labels: Tensor) -> dict[str, float]:
-    return {"auc": math.nan}
+def scores_are_nan(self: GuestTrainer, *arguments: Any) -> Any:
+    scores = SCORE(self, *arguments)
+    return scores._replace(output=scores.output * math.nan)
 
 
-def test_an_auc_that_is_nan_with_a_finite_loss_ends_the_run() -> None:
+def test_an_auc_that_is_nan_with_a_finite_loss_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(GuestTrainer, "score", scores_are_nan)
     fed = federation(evaluation=celu.Evaluation(every=5))
-    guest = replace(fed.guest, loss=replace(LOSSES["binary"], metrics=auc_is_nan))
     with pytest.raises(NonFiniteError, match="the auc of the evaluation after round 4") as caught:
-        celu.simulate(fed.job, guest, fed.hosts)
+        celu.simulate(fed.job, fed.guest, fed.hosts)
     assert caught.value.exit_code == 10
 
 
@@ -94,6 +86,10 @@ def test_test_rows_of_one_class_are_refused_before_training() -> None:
     guest = replace(fed.guest, test=celu.Dataset(rows.inputs, last, rows.sizes))
     with pytest.raises(DataError, match="expected both classes, got one in all 3 rows"):
         celu.simulate(fed.job, guest, fed.hosts)
+    r2 = federation(loss="regression", evaluation=celu.Evaluation(every=5, metric="r2"))
+    same = celu.Dataset(rows.inputs, torch.ones(rows.num_rows), rows.sizes)
+    with pytest.raises(DataError, match="expected several labels for r2, got one in all 192 rows"):
+        celu.simulate(r2.job, replace(r2.guest, test=same), r2.hosts)
 
 
 @pytest.mark.parametrize("metric", ["loss", "rmse", "accuracy"])

@@ -47,7 +47,7 @@ def test_a_cycle_is_as_many_rounds_as_are_in_flight_without_evaluations_and_outa
         if round_ % 8 == 7:
             with observer.evaluating():
                 now[0] += 50
-        observer.round_done(round_, workset, None)
+        observer.round_done(round_, workset, 0.1)
     assert observer.cycles_s(2, 20) == pytest.approx((3, 2))
     assert observer.cycles_s(4, 20) == pytest.approx((6, 5))
     assert observer.cycles_s(4, 6) == (0, 0)  # too few

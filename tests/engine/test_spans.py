@@ -60,7 +60,7 @@ def reports(report_every: int, rounds: int, *, messages: int = 1) -> list[dict[s
             traffic.received.spans.append((clock.at - 1.0, clock.at))
         with observer.computing():
             clock.at += 1.0
-        observer.round_done(round_, workset, None)
+        observer.round_done(round_, workset, 0.1)
     return found
 
 

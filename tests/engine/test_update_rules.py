@@ -60,7 +60,7 @@ def test_updates_equal_those_of_torch_bit_for_bit(
 @pytest.mark.parametrize("name", ["adagrad", "adam"])
 def test_an_incomplete_optimizer_state_is_refused(name: Literal["adagrad", "adam"]) -> None:
     layer = nn.Linear(2, 1)
-    optimizer = Optimizer([layer], celu.Optimizer(name=name, lr=LR))
+    optimizer = Optimizer([layer], celu.Optimizer(name=name, lr=LR), "guest", 1)
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     flat = flatten_state(optimizer.state())
@@ -81,7 +81,7 @@ def test_training_does_not_import_torchs_compiler() -> None:
     code = (
         "import sys, torch, celu; from celu.engine.optimizer import Optimizer; "
         "layer = torch.nn.Linear(2, 1); "
-        "one = Optimizer([layer], celu.Optimizer(name='adagrad', lr=0.1)); "
+        "one = Optimizer([layer], celu.Optimizer(name='adagrad', lr=0.1), 'guest', 1); "
         "layer(torch.ones(1, 2)).sum().backward(); one.step(); one.restore(one.state()); "
         "print('torch._dynamo' in sys.modules)"
     )

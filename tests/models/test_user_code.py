@@ -53,8 +53,9 @@ def failing_loss(output: Tensor, labels: Tensor) -> Tensor:
     raise KeyError("weights")
 
 
-def failing_metrics(output: Tensor, labels: Tensor) -> dict[str, float]:
-    raise ZeroDivisionError
+@celu.metric(higher_is_better=True)
+def failing_metric(scores: Any, labels: Any) -> float:
+    return 1 / 0
 
 
 def with_top(fed: Federation, make: Callable[[nn.Module], nn.Module]) -> None:
@@ -90,9 +91,9 @@ LINE = r"test_user_code.py, line \d+, in forward: raise ValueError"
         (lambda f: setattr(f, "guest", replace(f.guest, loss=failing_loss)),
          r"guest: the loss, .*failing_loss, raised KeyError(.*\n)*  it got output \[32, 1\] float32"
          r", labels \[32\] float32\n(.*\n)*  .*in failing_loss"),
-        (lambda f: setattr(f, "guest", replace(f.guest, loss=celu.Loss(
-            celu.LOSSES["binary"].per_instance, failing_metrics))),
-         "the metrics of the loss, .*failing_metrics, raised ZeroDivisionError"),
+        (lambda f: setattr(f, "guest", replace(f.guest, metrics=[failing_metric])),
+         r"metric 'failing_metric' failed for scores \[192\] and labels \[192\], ZeroDivisionError"
+         r"(.*\n)*  test_user_code.py, line \d+, in failing_metric: return 1 / 0"),
     ],
     ids=["top", "bottom", "host", "host's local step", "local step", "evaluation",
          "host's evaluation", "backward", "host's backward", "loss", "metrics"],

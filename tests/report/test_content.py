@@ -54,6 +54,15 @@ def test_the_summary_matches_the_run(tmp_path: Path) -> None:
     assert len(run["similarity"]["quantiles"]) == 6
 
 
+def test_the_learning_rate_is_shown_from_runs_that_recorded_it(tmp_path: Path) -> None:
+    written = [*events(1), round_event(2, lr=0.1), round_event(3, lr=0.05)]
+    old, new = (
+        report_content(write_run(tmp_path / name, found))["runs"][0]["lr"]
+        for name, found in (("old", events(3)), ("new", written))
+    )
+    assert (old["y"], new["round"], new["y"]) == ([], [2, 3], [0.1, 0.05])
+
+
 def test_warnings_depend_on_what_a_run_did_and_not_on_its_age(tmp_path: Path) -> None:
     ended = {"status": "PeerLost", "message": "weather: gone"}
     failed = report_content(write_run(tmp_path / "failed", events(5), summary=ended))["runs"][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import queue
 import socket
 import ssl
@@ -9,6 +10,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -460,3 +462,37 @@ def test_a_certificate_with_a_damaged_field_is_named(
         Credentials.read(damaged, key, authorities)
     with pytest.raises(CertificateError, match=r"damaged.pem: expected a certificate"):
         Credentials.read(guest.certificate, key, {"bank": damaged})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "why"),
+    [
+        ("guest", {"valid": (-2 * HOUR, -HOUR)}, "expired at .*celu certs party guest"),
+        ("guest", {"valid": (HOUR, 2 * HOUR)}, "not valid before .*clock"),
+        ("branch", {}, "expected a certificate for 'guest', .* got one for 'branch'"),
+    ],
+)
+def test_a_certificate_of_ours_that_every_peer_would_refuse_is_found_at_home(
+    companies: dict[str, Any], tmp_path: Path, name: str, changes: dict[str, Any], why: str
+) -> None:
+    guest, bank = companies["guest"], companies["bank"]
+    odd = guest.issue(tmp_path, name, **changes)
+    credentials = Credentials.read(*odd, guest.keys(bank)[2])
+    with pytest.raises(CertificateError, match=why):
+        credentials.check_own("guest", dt.datetime.now(dt.UTC))
+    guest.issue(tmp_path, "guest")
+    Credentials.read(*odd, guest.keys(bank)[2]).check_own("guest", dt.datetime.now(dt.UTC))
+
+
+def test_keys_that_grpc_cannot_use_are_not_reported_as_a_port_in_use(
+    companies: dict[str, Any],
+) -> None:
+    guest, bank = companies["guest"], companies["bank"]
+    good = Credentials.read(*guest.keys(bank))
+    authority = guest.folder / "ca.pem", guest.folder / "ca.key"
+    odd = replace(
+        good, certificate=authority[0].read_bytes(), key=authority[1].read_bytes(), files=authority
+    )
+    links = {"bank": StreamLink("bank", deadline_s=1)}
+    with pytest.raises(CertificateError, match="gRPC cannot listen with this certificate"):
+        Listener("127.0.0.1:0", Admission(links, odd))

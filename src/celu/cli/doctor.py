@@ -72,7 +72,7 @@ def doctor(
         console.print(_measurement_table(facts))
         console.print(_codec_table(facts))
         for finding in findings[facts.peer]:
-            _print_finding(console, finding)
+            print_finding(console, finding)
     if out is not None:
         _write(out, settings.name, all_facts, findings)
         console.print(f"written to {escape(str(out))}", soft_wrap=True)
@@ -132,7 +132,8 @@ def _codec_table(facts: LinkFacts) -> Table:
     return table
 
 
-def _print_finding(console: Console, finding: Finding) -> None:
+def print_finding(console: Console, finding: Finding) -> None:
+    """Print a finding, and what to change."""
     colour = "green" if finding.level == "ok" else "yellow"
     console.print(
         f"[{colour}]{finding.level:4}[/{colour}] [bold]{finding.topic}[/bold]: "

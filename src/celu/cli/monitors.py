@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from rich.markup import escape
 
 from celu.cli.console import Console
+from celu.config.job import Job
 from celu.config.party import PartySettings
 from celu.run_folder import RunFolder
 
@@ -18,14 +20,26 @@ class Monitors:
     Raises ConfigError if a package is missing: before the run, not in the middle of it.
     """
 
-    def __init__(self, settings: PartySettings, port: int | None, console: Console) -> None:
+    def __init__(
+        self,
+        settings: PartySettings,
+        job: Job,
+        console: Console,
+        *,
+        port: int | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """`folder` is the run folder, if it is not the one in the settings."""
         self._console = console
         self._port = port
         self._trackers = []
-        if "tensorboard" in settings.tracking:
-            from celu.tracking import TensorBoard
+        for kind in dict.fromkeys(settings.tracking):
+            from celu.tracking.tracker import Tracker
 
-            self._trackers.append(TensorBoard(settings.run_dir, self._warn))
+            where = folder or settings.run_dir
+            self._trackers.append(
+                Tracker(kind, where, name=settings.name, job=job, warn=self._warn)
+            )
         if port is not None:
             import celu.dashboard.server  # noqa: F401 - raises if its packages are missing
 
@@ -34,8 +48,7 @@ class Monitors:
         """Track and serve a run within this context."""
         with ExitStack() as stack:
             for tracker in self._trackers:
-                folder.add_callback(tracker.event)
-                stack.callback(tracker.close)
+                folder.add_callback(stack.enter_context(tracker))
             if self._port is not None:
                 self._serve(folder, self._port, stack)
             yield

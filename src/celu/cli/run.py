@@ -78,7 +78,7 @@ def run(
     settings.require_data()
     settings.require_model()
     console = Console()
-    monitors = Monitors(settings, dashboard_port if dashboard else None, console)
+    monitors = Monitors(settings, contract, console, port=dashboard_port if dashboard else None)
     folder = open_run_folder(settings, contract)
     if settings.insecure:
         console.print(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from celu.cli.console import Console
+from celu.cli.monitors import Monitors
 from celu.cli.progress import RunProgress, summary_table
 from celu.config.job import read_job
 from celu.config.link import find_link
@@ -62,9 +64,15 @@ def simulate(
         "link": None if emulated is None else emulated.model_dump(mode="json"),
         "speed": speed,
     }
+    console = Console()
+    paths = {name: out / "hosts" / name for name in contract.hosts} | {contract.guest: out}
+    monitors = {
+        name: Monitors(party, contract, console, folder=paths[name])
+        for name, (party, _) in settings.items()
+    }
     folders = {
         name: RunFolder(
-            out if name == contract.guest else out / "hosts" / name,
+            paths[name],
             {
                 "job": contract.model_dump(mode="json"),
                 "party": party.model_dump(mode="json"),
@@ -82,8 +90,9 @@ def simulate(
     from celu.simulation import simulate as run_all
 
     started = time.monotonic()
-    console = Console()
-    with recording_failure(folders.values()):
+    with recording_failure(folders.values()), ExitStack() as stack:
+        for name, monitor in monitors.items():
+            stack.enter_context(monitor.attached_to(folders[name]))
         threads = settings[contract.guest][0].threads
         if threads is not None:
             torch.set_num_threads(threads)

@@ -17,6 +17,9 @@ _EXTRAS = {
     "dashboard": "starlette",
     "serve": "uvicorn",
     "tensorboard": "tensorboard",
+    "mlflow": "mlflow-skinny",
+    "wandb": "wandb",
+    "tune": "optuna",
     "onnx": "onnxscript",
 }
 

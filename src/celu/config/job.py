@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
-    PositiveFloat,
     PositiveInt,
     ValidationError,
     model_validator,
 )
 
+from celu.config.optimizer import Optimizer
 from celu.config.reading import PartyName, Settings, describe, read_settings
 from celu.errors import ConfigError
 
@@ -147,32 +148,22 @@ else:
     AnyMethod = Annotated[Method, BeforeValidator(_auto_alone)]
 
 
-class Optimizer(Settings):
-    """One optimizer for all parties; an option of another optimizer is refused."""
-
-    name: Literal["adagrad", "sgd", "adam"] = "adagrad"
-    lr: PositiveFloat = 0.03
-    initial_accumulator: Annotated[float, Field(ge=0)] | None = None
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
-
-    @model_validator(mode="after")
-    def _option_belongs_to_optimizer(self) -> Optimizer:
-        if self.initial_accumulator is not None and self.name != "adagrad":
-            raise ValueError(f"initial_accumulator is an option of adagrad, not of {self.name}")
-        if self.momentum is not None and self.name != "sgd":
-            raise ValueError(f"momentum is an option of sgd, not of {self.name}")
-        return self
+def _is_a_name(name: str) -> str:
+    if not name.isidentifier() or len(name) > 64:
+        raise ValueError(f"expected the name of a metric, such as auc, got {name[:64]!r}")
+    return name
 
 
 class Evaluation(Settings):
     """Held-out evaluation across parties: every `every` rounds, on the first `rows` test rows.
 
-    Training stops when `metric` reaches `target`.
+    Training stops when `metric` reaches `target`. `metric` is the loss, a built-in metric that fits
+    the guest's loss, or the name of a metric of the guest's own.
     """
 
     every: PositiveInt = 100
     rows: PositiveInt | None = None
-    metric: Literal["auc", "loss", "accuracy", "rmse"] = "auc"
+    metric: Annotated[str, AfterValidator(_is_a_name)] = "auc"
     target: float | None = None
 
 
@@ -274,6 +265,19 @@ class Job(Settings):
         return self
 
     @model_validator(mode="after")
+    def _optimizer_fits(self) -> Job:
+        parties = [self.guest, *self.hosts]
+        for name in self.optimizer.party_lr:
+            if name not in parties:
+                raise ValueError(
+                    f"optimizer.party_lr: expected parties of this job ({', '.join(parties)}), "
+                    f"got {name!r}"
+                )
+        if self.rounds is not None:
+            self.optimizer.check_length(self.rounds)
+        return self
+
+    @model_validator(mode="after")
     def _choices_in_order(self) -> Job:
         rounds = [choice.round for choice in self.choices]
         if rounds and (rounds[0] != 0 or rounds != sorted(set(rounds))):
@@ -318,6 +322,8 @@ class Job(Settings):
         # There may be hundreds of choices, so they are compared by their hash.
         flat["choices"] = hashlib.sha256(json.dumps(chosen).encode()).hexdigest() if chosen else ""
         flat["checkpoint.every"] = self.checkpoint_every
+        if self.optimizer.schedule == "constant":  # as in contracts of releases without schedules
+            flat["optimizer.schedule"] = None
         flat["method.given"] = " ".join(sorted(self.given())) if self.auto else ""
         return flat
 

@@ -44,12 +44,21 @@ def _spec(value: Any) -> Any:
     return {"use": value} if isinstance(value, str) else value
 
 
+def _one_name(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 class ModelSettings(Settings):
-    """A party's modules."""
+    """A party's modules.
+
+    `metrics` are what the guest's evaluations report besides the loss: names, or "module:name" of
+    its own; by default all that fit the loss.
+    """
 
     bottom: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
     top: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
     loss: str | None = None
+    metrics: Annotated[list[str], BeforeValidator(_one_name), Field(min_length=1)] | None = None
     z_width: PositiveInt | None = None  # the guest's own; default: that of the first host
 
 
@@ -137,6 +146,9 @@ class Peer(Settings):
         return self
 
 
+TrackerName = Literal["tensorboard", "mlflow", "wandb"]
+
+
 class PartySettings(Settings):
     """One party's private settings (`party.toml`). Paths are relative to the file."""
 
@@ -160,7 +172,7 @@ class PartySettings(Settings):
     heartbeat_s: Seconds = 10.0  # a peer silent for two of these counts as gone
     link: AnyLink | None = None  # emulates a slow link for the messages that this party sends
     serve: ServeSettings = ServeSettings()
-    tracking: list[Literal["tensorboard"]] = []  # where metrics also go, besides the run folder
+    tracking: list[TrackerName] = []  # where metrics also go, besides the run folder
 
     def require_data(self) -> DataSettings:
         """The `[data]` section; raises ConfigError if there is none."""
@@ -197,9 +209,9 @@ class PartySettings(Settings):
         else:
             if model.bottom is None:
                 raise ValueError("model.bottom is missing: a host needs a bottom model")
-            for key, value in (("model.top", model.top), ("model.loss", model.loss)):
-                if value is not None:
-                    raise ValueError(f"{key} belongs to the guest, not to a host")
+            for key in ("top", "loss", "metrics"):
+                if getattr(model, key) is not None:
+                    raise ValueError(f"model.{key} belongs to the guest, not to a host")
         return self
 
     @model_validator(mode="after")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from celu.doctor.facts import Finding, LinkFacts, seconds
+from celu.doctor.machine import Certificate
 
 _WARN_DAYS = 30
 
@@ -35,7 +36,14 @@ def versions(facts: LinkFacts) -> Iterator[Finding]:
 
 def certificates(facts: LinkFacts) -> Iterator[Finding]:
     """A run that lasts longer than a certificate cannot be resumed."""
-    if facts.insecure:
+    return certificate_findings(facts.name, facts.certificates, insecure=facts.insecure)
+
+
+def certificate_findings(
+    name: str, certificates: Iterable[Certificate], *, insecure: bool
+) -> Iterator[Finding]:
+    """The certificates of the party `name`, and whether they expire soon."""
+    if insecure:
         yield Finding(
             "security",
             "warn",
@@ -44,14 +52,14 @@ def certificates(facts: LinkFacts) -> Iterator[Finding]:
         )
         return
     yield Finding("security", "ok", "mutual TLS 1.3; no other version is accepted")
-    for certificate in facts.certificates:
+    for certificate in certificates:
         message = (
             f"{certificate.whose} ({certificate.subject}) is valid until {certificate.expires}"
         )
         if certificate.days_left >= _WARN_DAYS:
             yield Finding("certificate", "ok", message)
-        elif certificate.whose == facts.name:
-            fix = f"Make a new one: celu certs party {facts.name}."
+        elif certificate.whose == name:
+            fix = f"Make a new one: celu certs party {name}."
             yield _expiring(message, certificate.days_left, fix)
         else:
             owner = certificate.whose.removeprefix("authority of ")

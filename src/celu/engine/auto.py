@@ -221,11 +221,8 @@ class AutoPlan:
         if not weights:
             return _GUEST_ONLY, "no host has used a batch twice: only the guest repeats batches"
         to_do = fmean(weights)
-        optimizer = self._job.optimizer
-        scales = optimizer.name == "adam" or (
-            optimizer.name == "adagrad" and not optimizer.initial_accumulator
-        )
-        chosen = _REPEATING if to_do >= (_LEFT_IF_SCALED if scales else _LEFT) else _GUEST_ONLY
+        least = _LEFT_IF_SCALED if self._job.optimizer.is_scaled else _LEFT
+        chosen = _REPEATING if to_do >= least else _GUEST_ONLY
         who = "all parties repeat" if chosen == _REPEATING else "only the guest repeats"
         return chosen, (
             f"{to_do:.1%} of a derivative is still to be done at its third use: {who} batches"

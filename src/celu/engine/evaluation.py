@@ -1,4 +1,4 @@
-"""How well the model predicts: scores, metrics, the contract's target and the objective of `auto`.
+"""Evaluations in training: scores, the contract's target and the objective of `auto`.
 
 It does not run the models: `GuestTrainer.score` computes the scores.
 """
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from celu.config.job import Evaluation
+from celu.engine.held_out import HeldOutMetrics, HeldOutScores
 from celu.engine.observer import Observer
 from celu.engine.schedule import Schedule
 from celu.errors import NonFiniteError
-from celu.models.losses import HIGHER_IS_BETTER, Loss
-from celu.models.user_code import call_metrics
+from celu.metrics.names import LOSS
+from celu.metrics.own import MetricLike
+from celu.models.losses import Loss
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
 
@@ -31,25 +33,38 @@ class Scores(NamedTuple):
 
 
 class Evaluator:
-    """Computes metrics from scores, and compares them with the contract's target."""
+    """Computes metrics from scores, and compares them with the contract's target.
 
-    def __init__(self, loss: Loss, settings: Evaluation) -> None:
+    `metrics` are those that the guest chose; None: all that fit its loss. `held_out` has the scores
+    of the latest evaluation.
+    """
+
+    def __init__(
+        self, loss: Loss, settings: Evaluation, metrics: Sequence[MetricLike] | None = None
+    ) -> None:
         self._loss = loss
         self._metric = settings.metric
         self._target = settings.target
+        self._metrics = HeldOutMetrics(loss, metrics, settings.metric)
+        self.held_out: HeldOutScores | None = None
+
+    @property
+    def lower_is_better(self) -> list[str]:
+        """The user's own metrics for which lower is better."""
+        return self._metrics.lower_is_better
 
     def metrics(self, scores: Sequence[Scores]) -> dict[str, float]:
-        """The metrics over all scored rows, by name."""
+        """The metrics over all scored rows, by name: the loss, and those of `HeldOutMetrics`."""
         output, losses, labels = (torch.cat(part) for part in zip(*scores, strict=True))
-        others = call_metrics(self._loss.metrics, output, labels)
-        return {"loss": float(losses.double().mean()), **others}
+        self.held_out = HeldOutScores.of(self._loss, output, labels)
+        return {LOSS: float(losses.double().mean()), **self._metrics.compute(self.held_out)}
 
     def check(self, metrics: Mapping[str, float], round_: int) -> None:
         """Raise NonFiniteError if the loss or the contract's metric is NaN or Inf.
 
         Rows that allow no AUC, those of a single class, are refused before the run starts.
         """
-        for name in ("loss", self._metric):
+        for name in (LOSS, self._metric):
             value = metrics.get(name, 0.0)
             if not math.isfinite(value):
                 raise NonFiniteError(
@@ -62,12 +77,13 @@ class Evaluator:
         if self._target is None or self._metric not in metrics:
             return False
         value = metrics[self._metric]
-        return value >= self._target if HIGHER_IS_BETTER[self._metric] else value <= self._target
+        is_higher = self._metrics.higher_is_better[self._metric]
+        return value >= self._target if is_higher else value <= self._target
 
     def objective(self, metrics: Mapping[str, float]) -> float:
         """The contract's metric (the loss if it is missing), negated where lower is better."""
-        metric = self._metric if self._metric in metrics else "loss"
-        return metrics[metric] if HIGHER_IS_BETTER[metric] else -metrics[metric]
+        metric = self._metric if self._metric in metrics else LOSS
+        return metrics[metric] if self._metrics.higher_is_better[metric] else -metrics[metric]
 
 
 class _Trainer(Protocol):

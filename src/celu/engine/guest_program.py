@@ -108,6 +108,7 @@ async def _exchange_round(
 ) -> Tensor:
     if round_ == segment.measured.start:
         observer.start_measuring(trainer.workset)
+    trainer.start_round(round_)
     if not schedule.local_steps_after_update:  # while the last dZ and the next Z are in flight
         _make_local_steps(trainer, segment, observer)
     with observer.waiting():
@@ -123,7 +124,7 @@ async def _exchange_round(
         trainer.apply_update()  # after sending: the hosts wait for dZ, not for our update
     if schedule.local_steps_after_update:
         _make_local_steps(trainer, segment, observer)
-    observer.round_done(round_, trainer.workset, loss)
+    observer.round_done(round_, trainer.workset, trainer.lr, loss)
     return loss
 
 

@@ -62,13 +62,23 @@ class GuestTrainer:
         self._device = device_of(self._modules.values())
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
         self.loader = BatchLoader(guest.train, order, self._device)
-        self.evaluator = Evaluator(guest.loss, job.evaluation)
+        self.evaluator = Evaluator(guest.loss, job.evaluation, guest.metrics)
         self.label_map = guest.label_map
-        self._optimizer = Optimizer(self._modules.values(), job.optimizer)
+        num_rounds = job.num_rounds(guest.train.num_rows // job.batch_size)
+        self._optimizer = Optimizer(self._modules.values(), job.optimizer, name, num_rounds)
         self.workset = Workset.from_job(job, "guest")
         self.latest: tuple[Tensor, Batch] | None = None  # output and batch of the latest exchange
         # Z of later rounds, which arrived before an evaluation's; at most `depth` of each host.
         self.early: dict[str, deque[Message]] = {host: deque() for host in job.hosts}
+
+    def start_round(self, round_: int) -> None:
+        """Use the learning rate of this round for its update and its local steps."""
+        self._optimizer.set_round(round_)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the current round, except for embeddings that have their own."""
+        return self._optimizer.lr
 
     def compute_derivatives(
         self, round_: int, activations: list[Message]

@@ -106,6 +106,7 @@ async def _finish_round(
     round_: int,
     observer: Observer,
 ) -> None:
+    trainer.start_round(round_)
     if not schedule.local_steps_after_update:  # while Z is in flight, and dZ is computed and sent
         _make_local_steps(trainer, segment, observer)
     with observer.waiting():
@@ -114,7 +115,7 @@ async def _finish_round(
         trainer.update(round_, derivative)
     if schedule.local_steps_after_update:
         _make_local_steps(trainer, segment, observer)
-    observer.round_done(round_, trainer.workset, None)
+    observer.round_done(round_, trainer.workset, trainer.lr)
 
 
 def _make_local_steps(trainer: HostTrainer, segment: Segment, observer: Observer) -> None:

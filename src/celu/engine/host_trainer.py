@@ -68,10 +68,20 @@ class HostTrainer:
         self._device = device_of(self._modules.values())
         order = BatchOrder(job.seed, host.train.num_rows, job.batch_size, job.order)
         self.loader = BatchLoader(host.train, order, self._device)
-        self._optimizer = Optimizer([host.bottom], job.optimizer)
+        num_rounds = job.num_rounds(host.train.num_rows // job.batch_size)
+        self._optimizer = Optimizer([host.bottom], job.optimizer, name, num_rounds)
         self._coding = Coding(job, name, spans=spans)
         self._in_flight: dict[int, _InFlight] = {}
         self.workset = Workset.from_job(job, "host")
+
+    def start_round(self, round_: int) -> None:
+        """Use the learning rate of this round for its update and its local steps."""
+        self._optimizer.set_round(round_)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the current round, except for embeddings that have their own."""
+        return self._optimizer.lr
 
     def compute_activation(self, round_: int) -> Message:
         """Z of a fresh batch, as a message to send."""

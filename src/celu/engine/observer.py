@@ -226,7 +226,9 @@ class Observer:
         rollback: dict[str, Any] = {"back_to": stage.restore} if stage.restore else {}
         self._emit(TuningChosen(**fields, **rollback, seconds=self._seconds(), reason=stage.reason))
 
-    def round_done(self, round_: int, workset: Workset, loss: Tensor | None) -> None:
+    def round_done(
+        self, round_: int, workset: Workset, lr: float, loss: Tensor | None = None
+    ) -> None:
         """Count a finished round, and report it if a report is due; `loss` is the guest's."""
         if loss is not None:
             self._losses.append(loss)
@@ -239,6 +241,7 @@ class Observer:
             "seconds": self._seconds(),
             "local_steps": workset.local_steps,
             "bubbles": workset.bubbles,
+            "lr": lr,
             "waited_s": round(self._waited_s, 4),
             **self.bytes(),
         }

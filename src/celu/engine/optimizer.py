@@ -2,7 +2,7 @@
 
 AdaGrad and SGD handle dense and sparse gradients. Adam does not, so embeddings with sparse
 gradients use SparseAdam. The cost of their step depends on the batch size, not on the size of the
-embedding table.
+embedding table. AdamW is Adam after the weights have decayed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from celu.config.job import Optimizer as Settings
+from celu.config.optimizer import Optimizer as Settings
+from celu.engine.gradients import add_decay, clip_gradients, decay_weights
+from celu.engine.learning_rate import LearningRate
 from celu.engine.update_rules import Adagrad, Adam, Rule, RuleState, Sgd
 from celu.errors import CheckpointError, ConfigError
 
@@ -24,22 +26,57 @@ FlatState = dict[str, Any]  # by "<rule index>.<parameter index>.<state key>"
 class Optimizer:
     """One optimizer for all modules of a party."""
 
-    def __init__(self, modules: Iterable[nn.Module], settings: Settings) -> None:
+    def __init__(
+        self, modules: Iterable[nn.Module], settings: Settings, party: str, num_rounds: int
+    ) -> None:
+        """Start with the rates of round 0; raises ConfigError for settings that do not fit."""
         modules = list(modules)
-        sparse_ids = {
-            id(layer.weight)
+        layers = [
+            layer
             for module in modules
             for layer in module.modules()
-            if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse
-        }
+            if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+        ]
+        embeddings = {id(layer.weight) for layer in layers}
+        sparse = {id(layer.weight) for layer in layers if layer.sparse}
+        self._settings = settings
+        self._rate = LearningRate(settings, party, num_rounds)
         self.parameters = [p for m in modules for p in m.parameters() if p.requires_grad]
-        sparse = [p for p in self.parameters if id(p) in sparse_ids]
-        dense = [p for p in self.parameters if id(p) not in sparse_ids]
-        self._rules = _make_rules(dense, sparse, settings)
+        # Parameters with one rate share a rule, dense ones first, as in checkpoints.
+        groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+        for parameter in sorted(self.parameters, key=lambda p: id(p) in sparse):
+            is_embedding, is_sparse = id(parameter) in embeddings, id(parameter) in sparse
+            if is_sparse and settings.momentum:
+                raise ConfigError(
+                    "optimizer.momentum: not supported with sparse embeddings; remove it, or use "
+                    "dense embeddings"
+                )
+            base = self._rate.base_of_embeddings if is_embedding else self._rate.base
+            groups.setdefault((base, is_sparse and _is_adam(settings)), []).append(parameter)
+        self._base_rates = [base for base, _ in groups]
+        self._rules = [
+            _make_rule(parameters, base, settings, sparse=is_sparse)
+            for (base, is_sparse), parameters in groups.items()
+        ]
+        self.set_round(0)
+
+    def set_round(self, round_: int) -> None:
+        """Use the learning rates of this round from now on."""
+        factor = self._rate.factor(round_)
+        self.lr = self._rate.base * factor  # of what is no embedding
+        for rule, base in zip(self._rules, self._base_rates, strict=True):
+            rule.lr = base * factor
 
     def step(self) -> None:
         """Apply the gradients and set them to None."""
+        if self._settings.clip_norm is not None:
+            clip_gradients(self.parameters, self._settings.clip_norm)
+        decay = self._settings.decay
         for rule in self._rules:
+            if decay and self._settings.name == "adamw":
+                decay_weights(rule.parameters, rule.lr * decay)
+            elif decay:
+                add_decay(rule.parameters, decay)
             rule.step()
         for parameter in self.parameters:
             parameter.grad = None
@@ -106,19 +143,15 @@ def _copy(state: RuleState) -> RuleState:
     }
 
 
-def _make_rules(
-    dense: list[nn.Parameter], sparse: list[nn.Parameter], settings: Settings
-) -> list[Rule]:
-    if not dense and not sparse:
-        return []
+def _is_adam(settings: Settings) -> bool:
+    return settings.name in ("adam", "adamw")
+
+
+def _make_rule(
+    parameters: list[nn.Parameter], lr: float, settings: Settings, *, sparse: bool
+) -> Rule:
     if settings.name == "adagrad":
-        return [Adagrad(dense + sparse, settings.lr, settings.initial_accumulator or 0.0)]
+        return Adagrad(parameters, lr, settings.initial_accumulator or 0.0)
     if settings.name == "sgd":
-        if settings.momentum and sparse:
-            raise ConfigError(
-                "optimizer.momentum: not supported with sparse embeddings; remove it, or use "
-                "dense embeddings"
-            )
-        return [Sgd(dense + sparse, settings.lr, settings.momentum or 0.0)]
-    rules = [(dense, False), (sparse, True)]
-    return [Adam(which, settings.lr, sparse=is_sparse) for which, is_sparse in rules if which]
+        return Sgd(parameters, lr, settings.momentum or 0.0)
+    return Adam(parameters, lr, sparse=sparse)

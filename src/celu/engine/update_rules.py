@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from celu.engine.gradients import sum_rows
+
 # Set explicitly, since torch warns if it is not set.
 torch.sparse.check_sparse_tensor_invariants.disable()
 
@@ -23,6 +25,7 @@ class Rule(Protocol):
     """An optimizer for a group of parameters."""
 
     name: str
+    lr: float  # the learning rate of the next step
     parameters: Sequence[nn.Parameter]
     state_keys: set[str]  # of each parameter; values are numbers or tensors of its shape
     has_initial_state: bool  # False if a parameter has no state before its first update
@@ -50,7 +53,7 @@ class Adagrad:
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, accumulator: float) -> None:
         self.parameters = parameters
-        self._lr = lr
+        self.lr = lr
         self._sums = [torch.full_like(p, accumulator, requires_grad=False) for p in parameters]
 
     @torch.no_grad()
@@ -72,7 +75,7 @@ class Adagrad:
             torch._foreach_addcmul_(sums, gradients, gradients, value=1.0)
             roots = torch._foreach_sqrt(sums)
             torch._foreach_add_(roots, self._EPS)
-            torch._foreach_addcdiv_(weights, gradients, roots, value=-self._lr)
+            torch._foreach_addcdiv_(weights, gradients, roots, value=-self.lr)
 
     def state(self) -> RuleState:
         """See `Rule`."""
@@ -83,29 +86,10 @@ class Adagrad:
         self._sums = [state[index]["sum"] for index in range(len(self.parameters))]
 
     def _apply_sparse(self, weight: Tensor, total: Tensor, gradient: Tensor) -> None:
-        rows, values = _coalesce(gradient)
+        rows, values = sum_rows(gradient)
         sums = total.index_select(0, rows).add_(values.pow(2))
         total.index_copy_(0, rows, sums)
-        weight.index_add_(0, rows, values / sums.sqrt_().add_(self._EPS), alpha=-self._lr)
-
-
-def _coalesce(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Unique row indices of a sparse gradient and their summed gradients."""
-    if not gradient.is_cuda:
-        gradient = gradient.coalesce()
-        return gradient._indices()[0], gradient._values()
-    # On CUDA `coalesce` adds the values of a row serially, and a field with few ids has thousands
-    # of them in a batch. The kernel for dense gradients adds them in parallel, and its order is
-    # fixed, so the result is deterministic.
-    rows, positions = torch.unique(gradient._indices()[0], return_inverse=True)
-    values: Tensor = torch.ops.aten.embedding_dense_backward(
-        gradient._values(),
-        positions,
-        num_weights=len(rows),
-        padding_idx=-1,
-        scale_grad_by_freq=False,
-    )
-    return rows, values
+        weight.index_add_(0, rows, values / sums.sqrt_().add_(self._EPS), alpha=-self.lr)
 
 
 class Sgd:
@@ -117,7 +101,7 @@ class Sgd:
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float) -> None:
         self.parameters = parameters
-        self._lr = lr
+        self.lr = lr
         self._momentum = momentum
         self._buffers: dict[int, Tensor] = {}
 
@@ -127,7 +111,7 @@ class Sgd:
         for index, weight in enumerate(self.parameters):
             if weight.grad is not None:
                 direction = self._accumulate(index, weight.grad) if self._momentum else weight.grad
-                weight.add_(direction, alpha=-self._lr)
+                weight.add_(direction, alpha=-self.lr)
 
     def state(self) -> RuleState:
         """See `Rule`."""
@@ -157,6 +141,16 @@ class Adam:
         self.name = kind.__name__
         self.parameters = parameters
         self._optimizer: torch.optim.Optimizer = kind(parameters, lr=lr)
+
+    @property
+    def lr(self) -> float:
+        """See `Rule`."""
+        lr: float = self._optimizer.param_groups[0]["lr"]
+        return lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self._optimizer.param_groups[0]["lr"] = lr
 
     def step(self) -> None:
         """See `Rule`."""

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 from celu.config.party import GatewaySettings, PartySettings
 from celu.events import Callback, ignore
 from celu.transport.carrier import Route
 from celu.transport.connect import Endpoint
 from celu.transport.emulation import LinkEmulator
 from celu.transport.preflight import Gateway
+from celu.transport.tls import Credentials
 
 
 def endpoint_of(settings: PartySettings, on_event: Callback = ignore) -> Endpoint:
-    """How a party listens, connects and authenticates; `on_event` receives link events."""
+    """How a party listens, connects and authenticates; `on_event` receives link events.
+
+    Raises CertificateError for keys that every peer would refuse.
+    """
     keys = None
     if settings.peers and not settings.insecure:
         assert settings.keys is not None  # PartySettings checks this
         authorities = {name: peer.ca for name, peer in settings.peers.items() if peer.ca}
         keys = (settings.keys.certificate, settings.keys.key, authorities)
+        Credentials.read(*keys).check_own(settings.name, dt.datetime.now(dt.UTC))
     link = settings.link
 
     def make_emulator() -> LinkEmulator | None:

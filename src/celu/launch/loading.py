@@ -15,7 +15,7 @@ from celu.data.store import open_store
 from celu.engine.device import find_device
 from celu.engine.randomness import seed_step
 from celu.errors import DataError, ModelError
-from celu.models.building import build_bottom, build_top, find_loss
+from celu.models.building import build_bottom, build_top, find_loss, find_metrics
 from celu.models.fit_labels import fit_label_map
 from celu.models.losses import Loss
 from celu.party import Guest, Host
@@ -51,7 +51,7 @@ def load_party(
         return Host(bottom=bottom, train=train, test=test)
     assert model.top is not None and model.loss is not None  # likewise for a guest
     widths = ([own_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
-    loss = find_loss(model.loss, folder)
+    loss, metrics = find_loss(model.loss, folder), model.metrics
     top = build_top(
         model.top.use,
         model.top.options,
@@ -59,7 +59,14 @@ def load_party(
         num_classes=_num_classes(loss, model.top, train, test),
         folder=folder,
     ).to(device)
-    return Guest(bottom=bottom, top=top, loss=loss, train=train, test=test)
+    return Guest(
+        bottom=bottom,
+        top=top,
+        loss=loss,
+        train=train,
+        test=test,
+        metrics=None if metrics is None else find_metrics(metrics, "model.metrics", folder),
+    )
 
 
 def _num_classes(loss: Loss, top: ModelSpec, train: Dataset, test: Dataset) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from torch import nn
 
@@ -26,8 +26,9 @@ def record_result(folder: RunFolder, job: Job, result: Result, party: Guest | Ho
     record_model(folder, result, party)
     if result.choices:
         folder.write("replay.toml", replay_toml(job, result.choices))
-    summary = {**asdict(result), "choices": len(result.choices), "model": result.model.name}
-    del summary["mean_z"], summary["label_map"]
+    facts = asdict(replace(result, scores=None, mean_z={}))
+    summary = {**facts, "choices": len(result.choices), "model": result.model.name}
+    del summary["mean_z"], summary["scores"], summary["label_map"]
     folder.finish({"status": "done", **summary})
 
 
@@ -40,7 +41,7 @@ def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None
         identity=result.model,
         inputs={n: InputSpec.of(rows) for n, rows in train.inputs.items() if has_inputs},
         sizes={n: [int(s) for s in sizes] for n, sizes in train.sizes.items() if has_inputs},
-        output=party.loss.output if isinstance(party, Guest) else None,
+        output=party.loss.prediction if isinstance(party, Guest) else None,
         label_map=result.label_map if isinstance(party, Guest) else LabelMap(),
         mean_z=result.mean_z if isinstance(party, Guest) else {},
         train_rows=train.num_rows,

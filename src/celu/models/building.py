@@ -1,4 +1,4 @@
-"""Builds modules by name: a built-in one ("wdl", "dssm") or the user's own ("module:Class").
+"""Builds modules by name: a built-in one (`built_in`) or the user's own ("module:Class").
 
 A constructor is called with the options from the settings file, and with the width of Z and the
 columns and sizes of the inputs, if it has parameters for them.
@@ -9,22 +9,18 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from celu.errors import CeluError, ConfigError, ModelError
+from celu.metrics.names import HIGHER_IS_BETTER
+from celu.metrics.own import Metric, MetricLike
+from celu.models.built_in import BOTTOMS, TOPS, BuiltIn
 from celu.models.losses import LOSSES, Loss
-from celu.models.tops import InnerProductTop, WideDeepTop
-from celu.models.tower import Tower
-from celu.models.user_code import last_lines
-
-Constructor = Callable[..., nn.Module]
-BOTTOMS: dict[str, Constructor] = {"wdl": Tower, "dssm": partial(Tower, relu_z=False)}
-TOPS: dict[str, Constructor] = {"wdl": WideDeepTop, "dssm": InnerProductTop}
+from celu.traceback_lines import last_lines
 
 
 def resolve(use: str, built_in: Mapping[str, Any], what: str, folder: Path | None = None) -> Any:
@@ -55,7 +51,7 @@ def build_module(
     options: Mapping[str, Any],
     facts: Mapping[str, Any],
     *,
-    built_in: Mapping[str, Constructor],
+    built_in: Mapping[str, BuiltIn],
     what: str,
     folder: Path | None = None,
 ) -> nn.Module:
@@ -64,6 +60,9 @@ def build_module(
     Raises ConfigError for wrong options, ModelError if the object is not an nn.Module.
     """
     constructor = resolve(use, built_in, what, folder)
+    if isinstance(constructor, BuiltIn):
+        constructor.check(options, f"{what}: {use}")
+        return constructor.build(facts, options)
     parameters = inspect.signature(constructor).parameters
     arguments = {name: value for name, value in facts.items() if name in parameters} | dict(options)
     try:
@@ -116,3 +115,17 @@ def find_loss(use: str, folder: Path | None = None) -> Loss:
     """A built-in loss, or one from the user's own function of (output, labels)."""
     found = resolve(use, LOSSES, "model.loss", folder)
     return found if isinstance(found, Loss) else Loss(found)
+
+
+def find_metrics(uses: Sequence[str], what: str, folder: Path | None = None) -> list[MetricLike]:
+    """Metrics by their built-in names, and the user's own as module:name; raises ConfigError."""
+    found: list[MetricLike] = []
+    for use in uses:
+        one = resolve(use, {name: name for name in HIGHER_IS_BETTER}, what, folder)
+        if not isinstance(one, str | Metric):
+            raise ConfigError(
+                f"{what}: {use}: expected a metric, got {type(one).__name__}; declare the function "
+                "with @celu.metric(higher_is_better=True), or False"
+            )
+        found.append(one)
+    return found

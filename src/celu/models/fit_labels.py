@@ -17,6 +17,7 @@ from torch import Tensor
 from celu.config.schema import ClassLabel
 from celu.errors import DataError, ModelError
 from celu.label_map import MAX_CLASSES, LabelMap, are_codes
+from celu.metrics.names import METRICS, UNDEFINED_FOR_SOME_LABELS
 from celu.models.losses import Loss
 
 _CHUNK = 1 << 20
@@ -34,7 +35,7 @@ def fit_label_map(
     """
     names = [name for name in classes or () if isinstance(name, str)]
     if loss.labels is None:
-        return LabelMap(classes=list(names) if names and loss.output != "regression" else None)
+        return LabelMap(classes=list(names) if names and loss.prediction != "regression" else None)
     for part, labels in (("training", train), ("test", test)):
         _check_values(part, labels)
     if loss.labels == "regression":
@@ -130,14 +131,20 @@ def _fit_classes(train: Tensor, test: Tensor, names: Sequence[str]) -> LabelMap:
     return LabelMap(classes=list(names or range(largest + 1)))
 
 
-def check_both_classes(label_map: LabelMap, loss: Loss, test: Tensor) -> None:
-    """Raise DataError if test rows have a single class: no AUC can be computed from them."""
-    if loss.labels != "binary" or not len(test):
+def check_both_classes(label_map: LabelMap, loss: Loss, test: Tensor, metric: str = "") -> None:
+    """Raise DataError for test rows with one label only, where the metrics need several.
+
+    `metric` is the contract's. Some metrics, such as an AUC, cannot be computed from such rows.
+    """
+    fits = metric in METRICS.get(loss.output or "regression", {})
+    is_needed = loss.labels == "binary" or (fits and metric in UNDEFINED_FOR_SOME_LABELS)
+    if not is_needed or test.dim() != 1 or not len(test):
         return
     if len(_distinct(label_map.codes(test), 1)) < 2:
+        what = "both classes" if loss.labels == "binary" else f"several labels for {metric}"
         raise DataError(
-            f"the labels of the test rows: expected both classes, got one in all {len(test):,} "
-            "rows that are evaluated; hold out more rows"
+            f"the labels of the test rows: expected {what}, got one in all {len(test):,} rows that "
+            "are evaluated; hold out more rows"
         )
 
 

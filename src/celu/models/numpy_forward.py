@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from celu.models.losses import Output
+from celu.metrics.names import Output
 from celu.models.tops import InnerProductTop, WideDeepTop
 from celu.models.tower import FieldEmbedding, Tower
 

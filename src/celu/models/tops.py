@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from celu.errors import ModelError
@@ -21,9 +22,9 @@ class WideDeepTop(nn.Module):
     def __init__(
         self,
         z_widths: Sequence[int],
-        outputs: int = 1,
-        hidden: Sequence[int] = (),
-        init_std: float | None = 0.1,
+        outputs: PositiveInt = 1,
+        hidden: Sequence[PositiveInt] = (),
+        init_std: NonNegativeFloat | None = 0.1,
     ) -> None:
         super().__init__()
         self.layers = dense_layers([sum(z_widths), *hidden, outputs], init_std)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 
@@ -28,9 +29,9 @@ class Tower(nn.Module):
         z_width: int,
         columns: Mapping[str, int],
         sizes: Mapping[str, Sequence[int]],
-        embedding_dim: int = 128,
-        hidden: Sequence[int] = (256,),
-        init_std: float | None = 0.1,
+        embedding_dim: PositiveInt = 128,
+        hidden: Sequence[PositiveInt] = (256,),
+        init_std: NonNegativeFloat | None = 0.1,
         relu_z: bool = True,
     ) -> None:
         super().__init__()

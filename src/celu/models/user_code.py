@@ -1,24 +1,20 @@
-"""Turns an exception in a user's module, loss or metric into a ModelError that says where.
+"""Turns an exception in a user's module or loss into a ModelError that says where.
 
 The message stays at this party: what is sent to peers is the class of the error.
 """
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from celu.errors import CeluError, ModelError
+from celu.traceback_lines import last_lines
 
-_FRAMES_SHOWN = 3
 _MAX_TEXT = 2000
-_OTHERS_CODE = (Path(torch.__file__).parent, Path(__file__).parent.parent)
 
 
 @contextmanager
@@ -71,29 +67,10 @@ def call_loss(
     return losses_B
 
 
-def call_metrics(
-    metrics: Callable[[Tensor, Tensor], Mapping[str, Any]], output: Tensor, labels: Tensor
-) -> dict[str, float]:
-    """Metrics by name; raises ModelError."""
-    what = f"the metrics of the loss, {name_of(metrics)},"
-    with user_code(what, {"output": output, "labels": labels}):
-        return {str(name): float(value) for name, value in metrics(output, labels).items()}
-
-
 def name_of(code: object) -> str:
     """The name of a function, or of the class of an object, with its module."""
     named = code if hasattr(code, "__qualname__") else type(code)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def last_lines(error: BaseException) -> list[str]:
-    """The last calls of an exception in the user's own code, or of all if it has none there."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not any(map(Path(f.filename).is_relative_to, _OTHERS_CODE))]
-    return [
-        f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}: {frame.line}"
-        for frame in (own or frames)[-_FRAMES_SHOWN:]
-    ]
 
 
 def _tensor(what: str, value: Any) -> Tensor:

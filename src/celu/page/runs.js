@@ -10,7 +10,6 @@ const Runs = (() => {
     bytes: { name: "bytes", x: "bytes", format: bytes, at: bytes },
     seconds: { name: "time", x: "time", format: seconds, at: seconds },
   };
-  const LOWER_IS_BETTER = new Set(["loss", "rmse"]);
   const last = (list) => list[list.length - 1];
   const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
   const oneDecimal = (value) => number(Number(value.toFixed(1)));
@@ -152,11 +151,11 @@ const Runs = (() => {
       section.append(empty);
       const known = new Set();
       add(() => {
-        for (const name of runs.flatMap((run) => Object.keys(run.held_out))) {
+        for (const [name, { summary }] of runs.flatMap((run) => Object.keys(run.held_out).map((n) => [n, run]))) {
           if (known.has(name)) continue;
           known.add(name);
-          const lowest = LOWER_IS_BETTER.has(name);
-          const title = name === "auc" ? "AUC" : name;
+          const lowest = summary.lower_is_better.includes(name);
+          const title = summary.titles[name] || name;
           lineFigure(grid, { title: `Held-out ${title}`, y: title }, (run) => run.held_out[name], {
             clip: lowest, rank: lowest ? 1 : 0, // the metric first, then the losses
             describe: (series, where) => {
@@ -168,6 +167,10 @@ const Runs = (() => {
       });
       lineFigure(grid, { title: "Training loss", y: "loss" }, (run) => run.loss, {
         clip: true, rank: 2, describe: (series) => `from ${number(series.y[0])} to ${number(last(series.y))}`,
+      });
+      const scheduled = (run) => (run.lr.y.some((value) => value !== run.lr.y[0]) ? run.lr : null);
+      lineFigure(grid, { title: "Learning rate", y: "rate" }, scheduled, {
+        rank: 3, describe: (series) => `from ${number(series.y[0])} to ${number(last(series.y))}`,
       });
       add(() => { empty.hidden = grid.children.length > 0; });
     }

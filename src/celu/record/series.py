@@ -17,11 +17,12 @@ _E = TypeVar("_E", RoundDone, Evaluated)
 def learning_series(
     rounds: Sequence[RoundDone], evaluations: Sequence[Evaluated], max_points: int = MAX_POINTS
 ) -> dict[str, Any]:
-    """Metrics, loss, staleness and similarity over these events, downsampled."""
+    """Metrics, loss, learning rate, staleness and similarity over these events, downsampled."""
     metrics = {name: None for event in evaluations for name in event.metrics}
     return {
         "held_out": {name: series(evaluations, _metric(name), max_points) for name in metrics},
         "loss": series(rounds, lambda event: event.loss, max_points),
+        "lr": series(rounds, lambda event: event.lr, max_points),
         "staleness": series(rounds, lambda event: event.staleness, max_points),
         "similarity": similarity_series(rounds, max_points),
     }

@@ -13,9 +13,10 @@ from celu.events import (
     LinkUp,
     Restarted,
     TrainingResumed,
+    TrainingStarted,
     Warned,
 )
-from celu.models.losses import HIGHER_IS_BETTER
+from celu.metrics.names import HIGHER_IS_BETTER, title_of
 from celu.record.run import RunRecord
 
 
@@ -40,6 +41,8 @@ def summarize(record: RunRecord) -> dict[str, Any]:
         "local_steps": None if last is None else last.local_steps,
         "bubbles": None if last is None else last.bubbles,
         "metric": record.metric if scored else None,
+        "titles": {} if scored is None else {name: title_of(name) for name in scored.metrics},
+        "lower_is_better": lower_is_better(record),
         "best": None if best is None else best.metrics[record.metric],
         "best_round": None if best is None else best.round,
         "best_seconds": None if best is None else best.seconds,
@@ -49,10 +52,17 @@ def summarize(record: RunRecord) -> dict[str, Any]:
     }
 
 
+def lower_is_better(record: RunRecord) -> list[str]:
+    """The metrics for which lower is better: built-in ones, and those of the user's own."""
+    starts = record.of_type(TrainingStarted)
+    own = starts[-1].lower_is_better if starts else []
+    return [name for name, is_higher in HIGHER_IS_BETTER.items() if not is_higher] + own
+
+
 def _best(record: RunRecord) -> Evaluated | None:
     metric = record.metric
     scored = [e for e in record.evaluations if metric in e.metrics]
-    sign = 1 if HIGHER_IS_BETTER.get(metric, True) else -1
+    sign = -1 if metric in lower_is_better(record) else 1
     return max(scored, key=lambda e: sign * e.metrics[metric], default=None)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from celu.config.schema import ClassLabel
 from celu.errors import DataError
 from celu.label_map import MAX_CLASSES
-from celu.scores.values import Labels
+from celu.metrics.values import Labels
 
 _MAX_BYTES = 4 << 20  # of the classes as JSON
 

@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 
 from celu.config.schema import ClassLabel
 from celu.errors import DataError
+from celu.metrics.names import Output
 from celu.scores.classes import from_metadata, to_metadata
-from celu.scores.values import Output
 from celu.text import printable
 
 FORMAT = "celu-scores-1"

@@ -17,13 +17,14 @@ import pyarrow.compute as pc
 
 from celu.config.schema import ClassLabel, Source
 from celu.errors import ConfigError, DataError
+from celu.metrics.names import Output
+from celu.metrics.values import Labels, check_labels, check_scores
 from celu.prepare.parsing import Kind, parse_labels
 from celu.prepare.raw_file import RawFile
 from celu.scores.classes import are_text, number_codes, text_codes
 from celu.scores.file import Scores, read_scores
 from celu.scores.layout import check_num_rows
 from celu.scores.result import RowCounts
-from celu.scores.values import Labels, Output, check_labels, check_scores
 
 HOSTS = "hosts"  # of a scores file: the hosts that took part
 _MISSING, _NO_HOST = "(missing)", "(none)"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -119,6 +120,12 @@ class Listener(carrier.Listener):
         try:
             self.port = self._bind(address)
         except RuntimeError as error:
+            credentials = admission.credentials
+            if credentials is not None and _is_free(address):  # so it is not the port
+                raise CertificateError(
+                    f"{credentials.files[0]}, {credentials.files[1]}: gRPC cannot listen with this "
+                    'certificate and key; make others with "celu certs party NAME"'
+                ) from error
             raise ConfigError(
                 f"listen: expected an address of this machine with a free port, got {address}"
             ) from error
@@ -162,6 +169,19 @@ class Listener(carrier.Listener):
         except CeluError as error:
             self.admission.note_rejection(str(error))
             context.abort(_status(error), str(error))
+
+
+def _is_free(address: str) -> bool:
+    """Whether this process can listen at an address."""
+    host, port = address.rsplit(":", 1)
+    try:
+        for family, _, _, _, where in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            socket.create_server(where, family=family).close()
+    except OSError:
+        return False
+    return True
 
 
 def _headers(context: Any) -> dict[str, str]:

@@ -50,6 +50,15 @@ def test_names_and_reasons_are_shown_as_text_and_never_executed(tab: Tab, folder
     assert "<b>odd & <img src=x>" in tab.evaluate("document.title")
 
 
+def test_a_learning_rate_is_drawn_once_it_has_changed(tab: Tab, folder: Path) -> None:
+    drawn = "document.getElementById('learning').innerText.includes('Learning rate')"
+    append(folder, round_event(21, lr=0.1), round_event(22, lr=0.1))
+    tab.wait_for("document.body.innerText.includes('22 of 40')")
+    assert not tab.evaluate(drawn)
+    append(folder, round_event(23, lr=0.05))
+    tab.wait_for(drawn)
+
+
 @pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_never_scrolls_sideways(tab: Tab, width: int, scheme: str) -> None:

@@ -34,6 +34,18 @@ CASES: dict[str, dict[str, Any]] = {
     "adagrad as in the paper": {
         "optimizer": celu.Optimizer(name="adagrad", lr=0.1, initial_accumulator=0.1)
     },
+    "three hosts, one with its own rate, clipped, decayed, on a schedule": {
+        "hosts": THREE_HOSTS,
+        "optimizer": celu.Optimizer(
+            name="adamw",
+            lr=0.02,
+            party_lr={"b": 0.005},
+            embedding_lr=0.1,
+            clip_norm=0.05,
+            schedule="cosine",
+            warmup_rounds=4,
+        ),
+    },
 }
 
 

@@ -122,6 +122,27 @@ CASES: dict[str, Callable[[], Federation]] = {
     "as often as evaluations": lambda: federation(method=COSINE),
     "guest alone": plain(3, R=3, W=3, hosts={}),
 }
+# Cases that no earlier release has, so there are no bits of one to compare with.
+NEW_CASES: dict[str, Callable[[], Federation]] = {
+    "cosine": plain(
+        3, R=3, W=4, depth=3, optimizer=celu.Optimizer(schedule="cosine", warmup_rounds=5)
+    ),
+    "adamw": plain(
+        2,
+        R=3,
+        W=3,
+        depth=2,
+        optimizer=celu.Optimizer(
+            name="adamw",
+            lr=0.01,
+            party_lr={"host": 0.02},
+            embedding_lr=0.05,
+            clip_norm=0.1,
+            schedule="step",
+            step_rounds=4,
+        ),
+    ),
+}
 
 
 def checkpoints(folder: Path, fed: Federation) -> dict[str, Checkpoints]:
@@ -185,9 +206,9 @@ def ends(fed: Federation, folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES | NEW_CASES)
 def test_interrupted_anywhere_it_ends_with_the_same_bits(case: str, tmp_path: Path) -> None:
-    fed = CASES[case]()
+    fed = (CASES | NEW_CASES)[case]()
     result, turns = attempt(fed, tmp_path / "whole")
     assert result is not None and result.rounds == 14
     expected = ends(fed, tmp_path / "whole")

@@ -1,0 +1,1 @@
+"""Experiment trackers, fed by a run's events: TensorBoard, MLflow, Weights & Biases."""

@@ -1,0 +1,152 @@
+"""`celu check`: what can be found before the peers meet, with the exit codes of `celu run`."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.pair import Pair, celu, pair_at
+from stores import write_store
+
+
+@pytest.fixture
+def pair(tmp_path: Path, keys: Path) -> Pair:
+    return pair_at(tmp_path, keys)
+
+
+def check(pair: Pair, name: str, *more: str) -> tuple[int, str]:
+    done = celu(
+        "check", pair.folder / name / "party.toml", "--job", pair.folder / "job.toml", *more
+    )
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+def run(pair: Pair, name: str) -> tuple[int, str]:
+    """`celu run` of the same files, with no peer there."""
+    done = celu("run", pair.folder / name / "party.toml", "--job", pair.folder / "job.toml")
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.mark.parametrize("name", ["airline", "weather"])
+def test_each_party_is_checked_alone_and_leaves_no_run_behind(pair: Pair, name: str) -> None:
+    code, text = check(pair, name)
+    assert code == 0, text
+    for topic in ("settings", "security", "certificate", "network", "rows", "model", "memory"):
+        assert f"ok {topic}:" in text, (topic, text)
+    assert "1,024 to train on, 1,024 held out, 16 batches an epoch" in text
+    assert ("loss 0.6" in text and "metrics: loss, auc" in text) == (name == "airline")
+    assert "workset table" in text and "messages in flight" in text
+    assert f"{name}: ready; next: celu doctor" in text
+    assert not (pair.folder / name / "run").exists()
+
+
+def test_a_party_that_is_not_aligned_yet_is_checked_on_all_rows_of_its_store(pair: Pair) -> None:
+    pair.edit("airline/party.toml", "aligned = true", 'alignment = "none-yet" #')
+    code, text = check(pair, "airline")
+    assert code == 0, text
+    assert "warn rows: 1,024 to train on" in text and "none-yet does not exist" in text
+    assert "Run celu align at all parties" in text
+
+
+@pytest.mark.parametrize("key", ["airline.key", "ca.key"])
+def test_an_authority_in_place_of_the_own_certificate_is_named_with_the_file_to_use(
+    pair: Pair, key: str
+) -> None:
+    pair.edit("airline/party.toml", "certs/airline.pem", "certs/ca.pem")
+    pair.edit("airline/party.toml", "certs/airline.key", f"certs/{key}")
+    code, text = check(pair, "airline")
+    assert code == 6, text
+    assert "got that of an authority (CA)" in text
+    assert re.search(r"set keys.certificate to \S+/certs/airline.pem and keys.key to", text), text
+    assert run(pair, "airline") == (code, text[text.index("CertificateError") :])
+
+
+def test_a_partys_certificate_in_place_of_a_peers_authority_is_named(pair: Pair) -> None:
+    pair.edit("airline/party.toml", "weather/certs/ca.pem", "weather/certs/weather.pem")
+    code, text = check(pair, "airline")
+    assert code == 6 and "expected the authority (CA) of weather" in text
+    assert "ask weather for its ca.pem" in text
+
+
+def test_our_own_authority_in_place_of_a_peers_is_a_warning(pair: Pair) -> None:
+    pair.edit("airline/party.toml", "../weather/certs/ca.pem", "certs/ca.pem")
+    code, text = check(pair, "airline")
+    assert code == 0, text
+    assert "peers.weather.ca is the authority that signed our own certificate" in text
+
+
+def test_a_certificate_for_another_name_is_refused_as_by_a_run(pair: Pair, keys: Path) -> None:
+    pair.edit("airline/party.toml", '"certs/airline.', f'"{keys}/weather/certs/weather.')
+    code, text = check(pair, "airline")
+    assert code == 6 and "expected a certificate for 'airline'" in text and "'weather'" in text
+    assert run(pair, "airline")[0] == 6
+
+
+def test_a_port_in_use_is_an_error(pair: Pair) -> None:
+    with socket.create_server(("127.0.0.1", pair.port)):
+        code, text = check(pair, "airline")
+    assert code == 3 and f"free port, got 127.0.0.1:{pair.port}" in text
+
+
+def test_rows_that_the_gate_refuses_end_the_check_as_they_end_a_run(pair: Pair) -> None:
+    x = np.linspace(0, 1, 256, dtype=np.float32)
+    table = {"a": np.where(x > 0.5, np.nan, x), "b": x, "label": (x > 0.3).astype(np.float32)}
+    write_store(pair.folder / "airline" / "nan", table)
+    pair.edit("airline/party.toml", 'store = "store"', 'store = "nan"')
+    code, text = check(pair, "airline")
+    assert code == 4 and "column 'a': expected finite numbers" in text
+    assert run(pair, "airline")[0] == 4
+
+
+def test_fewer_rows_than_a_batch_are_an_error(pair: Pair) -> None:
+    pair.edit("job.toml", "batch_size = 64", "batch_size = 2048")
+    code, text = check(pair, "weather")
+    assert code == 4 and "expected at least one batch of 2048 training rows, got 1024" in text
+
+
+MODULE = """
+import torch
+
+class Bottom(torch.nn.Module):
+    def __init__(self, z_width):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, z_width)
+
+    def forward(self, numbers):
+        return self.linear({forward})
+"""
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    {
+        "fails": ("numbers[:, :1]", "own_model.py, line 10, in forward"),
+        "wrong width": ("numbers)[:, :3].mul(1", "must return Z of [64, 8]"),
+        "no gradient": ("numbers).detach().mul(1", "got a tensor without a gradient"),
+    }.values(),
+)
+def test_a_model_that_cannot_train_on_one_batch_is_found(
+    pair: Pair, forward: str, expected: str
+) -> None:
+    (pair.folder / "weather" / "own_model.py").write_text(MODULE.format(forward=forward))
+    pair.edit(
+        "weather/party.toml",
+        '{ use = "wdl", embedding_dim = 4, hidden = [8] }',
+        '"own_model:Bottom"',
+    )
+    code, text = check(pair, "weather")
+    assert code == 5 and expected in text, text
+
+
+def test_a_run_folder_with_checkpoints_of_another_contract_is_found(pair: Pair) -> None:
+    guest, host = pair.run()
+    assert guest.code == host.code == 0, guest.err
+    code, text = check(pair, "airline")
+    assert code == 0 and "would resume from round 60" in text, text
+    pair.edit("job.toml", "seed = 1", "seed = 2")
+    code, text = check(pair, "airline")
+    assert code == 14 and "seed" in text and "another --out" in text, text
