@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from celu.config.schema import ClassLabel
 from celu.errors import DataError
-from celu.label_map import MAX_CLASSES
 from celu.metrics.values import Labels
 
 _MAX_BYTES = 4 << 20  # of the classes as JSON
+_CLASSES = TypeAdapter(list[ClassLabel], config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 def are_text(classes: Sequence[ClassLabel] | None) -> bool:
@@ -64,19 +66,11 @@ def to_metadata(classes: Sequence[ClassLabel]) -> str:
 
 def from_metadata(where: str, text: bytes, num_classes: int) -> tuple[ClassLabel, ...]:
     """The inverse of `to_metadata`; raises DataError unless there are as many classes as scores."""
-    found: Any = None
+    found: list[ClassLabel] = []
     if len(text) <= _MAX_BYTES:
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            found = None
-    is_valid = (
-        isinstance(found, list)
-        and len(found) == num_classes <= MAX_CLASSES
-        and all(type(name) in (str, int, float) for name in found)
-        and len(set(map(str, found))) == len(found)
-    )
-    if not is_valid:
+        with suppress(ValidationError):
+            found = _CLASSES.validate_json(text)
+    if len(found) != num_classes or len(set(map(str, found))) != num_classes:
         raise DataError(
             f"{where}: celu.classes: expected {num_classes} different classes, got something else; "
             "write the file again with celu predict"
