@@ -113,6 +113,30 @@ def federation(
     )
 
 
+def with_validation(fed: Federation) -> Federation:
+    """The same federation, with the last rows of each party as validation and test rows."""
+
+    def cut(dataset: celu.Dataset, start: int, stop: int) -> celu.Dataset:
+        labels = None if dataset.labels is None else dataset.labels[start:stop]
+        inputs = {name: tensor[start:stop] for name, tensor in dataset.inputs.items()}
+        return celu.Dataset(inputs, labels, dataset.sizes)
+
+    def parts(dataset: celu.Dataset) -> dict[str, celu.Dataset]:
+        names = {"train": (0, 96), "validation": (96, 146), "test": (146, ROWS)}
+        return {name: cut(dataset, *rows) for name, rows in names.items()}
+
+    guest = celu.Guest(
+        top=fed.guest.top,
+        loss=fed.guest.loss,
+        bottom=fed.guest.bottom,
+        **parts(fed.guest.train),
+    )
+    hosts = {
+        name: celu.Host(bottom=host.bottom, **parts(host.train)) for name, host in fed.hosts.items()
+    }
+    return Federation(fed.job, guest, hosts)
+
+
 def train_in_plain_loop(fed: Federation) -> dict[str, Tensor]:
     """The reference: the same model in one process, as a plain training loop."""
     fed = copy.deepcopy(fed)

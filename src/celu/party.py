@@ -4,6 +4,9 @@ A module is any `nn.Module`: nothing to inherit, nothing to wrap. A bottom is ca
 inputs of a batch by name, `bottom(**inputs)`, and returns Z, [B, width]. The top is called with
 every Z in order, `top(z_guest, z_host, ...)`: the guest's own first, if it has a bottom, then the
 hosts' in the order of the job.
+
+With `validation` rows, which all parties must pass, evaluations during training score them, and
+the weights of the best evaluation are the result. The test rows are then scored once, at the end.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from celu.config.schema import HeldOut
 from celu.data.dataset import Dataset
 from celu.errors import DataError
 from celu.label_map import LabelMap
@@ -28,6 +32,11 @@ class Host:
     bottom: nn.Module
     train: Dataset
     test: Dataset
+    validation: Dataset | None = None
+
+    def held_out(self, part: HeldOut) -> Dataset:
+        """The validation or test rows."""
+        return self.test if part == "test" or self.validation is None else self.validation
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -46,6 +55,7 @@ class Guest:
     loss: Loss
     train: Dataset
     test: Dataset
+    validation: Dataset | None
     metrics: tuple[MetricLike, ...] | None
     label_map: LabelMap = field(init=False)
 
@@ -57,32 +67,45 @@ class Guest:
         loss: LossLike,
         train: Dataset,
         test: Dataset,
+        validation: Dataset | None = None,
         metrics: MetricLike | Iterable[MetricLike] | None = None,
     ) -> None:
         loss = as_loss(loss)
         test = _with_classes_of(train, test)
+        if validation is not None:
+            validation = _with_classes_of(train, validation)
         label_map = LabelMap()
-        if train.labels is not None and test.labels is not None:  # else a run refuses the rows
-            label_map = fit_label_map(loss, train.labels, test.labels, train.classes)
-            check_both_classes(label_map, loss, test.labels)
+        if train.labels is not None:  # else a run refuses the rows
+            parts = {"test": test.labels}
+            if validation is not None:
+                parts["validation"] = validation.labels
+            held_out = {part: labels for part, labels in parts.items() if labels is not None}
+            label_map = fit_label_map(loss, train.labels, held_out, train.classes)
+            for part, labels in held_out.items():
+                check_both_classes(label_map, loss, part, labels)
         for name, value in {
             "bottom": bottom,
             "top": top,
             "loss": loss,
             "train": train,
             "test": test,
+            "validation": validation,
             "metrics": as_metrics(metrics),
             "label_map": label_map,
         }.items():
             object.__setattr__(self, name, value)
 
+    def held_out(self, part: HeldOut) -> Dataset:
+        """The validation or test rows."""
+        return self.test if part == "test" or self.validation is None else self.validation
 
-def _with_classes_of(train: Dataset, test: Dataset) -> Dataset:
-    """Test rows whose labels are codes of the training rows' classes; raises DataError."""
-    if train.labels is None or test.labels is None or train.classes == test.classes:
-        return test
-    if train.classes is None or test.classes is None:
+
+def _with_classes_of(train: Dataset, rows: Dataset) -> Dataset:
+    """Rows whose labels are codes of the training rows' classes; raises DataError."""
+    if train.labels is None or rows.labels is None or train.classes == rows.classes:
+        return rows
+    if train.classes is None or rows.classes is None:
         raise DataError(
-            "the labels: expected text in both training and test rows or in neither, got it in one"
+            "the labels: expected text in training and held-out rows or in neither, got it in some"
         )
-    return test.with_labels(recode(test.labels, test.classes, train.classes), train.classes)
+    return rows.with_labels(recode(rows.labels, rows.classes, train.classes), train.classes)

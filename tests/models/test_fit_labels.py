@@ -94,9 +94,11 @@ def test_text_labels_of_test_rows_get_the_codes_of_the_training_rows() -> None:
     assert guest.test.classes == ("high", "low", "medium")
     assert guest.test.labels is not None and guest.test.labels.equal(rows.labels[some])
     other = celu.Dataset(rows.inputs, np.char.add(names, "er"), rows.sizes)
-    with pytest.raises(DataError, match="expected classes of the training rows, got 192 rows with"):
+    with pytest.raises(
+        DataError, match="expected classes of the training rows in .* got 192 rows with"
+    ):
         replace(guest, test=other)
-    with pytest.raises(DataError, match="expected text in both training and test rows"):
+    with pytest.raises(DataError, match="expected text in training and held-out rows"):
         replace(guest, test=rows)
 
 
@@ -115,7 +117,7 @@ def test_a_loss_of_the_users_own_takes_labels_as_they_are() -> None:
 
 def test_a_number_is_scaled_for_the_loss_and_predicted_in_its_own_units() -> None:
     labels = torch.tensor([30_000.0, 50_000.0, 70_000.0, 50_000.0])
-    fitted = fit_label_map(LOSSES["regression"], labels, labels, None)
+    fitted = fit_label_map(LOSSES["regression"], labels, {"test": labels}, None)
     assert fitted.mean == 50_000 and fitted.deviation == pytest.approx(14_142.1356)
     scaled = fitted.for_loss(labels)
     assert float(scaled.mean()) == 0 and float(scaled.std(correction=0)) == pytest.approx(1)
@@ -180,6 +182,14 @@ def test_a_top_whose_output_does_not_fit_the_labels_is_refused(
     with pytest.raises(ModelError, match=rf"must return .*{expected}, for .*{loss}.* got \[32, 2"):
         celu.simulate(fed.job, wrong, fed.hosts)
     assert all(torch.equal(weights, before[name]) for name, weights in fed.weights().items())
+
+
+def test_validation_rows_of_one_class_are_refused() -> None:
+    fed = federation()
+    rows = fed.guest.test
+    ones = celu.Dataset(rows.inputs, torch.ones(rows.num_rows), rows.sizes)
+    with pytest.raises(DataError, match="validation rows: expected both classes, got one in all"):
+        replace(fed.guest, validation=ones)
 
 
 def test_codes_may_leave_a_class_without_rows() -> None:

@@ -23,6 +23,7 @@ from celu.events import (
     Event,
     LinkDown,
     LinkUp,
+    ModelTested,
     Restarted,
     RoundDone,
     TrainingResumed,
@@ -115,7 +116,17 @@ class RunProgress:
             if not self._console.is_terminal:
                 shown = dict.fromkeys([main, LOSS])  # the summary has all
                 values = " ".join(f"{m} {given[m]:.4f}" for m in shown if m in given)
-                self._console.print(f"{self._name}: round {event.round} {values} t {event.t:.1f} s")
+                best = ", the best so far" if event.best else ""
+                self._console.print(
+                    f"{self._name}: round {event.round} {values} t {event.t:.1f} s{best}"
+                )
+        elif isinstance(event, ModelTested):
+            given = ordered(event.metrics)
+            main = next(iter(given))
+            self._console.print(
+                f"{self._name}: test rows, with the weights of round {event.round}: "
+                f"{main} {given[main]:.4f}"
+            )
 
 
 def ordered(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -137,8 +148,11 @@ def summary_table(name: str, result: Result, seconds: float) -> Table:
     table.add_row("local steps", f"{result.local_steps:,} ({result.bubbles} bubbles)")
     if result.choices:
         table.add_row("last choice of auto", describe(result.choices[-1]))
+    if result.best_round is not None:
+        table.add_row("weights of round", f"{result.best_round:,}, the best on validation rows")
+    rows = "test" if result.test else "held-out"
     for metric, value in ordered(result.metrics).items():
-        table.add_row(f"held-out {metric}", f"{value:.4f}")
+        table.add_row(f"{rows} {metric}", f"{value:.4f}")
     table.add_row("sent in training", megabytes(result.traffic["bytes_sent"]))
     table.add_row("received in training", megabytes(result.traffic["bytes_received"]))
     table.add_row("for evaluation", megabytes(result.traffic["evaluation_bytes"]))

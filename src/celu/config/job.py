@@ -155,16 +155,20 @@ def _is_a_name(name: str) -> str:
 
 
 class Evaluation(Settings):
-    """Held-out evaluation across parties: every `every` rounds, on the first `rows` test rows.
+    """Held-out evaluation across parties: every `every` rounds, on the first `rows` rows.
 
-    Training stops when `metric` reaches `target`. `metric` is the loss, a built-in metric that fits
-    the guest's loss, or the name of a metric of the guest's own.
+    They are validation rows where the parties have any, otherwise test rows. `metric` is the loss,
+    a built-in metric that fits the guest's loss, or the name of a metric of the guest's own.
+    Training stops when it reaches `target`, or after `patience` evaluations without an improvement.
+    With validation rows the result is the model of the best evaluation, and all test rows are
+    scored once, at the end. `patience` needs validation rows.
     """
 
     every: PositiveInt = 100
     rows: PositiveInt | None = None
     metric: Annotated[str, AfterValidator(_is_a_name)] = "auc"
     target: float | None = None
+    patience: PositiveInt | None = None
 
 
 class Checkpoint(Settings):

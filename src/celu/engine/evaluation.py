@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from celu.config.job import Evaluation
+from celu.config.schema import HeldOut
+from celu.engine.best import BestModel
 from celu.engine.held_out import HeldOutMetrics, HeldOutScores
 from celu.engine.observer import Observer
 from celu.engine.schedule import Schedule
@@ -45,6 +47,7 @@ class Evaluator:
         self._loss = loss
         self._metric = settings.metric
         self._target = settings.target
+        self._patience = settings.patience
         self._metrics = HeldOutMetrics(loss, metrics, settings.metric)
         self.held_out: HeldOutScores | None = None
 
@@ -85,21 +88,31 @@ class Evaluator:
         metric = self._metric if self._metric in metrics else LOSS
         return metrics[metric] if self._metrics.higher_is_better[metric] else -metrics[metric]
 
+    def is_best(self, metrics: Mapping[str, float], best: BestModel | None) -> bool:
+        """Whether these metrics are better than the best so far; an AUC of NaN never is."""
+        score = self.objective(metrics)
+        return math.isfinite(score) and (best is None or best.score is None or score > best.score)
+
+    def is_out_of_patience(self, best: BestModel | None) -> bool:
+        """Whether too many evaluations since the best one have been worse."""
+        return best is not None and self._patience is not None and best.num_worse >= self._patience
+
 
 class _Trainer(Protocol):
     evaluator: Evaluator
 
-    def score(self, start: int, stop: int, activations: list[Message]) -> Scores: ...
+    def score(self, rows: HeldOut, start: int, stop: int, activations: list[Message]) -> Scores: ...
 
 
 async def evaluate(
     trainer: _Trainer,
     links: Mapping[str, Link],
     schedule: Schedule,
+    rows: HeldOut,
     round_: int,
     observer: Observer,
 ) -> dict[str, float]:
-    """Score the held-out rows, part by part, and return the metrics over all of them.
+    """Score held-out rows, part by part, and return the metrics over all of them.
 
     What is waited for up to the first part is not counted as evaluating: without an evaluation, the
     guest would wait as long for the next Z, which now arrives right after the last part.
@@ -114,7 +127,7 @@ async def evaluate(
 
     scores, first = [], await receive(0)
     with observer.evaluating():
-        for part, start, stop in schedule.test_parts():
+        for part, start, stop in schedule.held_out_parts(rows):
             activations = await receive(part) if part else first
-            scores.append(trainer.score(start, stop, activations))
+            scores.append(trainer.score(rows, start, stop, activations))
         return trainer.evaluator.metrics(scores)

@@ -56,7 +56,7 @@ def load_party(
         model.top.use,
         model.top.options,
         z_widths=widths,
-        num_classes=_num_classes(loss, model.top, train, test),
+        num_classes=_num_classes(loss, model.top, datasets),
         folder=folder,
     ).to(device)
     return Guest(
@@ -69,14 +69,15 @@ def load_party(
     )
 
 
-def _num_classes(loss: Loss, top: ModelSpec, train: Dataset, test: Dataset) -> int | None:
+def _num_classes(loss: Loss, top: ModelSpec, datasets: StoreDatasets) -> int | None:
     """How many outputs a top needs, if it is one for each class.
 
     Raises ModelError if its setting `outputs` is another number.
     """
+    train, test = datasets.train, datasets.test
     if loss.labels != "multiclass" or train.labels is None or test.labels is None:
         return None
-    classes = fit_label_map(loss, train.labels, test.labels, train.classes).classes or []
+    classes = fit_label_map(loss, train.labels, {"test": test.labels}, train.classes).classes or []
     given = top.options.get("outputs")
     has_names = bool(classes) and isinstance(classes[0], str)
     if isinstance(given, int) and (given < len(classes) or (has_names and given > len(classes))):

@@ -6,7 +6,7 @@ never a label.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,23 +26,28 @@ Values = npt.NDArray[np.float64]
 
 
 def fit_label_map(
-    loss: Loss, train: Tensor, test: Tensor, classes: Sequence[ClassLabel] | None
+    loss: Loss,
+    train: Tensor,
+    held_out: Mapping[str, Tensor],
+    classes: Sequence[ClassLabel] | None,
 ) -> LabelMap:
     """Compare labels with a loss, and fit how they are mapped.
 
+    `held_out` are the labels of other parts, by name: they must fit, too.
     `classes` are those of text labels, or the two values of a store's label, negative first. A
     loss that takes labels as they are is given them so. Raises DataError.
     """
     names = [name for name in classes or () if isinstance(name, str)]
     if loss.labels is None:
         return LabelMap(classes=list(names) if names and loss.prediction != "regression" else None)
-    for part, labels in (("training", train), ("test", test)):
+    parts = {"training": train, **held_out}
+    for part, labels in parts.items():
         _check_values(part, labels)
     if loss.labels == "regression":
         return _fit_number(train, names)
     if loss.labels == "binary":
-        return _fit_two_classes(train, test, classes)
-    return _fit_classes(train, test, names)
+        return _fit_two_classes(train, parts, classes)
+    return _fit_classes(train, parts, names)
 
 
 def _check_values(part: str, labels: Tensor) -> None:
@@ -77,7 +82,9 @@ def _fit_number(train: Tensor, names: Sequence[str]) -> LabelMap:
     return LabelMap(mean=mean, deviation=deviation)
 
 
-def _fit_two_classes(train: Tensor, test: Tensor, classes: Sequence[ClassLabel] | None) -> LabelMap:
+def _fit_two_classes(
+    train: Tensor, parts: Mapping[str, Tensor], classes: Sequence[ClassLabel] | None
+) -> LabelMap:
     found = _distinct(train, 2)
     known: Sequence[ClassLabel] = classes or [_plain(value) for value in found]
     if len(found) > 2 or len(known) > 2:
@@ -91,7 +98,7 @@ def _fit_two_classes(train: Tensor, test: Tensor, classes: Sequence[ClassLabel] 
             f"the labels: expected two classes, got the same in all {len(train):,} training rows"
         )
     values = [0, 1] if are_codes(known) else known
-    for part, labels in (("training", train), ("test", test)):
+    for part, labels in parts.items():
         unknown = sum(int((~np.isin(chunk, values)).sum()) for chunk in _chunks(labels))
         if unknown:
             raise DataError(
@@ -101,9 +108,9 @@ def _fit_two_classes(train: Tensor, test: Tensor, classes: Sequence[ClassLabel] 
     return LabelMap(classes=list(known))
 
 
-def _fit_classes(train: Tensor, test: Tensor, names: Sequence[str]) -> LabelMap:
+def _fit_classes(train: Tensor, parts: Mapping[str, Tensor], names: Sequence[str]) -> LabelMap:
     bad, largest = 0, 0
-    for labels in (train, test):
+    for labels in parts.values():
         for values in _chunks(labels):
             bad += int(((values != np.floor(values)) | (values < 0)).sum())
             largest = max(largest, int(values.max()))
@@ -131,20 +138,22 @@ def _fit_classes(train: Tensor, test: Tensor, names: Sequence[str]) -> LabelMap:
     return LabelMap(classes=list(names or range(largest + 1)))
 
 
-def check_both_classes(label_map: LabelMap, loss: Loss, test: Tensor, metric: str = "") -> None:
-    """Raise DataError for test rows with one label only, where the metrics need several.
+def check_both_classes(
+    label_map: LabelMap, loss: Loss, part: str, labels: Tensor, metric: str = ""
+) -> None:
+    """Raise DataError for held-out rows with one label only, where the metrics need several.
 
     `metric` is the contract's. Some metrics, such as an AUC, cannot be computed from such rows.
     """
     fits = metric in METRICS.get(loss.output or "regression", {})
     is_needed = loss.labels == "binary" or (fits and metric in UNDEFINED_FOR_SOME_LABELS)
-    if not is_needed or test.dim() != 1 or not len(test):
+    if not is_needed or labels.dim() != 1 or not len(labels):
         return
-    if len(_distinct(label_map.codes(test), 1)) < 2:
+    if len(_distinct(label_map.codes(labels), 1)) < 2:
         what = "both classes" if loss.labels == "binary" else f"several labels for {metric}"
         raise DataError(
-            f"the labels of the test rows: expected {what}, got one in all {len(test):,} rows that "
-            "are evaluated; hold out more rows"
+            f"the labels of the {part} rows: expected {what}, got one in all {len(labels):,} rows "
+            "that are evaluated; hold out more rows"
         )
 
 
@@ -197,7 +206,7 @@ def recode(labels: Tensor, classes: Sequence[ClassLabel], wanted: Sequence[Class
     if absent:
         count = int(torch.isin(labels.cpu(), torch.tensor(absent)).sum())
         raise DataError(
-            f"the labels of the test rows: expected classes of the training rows, got {count:,} "
+            f"the labels: expected classes of the training rows in held-out rows, got {count:,} "
             "rows with others"
         )
     codes = torch.tensor([code_of[name] for name in classes], device=labels.device)

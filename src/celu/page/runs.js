@@ -73,6 +73,8 @@ const Runs = (() => {
     ["best held-out metric", (s) => s.best == null ? null
       : `${s.metric} ${number(s.best)} at round ${number(s.best_round)}, ${seconds(s.best_seconds)}`],
     ["last held-out metric", (s) => s.final == null ? null : `${s.metric} ${number(s.final)}`],
+    ["test metric", (s) => s.test == null ? null
+      : `${s.metric} ${number(s.test)} with the weights of round ${number(s.test_round)}`],
     ["sent in training", (s) => s.bytes_sent == null ? null : bytes(s.bytes_sent)],
     ["received in training", (s) => s.bytes_received == null ? null : bytes(s.bytes_received)],
     ["evaluation traffic", (s) => s.evaluation_bytes == null ? null : bytes(s.evaluation_bytes)],

@@ -25,7 +25,7 @@ def summarize(record: RunRecord) -> dict[str, Any]:
     last = record.rounds[-1] if record.rounds else None
     scored = record.evaluations[-1] if record.evaluations else None
     latest = max((e for e in (scored, last) if e is not None), key=lambda e: e.t, default=None)
-    best = _best(record)
+    best, tested = _best(record), record.tested
     total = "" if record.num_rounds is None else f" of {record.num_rounds:,}"
     return {
         "party": f"{record.name} ({record.role})",
@@ -47,6 +47,8 @@ def summarize(record: RunRecord) -> dict[str, Any]:
         "best_round": None if best is None else best.round,
         "best_seconds": None if best is None else best.seconds,
         "final": None if scored is None else scored.metrics.get(record.metric),
+        "test": None if tested is None else tested.metrics.get(record.metric),
+        "test_round": None if tested is None else tested.round,
         "attempts": record.attempts,
         "virtual_time": bool(record.settings.get("simulated", {}).get("link")),
     }

@@ -57,8 +57,9 @@ class LabelEncoder:
     `positive` is the label of two that counts as positive; by default the larger one.
     """
 
-    def __init__(self, name: str, positive: ClassLabel | None = None) -> None:
+    def __init__(self, name: str, positive: ClassLabel | None = None, decimal: str = ".") -> None:
         self.name = name
+        self._decimal = decimal
         self._positive = positive
         self._found = _Problems(name)
         self._texts: dict[str, int] | None = None  # codes in the order of their first rows
@@ -88,7 +89,7 @@ class LabelEncoder:
 
     def fit(self, array: Any, train: Mask) -> Array:
         """Return the labels as float64: numbers, or the codes of texts so far."""
-        parsed = parse_labels(array)
+        parsed = parse_labels(array, self._decimal)
         if self._is_first and len(array):
             self._is_first = False
             self._texts = {} if parsed.num_text > parsed.num_numbers else None
@@ -123,13 +124,13 @@ class LabelEncoder:
         indices = array.indices.fill_null(0).to_numpy()
         return np.asarray(known[indices], np.float64)
 
-    def transform(self, spilled: Array) -> Array:
+    def transform(self, spilled: Array) -> list[Array]:
         """The labels in their final type."""
         if self._texts is not None:
             code_of = {text: code for code, text in enumerate(self.classes or [])}
             final = np.array([code_of[text] for text in self._texts], np.int64)
-            return final[spilled.astype(np.int64)]
-        return spilled.astype(np.int64 if self.type == "class" else np.float32)
+            return [final[spilled.astype(np.int64)]]
+        return [spilled.astype(np.int64 if self.type == "class" else np.float32)]
 
     def problems(self) -> list[str]:
         """Labels that are missing, not finite or of several types."""
@@ -178,9 +179,14 @@ class FittedLabelEncoder:
     """Encodes labels as an existing store has them, whose text labels have these `classes`."""
 
     def __init__(
-        self, name: str, fitted: LabelType, classes: Sequence[ClassLabel] | None = None
+        self,
+        name: str,
+        fitted: LabelType,
+        classes: Sequence[ClassLabel] | None = None,
+        decimal: str = ".",
     ) -> None:
         self.name = name
+        self._decimal = decimal
         self.type: LabelType = fitted
         self._found = _Problems(name)
         self._code_of: dict[ClassLabel, int] | None = None
@@ -192,7 +198,7 @@ class FittedLabelEncoder:
         del train
         if self._code_of is not None:
             return self._codes(_texts(array), self._code_of)
-        parsed = parse_labels(array)
+        parsed = parse_labels(array, self._decimal)
         self._found.count("numbers, as in the store, got text in {} rows", parsed.num_text)
         values = _numbers(parsed.values, parsed.num_text, self._found)
         if self.type == "class":
@@ -213,9 +219,9 @@ class FittedLabelEncoder:
         )
         return codes
 
-    def transform(self, spilled: Array) -> Array:
+    def transform(self, spilled: Array) -> list[Array]:
         """The labels in their final type."""
-        return spilled.astype(np.int64 if self.type == "class" else np.float32)
+        return [spilled.astype(np.int64 if self.type == "class" else np.float32)]
 
     def problems(self) -> list[str]:
         """Labels that are missing, not finite or not of the fitted type."""
