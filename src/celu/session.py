@@ -220,10 +220,10 @@ def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
     metrics.check(has_target=job.evaluation.target is not None)
     numbers = {"validation": schedule.validation_rows, "test": schedule.test_rows}
     for part, number in numbers.items():
-        labels = None if parts[part] is None else parts[part].labels
-        if labels is not None:
-            evaluated = labels[:number]
-            check_both_classes(party.label_map, party.loss, part, evaluated, job.evaluation.metric)
+        rows = parts[part]
+        if rows is not None and rows.labels is not None:
+            labels = rows.labels[:number]
+            check_both_classes(party.label_map, party.loss, part, labels, job.evaluation.metric)
     if party.bottom is None and not job.hosts:
         raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
     return schedule

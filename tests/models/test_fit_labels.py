@@ -95,7 +95,7 @@ def test_text_labels_of_test_rows_get_the_codes_of_the_training_rows() -> None:
     assert guest.test.labels is not None and guest.test.labels.equal(rows.labels[some])
     other = celu.Dataset(rows.inputs, np.char.add(names, "er"), rows.sizes)
     with pytest.raises(
-        DataError, match="expected classes of the training rows in .* got 192 rows with"
+        DataError, match=r"expected classes of the training rows in .* got 192 rows with"
     ):
         replace(guest, test=other)
     with pytest.raises(DataError, match="expected text in training and held-out rows"):
