@@ -12,16 +12,18 @@ the weights of the best evaluation are the result. The test rows are then scored
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
 from celu.config.class_weights import ClassWeights, ClassWeightsLike, parse_class_weights
 from celu.config.schema import HeldOut
 from celu.data.dataset import Dataset
-from celu.errors import ConfigError
+from celu.errors import ConfigError, DataError
+from celu.label_map import LabelMap
 from celu.metrics.own import MetricLike, as_metrics
-from celu.models.losses import LOSSES, Loss, LossLike, as_loss
+from celu.models.fit_labels import check_both_classes, fit_label_map, recode
+from celu.models.losses import Loss, LossLike, as_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,8 @@ class Guest:
     `loss` is a name ("binary", "multiclass", "regression"), a callable `loss(output, labels)` that
     returns one value for each row, or a `celu.Loss`, which says more about it. `metrics` are what
     evaluations report besides the loss: names, and functions declared with `celu.metric`; by
-    default all that fit the loss.
+    default all that fit the loss. `label_map` says how labels become what the loss takes. Raises
+    DataError for labels that the loss cannot take.
 
     `class_weights` say how much the rows of each class count in training: "balanced", so that all
     classes count the same in total, or values by class, 1 for those that are not named. They
@@ -60,6 +63,7 @@ class Guest:
     validation: Dataset | None
     metrics: tuple[MetricLike, ...] | None
     class_weights: ClassWeights | None
+    label_map: LabelMap = field(init=False)
 
     def __init__(
         self,
@@ -74,6 +78,18 @@ class Guest:
         class_weights: ClassWeightsLike | None = None,
     ) -> None:
         loss = as_loss(loss)
+        test = _with_classes_of(train, test)
+        if validation is not None:
+            validation = _with_classes_of(train, validation)
+        label_map = LabelMap()
+        if train.labels is not None:  # else a run refuses the rows
+            parts = {"test": test.labels}
+            if validation is not None:
+                parts["validation"] = validation.labels
+            held_out = {part: labels for part, labels in parts.items() if labels is not None}
+            label_map = fit_label_map(loss, train.labels, held_out, train.classes)
+            for part, labels in held_out.items():
+                check_both_classes(label_map, loss, part, labels)
         for name, value in {
             "bottom": bottom,
             "top": top,
@@ -83,6 +99,7 @@ class Guest:
             "validation": validation,
             "metrics": as_metrics(metrics),
             "class_weights": _class_weights(class_weights, loss),
+            "label_map": label_map,
         }.items():
             object.__setattr__(self, name, value)
 
@@ -94,12 +111,23 @@ class Guest:
 def _class_weights(given: ClassWeightsLike | None, loss: Loss) -> ClassWeights | None:
     if given is None:
         return None
-    if loss is LOSSES["regression"]:
+    if loss.labels == "regression":
         raise ConfigError(
-            'class_weights: expected labels that are classes, got the loss "regression"; use '
-            "weights of rows"
+            "class_weights: expected labels that are classes, got a loss of numbers; use weights "
+            "of rows"
         )
     try:
         return parse_class_weights(given)
     except ValueError as error:
         raise ConfigError(f"class_weights: {error}") from error
+
+
+def _with_classes_of(train: Dataset, rows: Dataset) -> Dataset:
+    """Rows whose labels are codes of the training rows' classes; raises DataError."""
+    if train.labels is None or rows.labels is None or train.classes == rows.classes:
+        return rows
+    if train.classes is None or rows.classes is None:
+        raise DataError(
+            "the labels: expected text in training and held-out rows or in neither, got it in some"
+        )
+    return rows.with_labels(recode(rows.labels, rows.classes, train.classes), train.classes)

@@ -237,11 +237,27 @@ def test_class_weights_that_are_none_are_refused(given: Any, message: str) -> No
         with_weights(federation(), None, class_weights=given)
 
 
+def test_classes_of_text_are_named_by_their_text() -> None:
+    labels = np.array(["no", "yes", "no", "yes"])
+    data = celu.Dataset({}, labels)
+    torch.testing.assert_close(
+        weights_of(data, {"yes": 3.0}), torch.tensor([1.0, 3.0, 1.0, 3.0]) / 2
+    )
+    with pytest.raises(DataError, match=r"classes of the training labels \(no, yes\), got 1"):
+        weights_of(data, {"1": 3.0})
+
+
 def test_weights_of_unknown_classes_and_of_numbers_are_refused() -> None:
     with pytest.raises(DataError, match=r"classes of the training labels \(0, 1\), got 7"):
         weights_of(rows([0, 1, 1]), {"7": 2.0})
     with pytest.raises(ConfigError, match="class_weights: expected labels that are classes"):
-        with_weights(federation(loss="regression"), None, class_weights="balanced")
+        celu.Guest(
+            top=torch.nn.Linear(2, 1),
+            loss="regression",
+            train=rows([0.5, 1.5, 2.5]),
+            test=rows([0.5, 1.5]),
+            class_weights="balanced",
+        )
     with pytest.raises(DataError, match="at most 10,000 classes, got 20,000"):
         weights_of(celu.Dataset({}, torch.arange(20_000)), "balanced")
 

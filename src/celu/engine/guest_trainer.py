@@ -23,7 +23,6 @@ from celu.engine.checkpoint_tensors import CheckpointTensors
 from celu.engine.coding import Coding, check_same_rows
 from celu.engine.device import device_of, warm_up_autograd
 from celu.engine.evaluation import Evaluator, Scores
-from celu.engine.module_errors import reporting_module_errors
 from celu.engine.optimizer import Optimizer
 from celu.engine.randomness import seed_step
 from celu.engine.row_weights import RowWeights
@@ -37,7 +36,10 @@ from celu.engine.state_dict import (
     to_state_dict,
 )
 from celu.errors import CheckpointError, ModelError
+from celu.label_map import LabelMap
 from celu.model_identity import weights_of
+from celu.models.fit_labels import check_output
+from celu.models.user_code import call_bottom, call_loss, call_top, name_of, user_code
 from celu.party import Guest
 from celu.transport.message import MAX_CURVATURE, Kind, Message, TensorSpec
 from celu.transport.wire import check_finite, num_bytes
@@ -53,6 +55,7 @@ class GuestTrainer:
     def __init__(self, name: str, guest: Guest, job: Job, spans: Spans | None = None) -> None:
         warm_up_autograd()
         self._name = name
+        self._backward = f"{name}: the backward pass of {name_of(guest.top)}"
         self._guest = guest
         self._modules = {"top": guest.top}
         if guest.bottom is not None:
@@ -66,6 +69,7 @@ class GuestTrainer:
         self.loader = BatchLoader(guest.train, order, self._device)
         self._row_weights = RowWeights(guest.train, guest.class_weights, self._device)
         self.evaluator = Evaluator(guest.loss, job.evaluation, guest.metrics)
+        self.label_map = guest.label_map
         num_rounds = job.num_rounds(guest.train.num_rows // job.batch_size)
         self._optimizer = Optimizer(self._modules.values(), job.optimizer, name, num_rounds)
         self.workset = Workset.from_job(job, "guest")
@@ -96,9 +100,10 @@ class GuestTrainer:
         leaves = _leaves(z)
         output = self._forward(batch, leaves)
         self.latest = (output.detach(), batch)
-        loss = self._losses(batch, output).mean()
+        loss = self._weighted_losses(batch, output).mean()
         check_finite(loss.detach(), "the loss", round_)
-        loss.backward()
+        with user_code(self._backward, leaves):
+            loss.backward()
         curvature = self._curvature(batch, output)
         derivatives, exact = [], []
         for leaf, (host, coding) in zip(leaves, self._codings.items(), strict=True):
@@ -135,13 +140,15 @@ class GuestTrainer:
             return
         seed_step(self._seed, self._name, entry.round, entry.uses)
         leaves = _leaves(entry.z)
-        losses_B = self._losses(entry.batch, self._forward(entry.batch, leaves))
+        losses_B = self._weighted_losses(entry.batch, self._forward(entry.batch, leaves))
         if leaves and self.workset.weighting is not None:
-            fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
+            with user_code(self._backward, leaves):
+                fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
             stale = StaleLosses(torch.cat(fresh, dim=1), torch.cat(entry.dz, dim=1))
             weights_B = self.workset.weigh(stale, entry)
             losses_B = losses_B if weights_B is None else weights_B * losses_B
-        losses_B.mean().backward(inputs=self._optimizer.parameters)
+        with user_code(self._backward, leaves):
+            losses_B.mean().backward(inputs=self._optimizer.parameters)
         self._optimizer.step()
 
     def model_weights(self) -> dict[str, Tensor]:
@@ -157,11 +164,12 @@ class GuestTrainer:
             module.eval()
         with torch.no_grad():
             output = self._forward(batch, z)
-            losses_B = self._guest.loss.per_instance(output, batch.labels)
+            losses_B = self._losses(batch, output)
         for module in self._modules.values():
             module.train()
+        output, labels = self.label_map.in_own_units(output), self.label_map.codes(batch.labels)
         weights_B = None if batch.weights is None else batch.weights.cpu()
-        return Scores(output.cpu(), losses_B.cpu(), batch.labels.cpu(), weights_B)
+        return Scores(output.cpu(), losses_B.cpu(), labels.cpu(), weights_B)
 
     def set_codecs(self, codecs: Codecs | None = None) -> None:
         """Switch to other codecs, by default the contract's; no round may be in flight."""
@@ -189,7 +197,9 @@ class GuestTrainer:
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
         """The contents of a checkpoint between two rounds."""
         metadata, tensors = to_state_dict(self.state(), self.workset)
-        return metadata.model_copy(update={"row_weights": self._row_weights.digest()}), tensors
+        label_map = None if self.label_map.leaves_labels else self.label_map
+        added = {"label_map": label_map, "row_weights": self._row_weights.digest()}
+        return metadata.model_copy(update=added), tensors
 
     def final_tensors(self) -> dict[str, Tensor]:
         """What the last checkpoint of a run has besides: the scores of the held-out rows."""
@@ -220,6 +230,10 @@ class GuestTrainer:
             assert self._guest.test.labels is not None  # checked before the run starts
             self.evaluator.load_held_out(scores.cpu(), self._guest.test.labels.cpu())
         checkpoint.check_empty()
+        if metadata.label_map is not None:
+            self.label_map = metadata.label_map
+        elif not self.label_map.leaves_labels:  # an older release trained on labels as they are
+            self.label_map = LabelMap()
         self.roll_back(state)
 
     def repeated_bytes(self) -> dict[str, int]:
@@ -238,24 +252,18 @@ class GuestTrainer:
     def _forward(self, batch: Batch, z: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
         own: tuple[Tensor, ...] = ()
         if self._guest.bottom is not None:
-            with reporting_module_errors(self._name, "the bottom model"):
-                own = (self._guest.bottom(**batch.inputs),)
-        with reporting_module_errors(self._name, "the top model"):
-            output: Tensor = self._guest.top(*own, *z)
-        return output
+            own = (call_bottom(self._name, self._guest.bottom, batch.inputs),)
+        return call_top(self._name, self._guest.top, (*own, *z))
 
     def _losses(self, batch: Batch, output: Tensor) -> Tensor:
-        """The loss of each row, times its weight; their mean is what is minimized."""
         assert batch.labels is not None
-        with reporting_module_errors(self._name, "the loss"):
-            losses_B: Tensor = self._guest.loss.per_instance(output, batch.labels)
-        # [B, 1] losses times [B] weights would silently broadcast to [B, B].
-        if tuple(losses_B.shape) != (len(batch.labels),):
-            raise ModelError(
-                f"{self._name}: the loss must return one value per instance, "
-                f"[{len(batch.labels)}], got {list(losses_B.shape)}"
-            )
-        weights_B = self._row_weights.of(batch)
+        check_output(self._name, self._guest.loss, self.label_map, output, len(batch.labels))
+        labels = self.label_map.for_loss(batch.labels)
+        return call_loss(self._name, self._guest.loss.per_instance, output, labels)
+
+    def _weighted_losses(self, batch: Batch, output: Tensor) -> Tensor:
+        """The loss of each row times its weight; their mean is what is minimized."""
+        losses_B, weights_B = self._losses(batch, output), self._row_weights.of(batch)
         return losses_B if weights_B is None else weights_B * losses_B
 
     def _curvature(self, batch: Batch, output: Tensor) -> float:
@@ -263,8 +271,9 @@ class GuestTrainer:
             return 1.0
         assert batch.labels is not None
         try:
-            weights_B = self._row_weights.of(batch)
-            curvature = self._guest.loss.curvature(output, batch.labels, weights_B)
+            labels, weights_B = self.label_map.for_loss(batch.labels), self._row_weights.of(batch)
+            with user_code(f"{self._name}: the curvature of the loss", [output, labels]):
+                curvature = self._guest.loss.curvature(output, labels, weights_B)
             return min(curvature, MAX_CURVATURE)
         except ModelError as error:
             raise ModelError(f"{self._name}: {error}") from error

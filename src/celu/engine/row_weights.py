@@ -46,7 +46,7 @@ class RowWeights:
                 f"{len(classes):,} different ones; remove class_weights"
             )
         totals_C = torch.bincount(class_of_N, weights_N, len(classes)).double()
-        by_class_C = _by_class(classes, totals_C, class_weights)
+        by_class_C = _by_class(_names(train, classes), totals_C, class_weights)
         self._mean = float((by_class_C * totals_C).sum()) / train.num_rows
         self._classes, self._by_class = classes.to(device), by_class_C.float().to(device)
 
@@ -72,13 +72,20 @@ class RowWeights:
         return hashlib.sha256(facts.encode()).hexdigest()
 
 
-def _by_class(classes: Tensor, totals_C: Tensor, given: ClassWeights) -> Tensor:
+def _names(train: Dataset, labels: Tensor) -> list[str]:
+    """The classes of these labels as text."""
+    known = train.classes
+    if known is not None and isinstance(known[0], str):  # labels are codes
+        return [str(known[int(code)]) for code in labels]
+    return [class_text(label) for label in labels.tolist()]
+
+
+def _by_class(names: list[str], totals_C: Tensor, given: ClassWeights) -> Tensor:
     """The weight of each class; "balanced" gives all classes the same total weight."""
     if given == "balanced":
         share_C = totals_C / totals_C.sum()
         # A class whose rows all have the weight 0 has no share; its rows do not count anyway.
-        return torch.where(share_C > 0, 1 / (len(classes) * share_C), 1.0)
-    names = [class_text(label) for label in classes.tolist()]
+        return torch.where(share_C > 0, 1 / (len(names) * share_C), 1.0)
     unknown = [name for name in given if name not in names]
     if unknown:
         raise DataError(
