@@ -84,6 +84,7 @@ class TrainedModel(Settings):
     output: Literal["binary", "multiclass", "regression"] | None = None  # at the guest
     mean_z: dict[PartyName, list[float]] = {}  # of each host; at the guest
     train_rows: Count
+    validation_rows: Count = 0
     test_rows: Count
 
     def to_json(self) -> str:

@@ -31,7 +31,7 @@ from celu.data.alignment import Alignment
 from celu.data.dataset import Dataset
 from celu.data.folder import sync
 from celu.data.gate import Gate, raise_errors
-from celu.data.store import PARTS, Store, tags_of
+from celu.data.store import Store, tags_of
 from celu.data.tags import TAG_BYTES, Tags, commitment
 from celu.errors import AlignmentError, DataError
 
@@ -46,10 +46,25 @@ _LABEL_TYPES: dict[str, np.dtype[Any]] = {
 class StoreDatasets:
     """A party's rows, ready to train on, and the warnings of the gate."""
 
-    train: Dataset
-    test: Dataset
+    parts: dict[Part, Dataset]
     warnings: list[str]
     schema: StoreSchema  # rows to predict must have one with the same digest
+
+    @property
+    def train(self) -> Dataset:
+        """The training rows."""
+        return self.parts["train"]
+
+    @property
+    def test(self) -> Dataset:
+        """The test rows."""
+        return self.parts["test"]
+
+    @property
+    def validation(self) -> Dataset | None:
+        """The validation rows; None if there are none."""
+        found = self.parts.get("validation")
+        return found if found is not None and found.num_rows else None
 
 
 @dataclass(frozen=True)
@@ -82,7 +97,7 @@ def open_datasets(
     label: bool | None = None,
     alignment: Alignment | None = None,
 ) -> StoreDatasets:
-    """The training and test rows of a store, mapped from files that are written on first use.
+    """The rows of each part of a store, mapped from files that are written on first use.
 
     By default `inputs` are all features, as `Store.inputs` names them, and the label is read where
     the store has one. Without an alignment, the datasets have all rows in the store's order. Raises
@@ -96,10 +111,10 @@ def open_datasets(
     folder = store.path / "columns" / key
     counts = store.schema.rows
     if alignment is not None:
-        counts = {part: len(alignment.rows[part]) for part in PARTS}
+        counts = {part: len(alignment.rows[part]) for part in store.parts}
     files = {
         f"{part}.{matrix.name}.bin": counts[part] * matrix.row_bytes
-        for part in PARTS
+        for part in store.parts
         for matrix in matrices
     }
     warnings = _read_cached(folder, key, files)
@@ -110,14 +125,14 @@ def open_datasets(
         for name, columns in inputs.items()
         if columns[0] in store.schema.categories
     }
-    datasets = []
-    for part in PARTS:
+    datasets: dict[Part, Dataset] = {}
+    for part in store.parts:
         mapped = {m.name: _map(folder, part, m, counts[part]) for m in matrices}
         tags = mapped.pop(TAG)
         labels = torch.from_numpy(mapped.pop(LABEL)).reshape(-1) if label else None
         tensors = {name: torch.from_numpy(array) for name, array in mapped.items()}
-        datasets.append(Dataset(tensors, labels, sizes, tags))
-    return StoreDatasets(datasets[0], datasets[1], warnings, store.schema)
+        datasets[part] = Dataset(tensors, labels, sizes, tags)
+    return StoreDatasets(datasets, warnings, store.schema)
 
 
 def _matrices(store: Store, inputs: Mapping[str, Sequence[str]], label: bool) -> list[_Matrix]:
@@ -147,7 +162,7 @@ def _matrices(store: Store, inputs: Mapping[str, Sequence[str]], label: bool) ->
 
 
 def _key(store: Store, matrices: list[_Matrix], alignment: Alignment | None) -> str:
-    files = [store.file(part).stat() for part in PARTS]
+    files = [store.file(part).stat() for part in store.parts]
     facts = {
         "format": _FORMAT,
         "files": [[s.st_size, s.st_mtime_ns, s.st_ino] for s in files],
@@ -184,7 +199,7 @@ def _write(
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
     try:
         gate = Gate(store.schema)
-        for part in PARTS:
+        for part in store.parts:
             rows = None if alignment is None else alignment.rows[part]
             tags = _write_part(store, part, matrices, rows, partial, gate)
             if alignment is not None and commitment(tags) != alignment.facts.commitments[part]:
