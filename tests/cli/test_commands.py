@@ -14,6 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from celu.cli.app import app
+from celu.cli.run import invitation, job_option
+from celu.config.party import PartySettings
 from celu.data.memory_map import open_datasets
 from celu.data.store import open_store
 from celu.errors import CeluError, DataError
@@ -71,9 +73,12 @@ def test_the_schema_in_the_docs_is_valid_and_makes_a_store(tmp_path: Path) -> No
     text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     (schema,) = re.findall(r"```toml file=schema.toml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "schema.toml").write_text(schema)
-    rows = ["customer,churned,age,spent,city,device"]
+    rows = ["customer,churned,age,spent,city,device,visits,joined,interests"]
     for i in range(300):
-        rows.append(f"c{i},{i % 3 % 2},{i % 70 if i % 9 else 'NA'},{i * i % 97},{i % 11},{i % 5}")
+        age = i % 70 if i % 9 else "NA"
+        joined = f"20{18 + i % 5}-{1 + i % 12:02}-03"
+        bag = "a|b" if i % 2 else "a"
+        rows.append(f"c{i},{i % 3 % 2},{age},{i * i % 97},{i % 11},{i % 5},{i % 40},{joined},{bag}")
     (tmp_path / "customers.csv").write_text("\n".join(rows) + "\n")
     store = tmp_path / "store"
     invoke(
@@ -82,6 +87,7 @@ def test_the_schema_in_the_docs_is_valid_and_makes_a_store(tmp_path: Path) -> No
     text = invoke("inspect", store)
     for shown in ("age", "spent", "city", "device", "positive rate", "100,000 buckets", "13 codes"):
         assert shown in text, shown
+    assert "4 quantiles" in text and "bag, 4 codes" in text
     assert "no problems found" in text
 
 
@@ -176,3 +182,19 @@ def test_an_error_is_coloured_on_a_terminal_and_plain_elsewhere(
     assert process.returncode == 3
     assert b"ConfigError" in printed and b"job.toml" in printed
     assert (b"\x1b[" in printed) is on_a_terminal
+
+
+@pytest.mark.parametrize(
+    ("job", "option"),
+    [("job.toml", "--job job.toml"), ("flights 2013/job.toml", "--job 'flights 2013/job.toml'")],
+)
+def test_the_line_for_the_other_side_names_the_contract_as_it_was_given(
+    job: str, option: str
+) -> None:
+    settings = PartySettings(
+        role="guest", name="bank", insecure=True, listen="10.0.0.7:0", peers={"shop": {}}
+    )
+    assert invitation(settings, 7443, "align", job_option(Path(job))) == (
+        "bank listens on port 7443. The other side runs:\n"
+        f"  shop:  celu align party.toml {option} --connect bank=10.0.0.7:7443"
+    )

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from celu.certs import make_authority, make_party
-from celu.config.schema import Category, Number, RawSchema, Split
+from celu.config.columns import Category, Number
+from celu.config.schema import RawSchema, Split
 from celu.dashboard.live import open_runs
 from celu.dashboard.metrics import metrics_text
 from celu.metrics.names import Output

@@ -73,8 +73,8 @@ class DataSettings(Settings):
 
     `alignment` is the folder that `celu align` writes. `aligned = true` declares instead that the
     stores of all parties already hold the same rows; the run still compares them. `inputs` maps
-    each input of the bottom model to its columns; by default "ids" are all categories and
-    "numbers" all numbers.
+    each input of the bottom model to its columns in the store; by default "ids" are all categories,
+    "numbers" all numbers and parts of dates, and "bags" all bags.
     """
 
     store: FilePath

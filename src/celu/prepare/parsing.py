@@ -17,22 +17,29 @@ import pyarrow.compute as pc
 
 from celu.errors import DataError
 
-# text: string. number: float64. category: dictionary of strings. label: float64.
+# text: string. number: float64. category, bag: dictionary of strings. label: float64.
+# date: dictionary of strings, or timestamps in microseconds from Parquet.
 # as-is: string from a text file, Parquet's own type from Parquet.
-Kind = Literal["text", "number", "category", "label", "as-is"]
+Kind = Literal["text", "number", "category", "date", "bag", "label", "as-is"]
 
+_DATE = re.compile(
+    rb"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([T ].*)?\s*$"
+)
 _RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 
 
 class NumberParser:
     """Parses dictionaries of text as float64 and counts, by column, the rows that do not parse."""
 
-    def __init__(self) -> None:
+    def __init__(self, decimal: str = ".") -> None:
         self.text_rows: Counter[str] = Counter()
+        self._decimal = decimal
 
     def parse(self, name: str, array: Any) -> tuple[Any, bool]:
         """The numbers, and whether all are written as integers; text becomes null."""
         values = pc.utf8_trim_whitespace(array.dictionary)
+        if self._decimal != ".":
+            values = pc.replace_substring(values, self._decimal, ".")
         pattern = "^[+-]?[0-9]+$"
         are_integers = pc.all(pc.match_substring_regex(values, pattern)).as_py() is not False
         try:
@@ -55,17 +62,32 @@ def to_float64(array: Any) -> Any:
     return pc.if_else(pc.is_nan(array), None, array)
 
 
-def classify_cell(value: bytes) -> Literal["bytes", "text", "number"]:
+def classify_cell(value: bytes, decimal: str = ".") -> Literal["bytes", "text", "number"]:
     """What a cell holds; "bytes" is anything but UTF-8."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
         return "bytes"
     try:
-        float(text)
+        float(text.replace(decimal, "."))
     except ValueError:
         return "text"
     return "number" if text.isascii() and "_" not in text else "text"
+
+
+def is_date(value: bytes) -> bool:
+    """Whether a cell looks like a date or a time stamp."""
+    return _DATE.match(value) is not None
+
+
+def advice_on_text(name: str, *, are_dates: bool = False) -> str:
+    """What to do about text in a column of numbers."""
+    if are_dates:
+        return f"they look like dates: declare {name!r} under [dates] in schema.toml"
+    return (
+        f"declare {name!r} under [categories] in schema.toml, or, if the text means a missing "
+        "value, list it in missing of [source]"
+    )
 
 
 class CellTypeError(Exception):
@@ -86,8 +108,11 @@ def readable(path: Path, *, block_bytes: int = 0) -> Iterator[None]:
         ragged = _RAGGED.search(message)
         if ragged is not None:
             row, expected, fields = ragged.groups()
+            advice = ""
+            if expected == "1":  # the header has no delimiter
+                advice = "; if another character is between its fields, set source.delimiter"
             raise DataError(
-                f"{path}: row {row}: expected {expected} fields, got {fields}"
+                f"{path}: row {row}: expected {expected} fields, got {fields}{advice}"
             ) from None
         got = "a damaged one"
         if "Empty CSV" in message:
