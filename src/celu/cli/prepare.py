@@ -176,6 +176,8 @@ def _print_reports(reports: list[Report]) -> None:
         counts = [f"{count:,} {part}" for part, count in report.rows.items()]
         rows = f"{', '.join(counts[:-1])} and {counts[-1]}"
         console.print(f"{escape(str(report.out))}: {rows} rows")
+        if report.label is not None:
+            console.print(f"  {escape(report.label)}")
         for warning in report.warnings:
             console.print(f"  [yellow]warning[/yellow] {escape(warning)}")
         for column, count in report.unseen.items():
