@@ -25,7 +25,7 @@ LAYERS = [
     ["engine", "psi", "scores"],
     ["session", "doctor"],
     ["serving"],
-    ["simulation", "launch", "report", "dashboard", "tracking"],
+    ["simulation", "launch", "report", "dashboard", "tracking", "search"],
     ["__init__"],  # the public names
     ["testing"],
     ["cli"],
@@ -90,6 +90,9 @@ LOW = {
     "config/reading.py": set(),
     "config/optimizer.py": {"reading"},
     "config/job.py": {"reading", "optimizer"},
+    "config/job_toml.py": {"job"},
+    "config/replay.py": {"job", "job_toml"},
+    "config/space.py": {"job", "reading"},
     "config/schema.py": {"reading"},
     "config/link.py": {"reading"},
     "config/serving.py": {"reading"},

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from celu.config.job import Job
-from celu.config.party import PartySettings
+from celu.config.party import PartyFile, PartySettings
 from celu.data.alignment import read_alignment
 from celu.data.dataset import Dataset
 from celu.data.memory_map import StoreDatasets, open_datasets
@@ -51,6 +52,19 @@ def load_party(
     widths = ([own_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
     top = build_top(model.top.use, model.top.options, z_widths=widths, folder=folder).to(device)
     return Guest(bottom=bottom, top=top, loss=find_loss(model.loss, folder), train=train, test=test)
+
+
+def load_parties(
+    files: Mapping[str, PartyFile], job: Job, datasets: Mapping[str, StoreDatasets]
+) -> tuple[Guest, dict[str, Host]]:
+    """The guest and the hosts of a job, with new modules; raises as `load_party` does."""
+    loaded = {
+        name: load_party(file.settings, job, file.folder, datasets[name])
+        for name, file in files.items()
+    }
+    guest = loaded.pop(job.guest)
+    assert isinstance(guest, Guest)  # check_names has compared the roles
+    return guest, {name: party for name, party in loaded.items() if isinstance(party, Host)}
 
 
 def read_datasets(settings: PartySettings) -> StoreDatasets:

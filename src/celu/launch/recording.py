@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from typing import Any
 
 from torch import nn
 
@@ -25,9 +26,14 @@ def record_result(folder: RunFolder, job: Job, result: Result, party: Guest | Ho
     record_model(folder, result, party)
     if result.choices:
         folder.write("replay.toml", replay_toml(job, result.choices))
+    folder.finish(summary_of(result))
+
+
+def summary_of(result: Result) -> dict[str, Any]:
+    """A finished run's summary, for its folder."""
     summary = {**asdict(result), "choices": len(result.choices), "model": result.model.name}
     del summary["mean_z"]
-    folder.finish({"status": "done", **summary})
+    return {"status": "done", **summary}
 
 
 def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None:
