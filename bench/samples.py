@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from celu.config.schema import Category, Split
+from celu.config.columns import Category
+from celu.config.schema import Split
 from celu.errors import DataError
 from celu.prepare.pipeline import Target, prepare
 from celu.prepare.presets import PRESETS

@@ -26,6 +26,8 @@ from celu.transport.link import run_blocking
 
 ROWS, BATCH = 192, 32
 OUTPUTS = {"binary": 1, "multiclass": 3, "regression": 1}
+# Those that evaluations had when the checkpoints in tests/golden were recorded.
+METRICS = {"binary": "auc", "multiclass": "accuracy", "regression": "rmse"}
 
 
 @dataclass
@@ -94,6 +96,7 @@ def federation(
         train=guest_dataset,
         test=guest_dataset,
         bottom=tower(5) if guest_has_features else None,
+        metrics=METRICS[loss],
     )
     defaults: dict[str, Any] = {"rounds": 14, "batch_size": BATCH}
     terms = {name: celu.HostTerms(z_width=width) for name, width in widths.items()}
@@ -106,6 +109,30 @@ def federation(
             for name, width in widths.items()
         },
     )
+
+
+def with_validation(fed: Federation) -> Federation:
+    """The same federation, with the last rows of each party as validation and test rows."""
+
+    def cut(dataset: celu.Dataset, start: int, stop: int) -> celu.Dataset:
+        labels = None if dataset.labels is None else dataset.labels[start:stop]
+        inputs = {name: tensor[start:stop] for name, tensor in dataset.inputs.items()}
+        return celu.Dataset(inputs, labels, dataset.sizes)
+
+    def parts(dataset: celu.Dataset) -> dict[str, celu.Dataset]:
+        names = {"train": (0, 96), "validation": (96, 146), "test": (146, ROWS)}
+        return {name: cut(dataset, *rows) for name, rows in names.items()}
+
+    guest = celu.Guest(
+        top=fed.guest.top,
+        loss=fed.guest.loss,
+        bottom=fed.guest.bottom,
+        **parts(fed.guest.train),
+    )
+    hosts = {
+        name: celu.Host(bottom=host.bottom, **parts(host.train)) for name, host in fed.hosts.items()
+    }
+    return Federation(fed.job, guest, hosts)
 
 
 def train_in_plain_loop(fed: Federation) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 import celu
 from celu.config.schema import Split
@@ -24,19 +23,11 @@ NUMBERS, CODES = ["n0", "n1", "n2", "n3"], ["c0", "c1", "c2"]
 SIZES = dict.fromkeys(CODES, 20)
 
 
-def train(fed: Federation) -> tuple[dict[str, Model], celu.Result, Tensor]:
-    """Each party's part of a trained model, the result, and the outputs of the last evaluation."""
-    outputs: list[Tensor] = []
-
-    def record(output: Tensor, labels: Tensor) -> dict[str, float]:
-        outputs.append(output)
-        return metrics(output, labels)
-
-    metrics = fed.guest.loss.metrics
-    guest = replace(fed.guest, loss=replace(fed.guest.loss, metrics=record))
-    result = celu.simulate(fed.job, guest, fed.hosts)
+def train(fed: Federation) -> tuple[dict[str, Model], celu.Result]:
+    """Each party's part of a trained model, and the result."""
+    result = celu.simulate(fed.job, fed.guest, fed.hosts)
     parts = celu.models_of(result, fed.job, fed.guest, fed.hosts)
-    return {name: _named(part) for name, part in parts.items()}, result, outputs[-1]
+    return {name: _named(part) for name, part in parts.items()}, result
 
 
 def _named(part: Model) -> Model:

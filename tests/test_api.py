@@ -14,6 +14,7 @@ from torch import nn
 import celu
 from celu.certs import make_authority, make_party
 from celu.errors import CallbackError, ConfigError
+from celu.metrics.names import METRICS
 from celu.testing import free_port
 
 ROWS = 200
@@ -58,7 +59,7 @@ def test_the_result_has_the_metrics_of_the_last_evaluation() -> None:
     guest, host = parties()
     result = celu.simulate(small_job(), guest, {"weather": host}, link="wan-300")
     assert result.rounds == 40
-    assert result.metrics.keys() == {"loss", "auc"}
+    assert result.metrics.keys() == {"loss", *METRICS["binary"]}
     assert result.metrics["auc"] == result.evaluations[-1]["auc"] > 0.8
 
 
@@ -68,7 +69,7 @@ def test_a_loss_is_a_name_or_a_callable() -> None:
 
     guest, host = parties(squared)
     result = celu.simulate(small_job(), guest, {"weather": host})
-    assert result.metrics.keys() == {"loss"}
+    assert result.metrics.keys() == {"loss", "auc", "pr_auc", "ks"}
     with pytest.raises(
         ConfigError, match=r'expected one of "binary", .* or a callable, got .brier'
     ):

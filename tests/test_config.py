@@ -212,7 +212,7 @@ def test_settings_are_frozen(tmp_path: Path) -> None:
         ),
         (JOB + '[optimizer]\nname = "sgd"\nmomentum = 1.0', "optimizer.momentum", "got 1.0"),
         (JOB + "[evaluation]\nevery = 0", "evaluation.every", "got 0"),
-        (JOB + '[evaluation]\nmetric = "f1"', "evaluation.metric", "got 'f1'"),
+        (JOB + '[evaluation]\nmetric = "own:f1"', "evaluation.metric", "got 'own:f1'"),
         (JOB + "[evaluation]\ntarget = nan", "evaluation.target", "got nan"),
         (JOB + '[evaluation]\ntarget = "best"', "evaluation.target", "got 'best'"),
     ],

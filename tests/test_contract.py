@@ -17,7 +17,7 @@ from celu.transport.link import Link
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
 from celu.transport.wire import VERSION
-from federation import ROWS, Federation, federation, train_over_grpc
+from federation import Federation, federation, train_over_grpc, with_validation
 from psi.parties import Wrapped, run_to_completion
 
 CHOICE = {"round": 0, "W": 5, "R": 1, "depth": 1, "codec": "fp32"}
@@ -67,6 +67,7 @@ DIFFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
     "evaluation.rows": (50, {}),
     "evaluation.metric": ("auc", {}),
     "evaluation.target": (0.1, {}),
+    "evaluation.patience": (3, {}),
 }
 DERIVED = {"method.given"}  # the settings that `auto` may not change; has its own test
 
@@ -121,7 +122,7 @@ def test_the_tests_below_cover_every_field_of_a_contract() -> None:
 @pytest.mark.parametrize("field", DIFFERENCES)
 def test_a_field_that_differs_is_named_and_refused_at_both_parties(field: str) -> None:
     value, others = DIFFERENCES[field]
-    fed = federation(**others)
+    fed = with_validation(federation(**others))
     assert_both_name(field, run_sessions(fed, changed(fed.job, field, value)))
 
 
@@ -145,12 +146,12 @@ def test_a_host_that_only_one_contract_lists_is_named_and_refused() -> None:
     assert_both_name("hosts.third.z_width", outcomes)
 
 
-@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize("part", ["train", "validation", "test"])
 def test_different_rows_are_named_and_refused(part: str) -> None:
-    fed = federation()
-    host, table = fed.hosts["host"], fed.hosts["host"].train
+    fed = with_validation(federation())
+    host, table = fed.hosts["host"], getattr(fed.hosts["host"], part)
     fewer = celu.Dataset({n: t[:-1] for n, t in table.inputs.items()}, None, table.sizes)
-    named = dataclasses.replace(table, tags=np.zeros((ROWS, 16), np.uint8))
+    named = dataclasses.replace(table, tags=np.zeros((table.num_rows, 16), np.uint8))
     for field, other in ((f"{part}_rows", fewer), (f"{part}_ids", named)):
         fed.hosts["host"] = dataclasses.replace(host, **{part: other})
         assert_both_name(field, run_sessions(fed))

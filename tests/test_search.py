@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import celu
 from celu.config.space import Space, read_space
 from celu.errors import ConfigError, DataError, NonFiniteError
 from celu.events import Evaluated
-from celu.search import Progress, Search, Trial
+from celu.search import Objective, Progress, Search, Trial
 from federation import federation
 
 pytest.importorskip("optuna", reason="the extra tune is absent")
 # Optuna's own imports emit warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
+LOSS = Objective("loss", higher_is_better=False)
 SPACE = """
 optimizer.lr = { low = 0.001, high = 0.3, log = true }
 method.R.guest = [1, 3]
@@ -31,21 +33,22 @@ def space_of(tmp_path: Path, text: str = SPACE) -> Space:
 
 
 def search_at(folder: Path, space: Space, **more: Any) -> Search:
-    return Search(folder, space, federation().job, **{"metric": "loss", "rows": {}, **more})
+    return Search(folder, space, federation().job, **{"objective": LOSS, "rows": {}, **more})
 
 
-def train(trial: Trial, job: celu.Job, progress: Progress) -> None:
+def train(trial: Trial, job: celu.Job, progress: Progress) -> celu.Result:
     """Real training of a small federation."""
     fed = federation()
-    celu.simulate(job, fed.guest, fed.hosts, callbacks=[progress])
+    return celu.simulate(job, fed.guest, fed.hosts, callbacks=[progress])
 
 
-def follow(*losses: float) -> Any:
+def follow(*losses: float, best_round: int | None = None) -> Any:
     """A trial whose evaluations are known in advance."""
 
-    def train(trial: Trial, job: celu.Job, progress: Progress) -> None:
+    def train(trial: Trial, job: celu.Job, progress: Progress) -> Namespace:
         for n, loss in enumerate(losses, 1):
             progress(Evaluated(round=5 * n, seconds=0.0, **{"loss": loss}))
+        return Namespace(best_round=best_round)
 
     return train
 
@@ -87,11 +90,12 @@ def test_an_interrupted_search_resumes_as_if_it_had_not_been_interrupted(tmp_pat
 
     left = [4, 12]  # the trials in which the process is interrupted, once each
 
-    def interrupted(trial: Trial, job: celu.Job, progress: Progress) -> None:
-        train(trial, job, progress)
+    def interrupted(trial: Trial, job: celu.Job, progress: Progress) -> celu.Result:
+        result = train(trial, job, progress)
         if left and trial.number == left[0]:
             left.pop(0)
             raise KeyboardInterrupt
+        return result
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
@@ -119,6 +123,28 @@ def test_a_trial_below_the_median_is_stopped_early(tmp_path: Path) -> None:
     assert (good.status, good.rounds, good.score) == ("done", 10, 0.3)
     best = search.best()
     assert best is not None and best.number == good.number  # not the pruned one
+
+
+def test_the_score_is_that_of_the_model_that_a_run_delivers(tmp_path: Path) -> None:
+    search = search_at(tmp_path / "out", space_of(tmp_path))
+    with search.open():
+        assert search.run_trial(follow(0.5, 0.3, 0.4)).score == 0.4
+        assert search.run_trial(follow(0.5, 0.3, 0.4, best_round=10)).score == 0.3
+
+
+@pytest.mark.parametrize(
+    ("loss", "metric", "expected"),
+    [
+        ("binary", "auc", Objective("auc", higher_is_better=True)),
+        ("regression", "auc", LOSS),
+        ("regression", "rmse", Objective("rmse", higher_is_better=False)),
+    ],
+)
+def test_the_contracts_metric_decides_or_the_loss_if_it_does_not_fit(
+    loss: str, metric: str, expected: Objective
+) -> None:
+    fed = federation(loss=loss, evaluation=celu.Evaluation(metric=metric))
+    assert Objective.of(fed.job, fed.guest) == expected
 
 
 def test_without_pruning_every_trial_ends(tmp_path: Path) -> None:
@@ -152,9 +178,9 @@ def test_a_trial_that_diverges_or_does_not_fit_ends_without_a_score(tmp_path: Pa
 def test_equal_values_are_trained_once(tmp_path: Path) -> None:
     trained: list[int] = []
 
-    def count(trial: Trial, job: celu.Job, progress: Progress) -> None:
+    def count(trial: Trial, job: celu.Job, progress: Progress) -> celu.Result:
         trained.append(job.method.model_dump()["R"]["guest"])
-        train(trial, job, progress)
+        return train(trial, job, progress)
 
     trials = run(
         search_at(tmp_path / "out", space_of(tmp_path, "method.R.guest = [1, 3]")), 6, count

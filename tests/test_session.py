@@ -39,7 +39,7 @@ def test_training_stops_at_the_target_at_all_parties() -> None:
 
 def test_a_target_metric_that_the_loss_does_not_have_is_refused_before_training() -> None:
     evaluation = celu.Evaluation(every=2, metric="auc", target=0.9)
-    with pytest.raises(ConfigError, match=r"loss, rmse\), got auc"):
+    with pytest.raises(ConfigError, match=r"loss, rmse, mae, r2\), got auc"):
         run(federation(loss="regression", evaluation=evaluation))
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from celu.errors import CeluError
     from celu.events import Event
     from celu.launch.training import run
+    from celu.metrics.own import Metric, metric
     from celu.models.losses import LOSSES, Loss
     from celu.models.tops import InnerProductTop, WideDeepTop
     from celu.models.tower import Tower
@@ -71,6 +72,7 @@ __all__ = [
     "LinkSettings",
     "Loss",
     "Method",
+    "Metric",
     "Model",
     "Optimizer",
     "Order",
@@ -87,6 +89,7 @@ __all__ = [
     "export",
     "find_link",
     "load_model",
+    "metric",
     "models_of",
     "open_datasets",
     "open_store",
@@ -115,6 +118,7 @@ _HOMES = {
     "errors": ("CeluError",),
     "events": ("Event",),
     "launch.training": ("run",),
+    "metrics.own": ("Metric", "metric"),
     "models.losses": ("LOSSES", "Loss"),
     "models.tops": ("InnerProductTop", "WideDeepTop"),
     "models.tower": ("Tower",),

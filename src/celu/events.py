@@ -8,7 +8,7 @@ Events belong to the party that emits them: nothing in them is meant for a peer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
@@ -161,11 +161,15 @@ class ScoringProgress(Event):
 
 
 class TrainingStarted(Event):
-    """Training starts at round 0."""
+    """Training starts at round 0.
+
+    `lower_is_better` names the metrics of the guest's own for which a lower value is better.
+    """
 
     event: str = "started"
     round: Count = 0
     num_rounds: Count
+    lower_is_better: list[str] = []
 
 
 class TrainingResumed(TrainingStarted):
@@ -214,15 +218,13 @@ class RoundDone(_Progress):
     staleness: float | None = None  # mean age in rounds of the batches used since the last event
 
 
-class Evaluated(_Progress):
+class _Scored(_Progress):
     """Held-out rows were scored; the metrics are extra fields, by name."""
 
-    event: str = "evaluation"
     evaluating_s: Seconds = 0.0
-    target_reached: bool = False
 
     @model_validator(mode="after")
-    def _metrics_are_numbers(self) -> Evaluated:
+    def _metrics_are_numbers(self) -> Self:
         try:
             _ = self.metrics
         except OverflowError as error:
@@ -237,6 +239,28 @@ class Evaluated(_Progress):
             for name, value in (self.model_extra or {}).items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
+
+
+class Evaluated(_Scored):
+    """Held-out rows were scored during training: validation rows where there are any."""
+
+    event: str = "evaluation"
+    target_reached: bool = False
+    rows: str = "test"  # or "validation"
+    best: bool = False  # of the evaluations of validation rows so far
+
+
+class ModelTested(_Scored):
+    """The test rows were scored at the end, with the weights after `round` rounds: the best.
+
+    Without validation rows there is no such event: evaluations score the test rows.
+    """
+
+    event: str = "test"
+
+    def is_rolled_back_by(self, round_: int) -> bool:
+        """See `RoundEvent`: a run that resumes scores the test rows again, when it ends."""
+        return True
 
 
 class TuningChosen(RoundEvent):
@@ -272,6 +296,6 @@ EVENT_TYPES: dict[str, type[Event]] = {
     for kind in (
         *(Attempt, Warned, DataOpened, Connected, LinkDown, LinkUp, Restarted, CheckpointDamaged),
         *(AlignmentProgress, ScoringProgress, TrainingStarted, TrainingResumed),
-        *(RoundDone, Evaluated, TuningChosen, CheckpointTaken),
+        *(RoundDone, Evaluated, ModelTested, TuningChosen, CheckpointTaken),
     )
 }

@@ -80,7 +80,7 @@ def check_contract(
         advice = f"Use the same {file} at all parties, and start again"
         if any(field.startswith("model:") for field in differing):
             advice = 'Use the parts of one model: run "celu export" on the same run at all parties'
-        if any(field.startswith(("train_", "test_")) for field in differing):
+        if any(field.startswith(("train_", "validation_", "test_")) for field in differing):
             advice = (
                 "The parties have different rows, or the same rows in another order: run "
                 '"celu align" at all parties, or, in Python, pass each Dataset in the same order'

@@ -4,15 +4,21 @@ A module is any `nn.Module`: nothing to inherit, nothing to wrap. A bottom is ca
 inputs of a batch by name, `bottom(**inputs)`, and returns Z, [B, width]. The top is called with
 every Z in order, `top(z_guest, z_host, ...)`: the guest's own first, if it has a bottom, then the
 hosts' in the order of the job.
+
+With `validation` rows, which all parties must pass, evaluations during training score them, and
+the weights of the best evaluation are the result. The test rows are then scored once, at the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
+from celu.config.schema import HeldOut
 from celu.data.dataset import Dataset
+from celu.metrics.own import MetricLike, as_metrics
 from celu.models.losses import Loss, LossLike, as_loss
 
 
@@ -23,6 +29,11 @@ class Host:
     bottom: nn.Module
     train: Dataset
     test: Dataset
+    validation: Dataset | None = None
+
+    def held_out(self, part: HeldOut) -> Dataset:
+        """The validation or test rows."""
+        return self.test if part == "test" or self.validation is None else self.validation
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -30,7 +41,9 @@ class Guest:
     """The party with labels (Party B). A guest without features has no bottom.
 
     `loss` is a name ("binary", "multiclass", "regression"), a callable `loss(output, labels)` that
-    returns one value for each row, or a `celu.Loss` with metrics of its own.
+    returns one value for each row, or a `celu.Loss`, which says more about it. `metrics` are what
+    evaluations report besides the loss: names, and functions declared with `celu.metric`; by
+    default all that fit the loss.
     """
 
     bottom: nn.Module | None
@@ -38,6 +51,8 @@ class Guest:
     loss: Loss
     train: Dataset
     test: Dataset
+    validation: Dataset | None
+    metrics: tuple[MetricLike, ...] | None
 
     def __init__(
         self,
@@ -47,6 +62,8 @@ class Guest:
         loss: LossLike,
         train: Dataset,
         test: Dataset,
+        validation: Dataset | None = None,
+        metrics: MetricLike | Iterable[MetricLike] | None = None,
     ) -> None:
         for name, value in {
             "bottom": bottom,
@@ -54,5 +71,11 @@ class Guest:
             "loss": as_loss(loss),
             "train": train,
             "test": test,
+            "validation": validation,
+            "metrics": as_metrics(metrics),
         }.items():
             object.__setattr__(self, name, value)
+
+    def held_out(self, part: HeldOut) -> Dataset:
+        """The validation or test rows."""
+        return self.test if part == "test" or self.validation is None else self.validation

@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from celu.config.job import Job
 from celu.config.space import Range, Space, Values
+from celu.engine.held_out import HeldOutMetrics
 from celu.errors import CeluError, ConfigError, NonFiniteError
 from celu.events import Evaluated, Event
-from celu.models.losses import HIGHER_IS_BETTER
+from celu.metrics.names import LOSS, METRICS
+from celu.party import Guest
 from celu.session import Result
 
 if TYPE_CHECKING:
@@ -39,11 +41,33 @@ class TrialPruned(CeluError):
     """Raised from a trial's callback to stop it: it is worse than the median at that round."""
 
 
+class Objective(NamedTuple):
+    """The metric that decides, and whether higher is better."""
+
+    metric: str
+    higher_is_better: bool
+
+    @classmethod
+    def of(cls, job: Job, guest: Guest) -> Objective:
+        """The contract's metric, or the loss where the model has no such metric.
+
+        Raises ConfigError for a metric that neither celu nor the guest has.
+        """
+        metric, output = job.evaluation.metric, guest.loss.output
+        known = HeldOutMetrics(guest.loss, guest.metrics, metric)
+        known.check(has_target=False)
+        others = [n for named in METRICS.values() for n in named]
+        if output is not None and metric in others and metric not in METRICS[output]:
+            metric = LOSS
+        return cls(metric, known.higher_is_better[metric])
+
+
 @dataclass(frozen=True)
 class Trial:
     """One trial: its values by dotted name, and how it ended.
 
-    `status` is "done", "pruned", or the reason why it has no score. `score` is its last evaluation.
+    `status` is "done", "pruned", or the reason why it has no score. `score` is that of the model
+    that the run delivers: of its best evaluation with validation rows, otherwise of its last.
     """
 
     number: int
@@ -99,7 +123,7 @@ class Search:
         space: Space,
         job: Job,
         *,
-        metric: str,
+        objective: Objective,
         rows: Mapping[str, Any],
         seed: int = 1,
         prunes: bool = True,
@@ -119,11 +143,11 @@ class Search:
         self._job = job
         self._seed = seed
         self._prunes = prunes
-        self.metric = metric
+        self.objective = objective
         self._identity = {
             "contract": job.contract(),
             "space": json.loads(space.to_json()),
-            "metric": metric,
+            "metric": objective.metric,
             "rows": dict(rows),
             "seed": seed,
             "prune": prunes,
@@ -155,7 +179,7 @@ class Search:
     def best(self) -> Trial | None:
         """The finished trial with the best score, the earliest of equal ones, or None."""
         done = [t for t in self.trials() if t.status == "done" and t.score is not None]
-        sign = 1 if HIGHER_IS_BETTER[self.metric] else -1
+        sign = 1 if self.objective.higher_is_better else -1
         return max(done, key=lambda t: sign * (t.score or 0.0), default=None)
 
     def job_of(self, trial: Trial) -> Job:
@@ -180,10 +204,10 @@ class Search:
         if same is not None:  # the same training would give the same score
             earlier = self._read(finished.index(same), same)
             return self._tell(asked, earlier.score, earlier.rounds, earlier.status)
-        progress = Progress(self.metric, asked, self._prunes)
+        progress = Progress(self.objective.metric, asked, self._prunes)
         trial = Trial(number, self._values(asked.params))
         try:
-            train(trial, self.job_of(trial), progress)
+            result = train(trial, self.job_of(trial), progress)
         except TrialPruned:
             return self._tell(asked, progress.score, progress.rounds, "pruned")
         except NonFiniteError:
@@ -193,9 +217,10 @@ class Search:
         except BaseException:
             self._study.tell(asked, state=state.FAIL)  # not a result: the trial is repeated
             raise
-        if progress.score is None:
-            return self._tell(asked, None, 0, f"no evaluation has {self.metric}")
-        return self._tell(asked, progress.score, progress.rounds, "done")
+        score = progress.scores.get(result.best_round or progress.rounds)
+        if score is None:
+            return self._tell(asked, None, 0, f"no evaluation has {self.objective.metric}")
+        return self._tell(asked, score, progress.rounds, "done")
 
     def _tell(self, asked: OptunaTrial, score: float | None, rounds: int, status: str) -> Trial:
         asked.set_user_attr("status", status)
@@ -242,7 +267,7 @@ class Search:
         study: Study = optuna.create_study(
             storage=f"sqlite:///{(self._folder / STUDY).absolute()}",
             study_name="celu",
-            direction="maximize" if HIGHER_IS_BETTER[self.metric] else "minimize",
+            direction="maximize" if self.objective.higher_is_better else "minimize",
             pruner=optuna.pruners.MedianPruner(n_startup_trials=_STARTUP),
             load_if_exists=True,
         )

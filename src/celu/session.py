@@ -7,21 +7,21 @@ checkpoints. Before an error is raised, its public message is sent to the peers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from celu.checkpoint.agreement import Agreement, Inventory, agree
 from celu.checkpoint.generations import Checkpoints
 from celu.checkpoint.identity import RunIdentity
 from celu.config.job import Choice, Job
-from celu.data.dataset import Dataset
 from celu.engine.auto import AutoPlan
 from celu.engine.checkpointing import Checkpointer, ResumePoint, max_apart
-from celu.engine.guest_program import train_guest
+from celu.engine.guest_program import allow_test_rows, score_test_rows, train_guest
 from celu.engine.guest_trainer import GuestTrainer
-from celu.engine.host_program import train_host
+from celu.engine.held_out import HeldOutMetrics, HeldOutScores
+from celu.engine.host_program import send_test_rows, train_host
 from celu.engine.host_trainer import HostTrainer
 from celu.engine.naming import name_model, name_model_with_guest
 from celu.engine.observer import Observer
@@ -61,7 +61,11 @@ class Result:
     Of more than 2000 `evaluations`, it has evenly spaced ones and the last; events have all.
     `choices` are the tunings that the guest chose with `method = "auto"`: a job with these
     choices repeats the run. `model` names the trained model, at all parties alike. `mean_z` has
-    each host's mean Z, at the guest: a prediction uses it for a row that the host lacks.
+    each host's mean Z, at the guest: a prediction uses it for a row that the host lacks. `scores`
+    has the trained model's scores of the held-out rows, at the guest.
+
+    With validation rows, `evaluations` are of these, the weights are those after `best_round`
+    rounds, whose evaluation was the best, and `test` has the metrics of the test rows with them.
     """
 
     rounds: int
@@ -72,10 +76,15 @@ class Result:
     choices: list[Choice]
     model: ModelIdentity
     mean_z: dict[str, list[float]]
+    best_round: int | None = None
+    test: dict[str, float] = field(default_factory=dict)
+    scores: HeldOutScores | None = field(default=None, repr=False, compare=False)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the last evaluation by name; empty at a host."""
+        """The metrics of the test rows by name, or of the last evaluation; empty at a host."""
+        if self.test:
+            return self.test
         last = self.evaluations[-1] if self.evaluations else {}
         return {name: value for name, value in last.items() if name not in Evaluated.model_fields}
 
@@ -96,7 +105,7 @@ async def host_session(
     links = {link.peer: link}
     try:
         schedule = check_party(name, host, job)
-        contract = contract_of(job, host.train, host.test)
+        contract = contract_of(job, host)
         own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
         inventories = {**theirs, name: own}
         agree(link.peer, inventories, max_apart(job))  # do not rely on the guest to refuse
@@ -119,12 +128,17 @@ async def host_session(
                 trainer, link, schedule, plan, observer, checkpointer, resume_point
             )
             checkpointer.flush()
-        model = await name_model_with_guest(name, job, link, trainer, agreement.run, rounds)
+        best_round = trainer.best.restore()
+        if schedule.validates:
+            await send_test_rows(trainer, link, schedule, rounds, observer)
+        model = await name_model_with_guest(
+            name, job, link, trainer, agreement.run, best_round or rounds
+        )
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
         await report_failure(links, error)
         raise
-    return _result(rounds, trainer, observer, [], model)
+    return _result(rounds, trainer, observer, [], model, best_round)
 
 
 async def guest_session(
@@ -140,7 +154,7 @@ async def guest_session(
     links = {host: links[host] for host in job.hosts}  # in the order of the job
     try:
         schedule = check_party(name, guest, job)
-        contract = contract_of(job, guest.train, guest.test)
+        contract = contract_of(job, guest)
         own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
         agreement = agree(name, {name: own, **theirs}, max_apart(job))
         spans = Spans(clock)
@@ -153,48 +167,62 @@ async def guest_session(
             resume_point = checkpointer.resume(agreement.round)
             if checkpoints is not None:
                 checkpoints.start(RunIdentity(agreement.run, contract), agreement.round)
+            allow_test_rows(trainer, links, schedule)  # if the run is done already
             for link in links.values():
                 if resume_point.stage is not None:  # before READY: a tensor may follow it at once
                     link.allow(trainer.specs(link.peer, resume_point.stage.segment.tuning))
                 await link.send(Message(Kind.READY, body=agreement.to_body()))
             for link in links.values():
                 expect(await link.receive(), Kind.READY)
-            _announce(emit, schedule, resume_point)
+            _announce(emit, schedule, resume_point, trainer.evaluator.lower_is_better)
             rounds = await train_guest(
                 trainer, links, schedule, plan, observer, checkpointer, resume_point
             )
             checkpointer.flush()
-        model, mean_z = await name_model(name, job, links, trainer, agreement.run, rounds)
+        best_round, test = trainer.best.restore(), {}
+        if schedule.validates:
+            test = await score_test_rows(trainer, links, schedule, rounds, observer)
+            observer.tested(best_round or rounds, test)
+        model, mean_z = await name_model(
+            name, job, links, trainer, agreement.run, best_round or rounds
+        )
         await close_session(links)
     except (Exception, KeyboardInterrupt) as error:
         await report_failure(links, error)
         raise
-    return _result(rounds, trainer, observer, plan.choices, model, mean_z)
+    return _result(rounds, trainer, observer, plan.choices, model, best_round, mean_z, test)
 
 
 def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
     """What a run needs of a party, as far as it is known before the peers are: its schedule.
 
-    Raises DataError for too few rows or missing labels, ConfigError for a metric that the loss
-    does not have.
+    Raises DataError for too few rows or missing labels, ConfigError for metrics that do not fit
+    the loss, or for patience without validation rows.
     """
-    schedule = _schedule(name, job, party.train, party.test)
+    schedule = _schedule(name, job, party)
+    if job.evaluation.patience is not None and not schedule.validates:
+        raise ConfigError(
+            f"evaluation.patience: expected validation rows at {name}, got none; set "
+            "split.validation in schema.toml and prepare the rows again, pass validation rows in "
+            "Python, or remove patience"
+        )
     if isinstance(party, Host):
         return schedule
-    if party.train.labels is None or party.test.labels is None:
-        raise DataError(f"{name}: expected labels in the guest's training and test rows")
-    known = ("loss", *party.loss.metric_names)
-    if job.evaluation.target is not None and job.evaluation.metric not in known:
-        raise ConfigError(
-            f"evaluation.metric: expected a metric of {name}'s loss ({', '.join(known)}), "
-            f"got {job.evaluation.metric}"
-        )
+    parts = {"training": party.train, "validation": party.validation, "test": party.test}
+    for part, rows in parts.items():
+        if rows is not None and rows.labels is None:
+            raise DataError(f"{name}: expected labels in the guest's {part} rows, got none")
+    metrics = HeldOutMetrics(party.loss, party.metrics, job.evaluation.metric)
+    metrics.check(has_target=job.evaluation.target is not None)
     if party.bottom is None and not job.hosts:
         raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
     return schedule
 
 
-def _schedule(name: str, job: Job, train: Dataset, test: Dataset) -> Schedule:
+def _schedule(name: str, job: Job, party: Guest | Host) -> Schedule:
+    train, test, validation = party.train, party.test, party.validation
+    validation_rows = 0 if validation is None else validation.num_rows
+    limit = job.evaluation.rows
     rounds_per_epoch = train.num_rows // job.batch_size
     if rounds_per_epoch == 0:
         raise DataError(
@@ -205,7 +233,9 @@ def _schedule(name: str, job: Job, train: Dataset, test: Dataset) -> Schedule:
         num_rounds=job.num_rounds(rounds_per_epoch),
         rounds_per_epoch=rounds_per_epoch,
         evaluate_every=job.evaluation.every,
-        test_rows=min(test.num_rows, job.evaluation.rows or test.num_rows),
+        # Where they are scored only once, all of them are.
+        test_rows=test.num_rows if validation_rows else min(test.num_rows, limit or test.num_rows),
+        validation_rows=min(validation_rows, limit or validation_rows),
         part_rows=job.batch_size,
         local_steps_after_update=job.method.local_step_order == "after-update",
     )
@@ -216,7 +246,7 @@ def _plan(job: Job, schedule: Schedule, guest: Guest) -> Plan:
         return FixedPlan(job, schedule)
     constant = None
     if guest.loss in LOSSES.values() and guest.train.labels is not None:
-        constant = constant_loss(guest.loss.output, guest.train.labels).of_batch(job.batch_size)
+        constant = constant_loss(guest.loss.prediction, guest.train.labels).of_batch(job.batch_size)
     return AutoPlan(job, schedule, constant)
 
 
@@ -224,16 +254,14 @@ def _report_every(schedule: Schedule) -> int:
     return max(1, schedule.num_rounds // _REPORTS)
 
 
-def contract_of(job: Job, train: Dataset, test: Dataset) -> dict[str, Any]:
-    """The fields that must be equal at all parties."""
-    return {
-        "protocol": VERSION,
-        **job.contract(),
-        "train_rows": train.num_rows,
-        "train_ids": train.commitment,
-        "test_rows": test.num_rows,
-        "test_ids": test.commitment,
-    }
+def contract_of(job: Job, party: Guest | Host) -> dict[str, Any]:
+    """The fields that must be equal at all parties; those of validation rows if there are any."""
+    parts = {"train": party.train, "test": party.test}
+    if party.validation is not None and party.validation.num_rows:
+        parts["validation"] = party.validation
+    rows = {f"{part}_rows": dataset.num_rows for part, dataset in parts.items()}
+    ids = {f"{part}_ids": dataset.commitment for part, dataset in parts.items()}
+    return {"protocol": VERSION, **job.contract(), **rows, **ids}
 
 
 async def _exchange_hellos(
@@ -288,11 +316,19 @@ def _flushing_on_error(checkpoints: Checkpoints | None) -> Iterator[None]:
         raise
 
 
-def _announce(emit: Callback, schedule: Schedule, resume_point: ResumePoint) -> None:
+def _announce(
+    emit: Callback,
+    schedule: Schedule,
+    resume_point: ResumePoint,
+    lower_is_better: Sequence[str] = (),
+) -> None:
+    fields: dict[str, Any] = {"num_rounds": schedule.num_rounds}
+    if lower_is_better:
+        fields["lower_is_better"] = list(lower_is_better)
     if resume_point.round == 0:
-        emit(TrainingStarted(num_rounds=schedule.num_rounds))
+        emit(TrainingStarted(**fields))
     else:
-        emit(TrainingResumed(round=resume_point.round, num_rounds=schedule.num_rounds))
+        emit(TrainingResumed(round=resume_point.round, **fields))
 
 
 def _result(
@@ -301,7 +337,9 @@ def _result(
     observer: Observer,
     choices: list[Choice],
     model: ModelIdentity,
+    best_round: int | None,
     mean_z: dict[str, list[float]] | None = None,
+    test: dict[str, float] | None = None,
 ) -> Result:
     workset = trainer.workset
     return Result(
@@ -313,4 +351,7 @@ def _result(
         choices,
         model,
         mean_z or {},
+        best_round,
+        test or {},
+        trainer.evaluator.held_out if isinstance(trainer, GuestTrainer) else None,
     )

@@ -82,9 +82,12 @@ def test_the_schema_in_the_docs_is_valid_and_makes_a_store(tmp_path: Path) -> No
     text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     (schema,) = re.findall(r"```toml file=schema.toml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "schema.toml").write_text(schema)
-    rows = ["customer,churned,age,spent,city,device"]
+    rows = ["customer,churned,age,spent,city,device,visits,joined,interests"]
     for i in range(300):
-        rows.append(f"c{i},{i % 3 % 2},{i % 70 if i % 9 else 'NA'},{i * i % 97},{i % 11},{i % 5}")
+        age = i % 70 if i % 9 else "NA"
+        joined = f"20{18 + i % 5}-{1 + i % 12:02}-03"
+        bag = "a|b" if i % 2 else "a"
+        rows.append(f"c{i},{i % 3 % 2},{age},{i * i % 97},{i % 11},{i % 5},{i % 40},{joined},{bag}")
     (tmp_path / "customers.csv").write_text("\n".join(rows) + "\n")
     store = tmp_path / "store"
     invoke(
@@ -93,6 +96,7 @@ def test_the_schema_in_the_docs_is_valid_and_makes_a_store(tmp_path: Path) -> No
     text = invoke("inspect", store)
     for shown in ("age", "spent", "city", "device", "positive rate", "100,000 buckets", "13 codes"):
         assert shown in text, shown
+    assert "4 quantiles" in text and "bag, 4 codes" in text
     assert "no problems found" in text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,26 @@ def test_it_prints_metrics_with_intervals_and_what_was_not_evaluated(files: Path
         assert re.search(rf"^{title} +0\.\d+ +0\.\d+ to 0\.\d+$", text, re.MULTILINE), title
     assert "calibration error" in text and "AUC by fallback" in text
     assert "person" not in text
+
+
+def test_it_reports_a_metric_of_ones_own_with_an_interval_and_a_lift(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(files)
+    (files / "metrics_of_this_test.py").write_text(
+        "import celu\n"
+        "@celu.metric(higher_is_better=False)\n"
+        "def miss(scores, labels):\n    return abs(scores - labels).mean()\n"
+    )
+    own = ("--metric", "metrics_of_this_test:miss")
+    text = run(files, *own, "--out", str(files / "e.html"))
+    assert re.search(r"^miss +0\.\d+ +0\.\d+ to 0\.\d+$", text, re.MULTILINE)
+    assert '"miss"' in (files / "e.html").read_text()
+    text = run(files, *own, "--against", str(files / "t.parquet"))
+    assert re.search(r"^miss +0\.\d+ +0\.\d+ +-0\.\d+ +-0\.\d+ to -0\.\d+ +better", text, re.M)
+    with pytest.raises(ConfigError, match="expected only your own"):
+        run(files, "--metric", "auc")
 
 
 def test_it_slices_by_the_hosts_that_took_part(files: Path) -> None:

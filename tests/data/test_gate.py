@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from celu.config.schema import FittedCategory
+from celu.config.columns import FittedCategory
 from celu.data.gate import check_store
 from celu.data.store import Store, open_store
 from celu.errors import DataError

@@ -85,7 +85,9 @@ def test_writing_to_mapped_tensors_does_not_change_the_files(store: Store) -> No
 
 
 def test_an_input_of_mixed_kinds_or_unknown_columns_is_refused(store: Store) -> None:
-    with pytest.raises(DataError, match="'both': expected only categories or only numbers"):
+    with pytest.raises(
+        DataError, match="'both': expected only categories, only numbers or only bags"
+    ):
         open_datasets(store, {"both": ["c", "x"]}, label=True)
     with pytest.raises(DataError, match=r"'ids': expected features of the store .*got 'z'"):
         open_datasets(store, {"ids": ["z"]}, label=True)

@@ -13,7 +13,13 @@ import celu
 from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.host_trainer import HostTrainer
 from celu.errors import NonFiniteError
-from federation import Federation, assert_same_bits, federation, train_in_memory
+from federation import (
+    Federation,
+    assert_same_bits,
+    federation,
+    train_in_memory,
+    with_validation,
+)
 
 ROUNDS = 90
 
@@ -21,6 +27,28 @@ ROUNDS = 90
 def auto(**job: Any) -> Federation:
     evaluation = celu.Evaluation(every=4, metric="loss")
     return federation(rounds=ROUNDS, method="auto", evaluation=evaluation, **job)
+
+
+def test_the_best_model_of_rounds_that_are_rolled_back_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fed = with_validation(auto(codec="fp32", optimizer=celu.Optimizer(name="adagrad", lr=0.3)))
+    chosen: list[tuple[str, int]] = []
+
+    def record(event: celu.Event) -> None:
+        if event.event == "choice" and "back_to" in event.fields:
+            chosen.append(("rolled back", event.fields["round"]))
+        if event.event == "evaluation" and event.fields["best"]:
+            chosen.append(("best", event.fields["round"]))
+
+    spoil(monkeypatch, "host", lambda count, R: count == 16)
+    result = celu.simulate(fed.job, fed.guest, fed.hosts, callbacks=[record])
+    back = chosen.index(("rolled back", 0))
+    assert back > 0, "an evaluation that is rolled back was the best at the time"
+    assert chosen[back + 1] == ("best", 4), "so the first one after it is the best again"
+    assert result.best_round == chosen[-1][1]
+    best = {e["round"]: e["loss"] for e in result.evaluations}[result.best_round]
+    assert best == min(e["loss"] for e in result.evaluations)
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, party: str, spoils: Callable[[int, int], bool]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import celu
 from celu.engine.auto import AutoPlan
@@ -52,21 +52,11 @@ def test_nan_in_an_evaluation_ends_the_run(
     assert "evaluation" not in {event.event for event in events}
 
 
-def rmse_is_nan(output: Tensor, labels: Tensor) -> dict[str, float]:
-    return {"rmse": math.nan}
-
-
 def test_a_metric_that_alone_is_nan_ends_the_run() -> None:
-    fed = federation(loss="regression", evaluation=celu.Evaluation(every=5, metric="rmse"))
-    own = celu.Loss(LOSSES["regression"].per_instance, rmse_is_nan, ("rmse",))
-    guest = celu.Guest(
-        top=fed.guest.top,
-        bottom=fed.guest.bottom,
-        loss=own,
-        train=fed.guest.train,
-        test=fed.guest.test,
-    )
-    with pytest.raises(NonFiniteError, match="the rmse of the evaluation"):
+    fed = federation(loss="regression", evaluation=celu.Evaluation(every=5, metric="own"))
+    own = celu.Metric(lambda scores, labels: math.nan, higher_is_better=True, name="own")
+    guest = replace(fed.guest, metrics=[own])
+    with pytest.raises(NonFiniteError, match="the own of the evaluation"):
         celu.simulate(fed.job, guest, fed.hosts)
 
 

@@ -103,7 +103,7 @@ def test_held_out_rows_are_checked_as_well() -> None:
     there = HostTrainer("host", moved, fed.job)
     here = GuestTrainer("guest", fed.guest, fed.job)
     with pytest.raises(AlignmentError, match="TEST_ACTIVATION"):
-        here.score(0, 32, [there.compute_test_activation(0, 0, 0, 32)])
+        here.score("test", 0, 32, [there.compute_test_activation("test", 0, 0, 0, 32)])
 
 
 def test_a_different_batch_order_of_the_same_rows_is_detected() -> None:

@@ -74,4 +74,4 @@ def test_the_rounds_that_fill_the_pipeline_and_a_slow_first_update_are_not_measu
 
 
 def test_held_out_rows_are_scored_in_parts() -> None:
-    assert list(schedule(1).test_parts()) == [(0, 0, 4), (1, 4, 8), (2, 8, 10)]
+    assert list(schedule(1).held_out_parts("test")) == [(0, 0, 4), (1, 4, 8), (2, 8, 10)]

@@ -15,9 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from celu.certs import make_authority, make_party
-from celu.config.schema import Category, Number, RawSchema, Split
+from celu.config.columns import Category, Number
+from celu.config.schema import RawSchema, Split
 from celu.dashboard.live import open_runs
 from celu.dashboard.metrics import metrics_text
+from celu.metrics.names import Output
 from celu.page.assemble import script_safe_json
 from celu.prepare.pipeline import Target, prepare
 from celu.psi.state import VALUE_BYTES, ExchangeState
@@ -27,7 +29,6 @@ from celu.run_folder import RunFolder
 from celu.scores.evaluation import evaluate
 from celu.scores.file import ScoreWriter
 from celu.scores.page import render as render_evaluation
-from celu.scores.values import Output
 from celu.transport.tls import Credentials, client_context, is_issued_for, server_context
 from record.folders import events, write_run
 

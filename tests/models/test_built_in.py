@@ -35,7 +35,7 @@ def test_every_default_is_a_valid_value(name: str, built_in: BuiltIn) -> None:
 
 
 def test_every_loss_is_explained() -> None:
-    assert all(loss.per_instance.__doc__ and loss.metric_names for loss in LOSSES.values())
+    assert all(loss.per_instance.__doc__ and loss.output for loss in LOSSES.values())
 
 
 @pytest.mark.parametrize("use", list(BOTTOMS))
@@ -59,7 +59,7 @@ def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
         bottom("wdl", embeding_dim=8)
     assert str(caught.value) == (
         "model.bottom: wdl: unknown option 'embeding_dim'; its options: embedding_dim, hidden, "
-        'init_std, relu_z ("celu models" explains them)'
+        'init_std, relu_z, pooling ("celu models" explains them)'
     )
     with pytest.raises(ConfigError, match=r"unknown option 'outputs'; its options: it has none"):
         build_top("dssm", {"outputs": 3}, z_widths=[4, 4])

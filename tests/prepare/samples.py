@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from celu.config.schema import Category, Number, RawSchema, Split
+from celu.config.columns import Category, Number
+from celu.config.schema import RawSchema, Split
 from celu.data.tags import held_out, make_tags
 from celu.prepare import delimited, parquet, spill
 from celu.prepare.encoders import statistics

@@ -284,7 +284,7 @@ CASES = {
     ),
     "schema: wrong type": declared("x = {}", 'x = { log = "yes" }', "numbers.x.log: expected"),
     "schema: two kinds": declared(
-        "x = {}", "x = {}\nc = {}", "a number or a category, not both: c"
+        "x = {}", "x = {}\nc = {}", "numbers, categories, dates and bags, got two: c"
     ),
     "schema: label as number": declared("x = {}", "y = {}", "y is declared as id or label, and as"),
     "schema: id as category": declared("c =", "id =", "id is declared as id or label, and as"),
@@ -292,8 +292,12 @@ CASES = {
     "schema: id is label": declared(
         'label = "y"', 'label = "id"', "id and label are the same column"
     ),
-    "schema: codes two ways": declared("10 }", "10, buckets = 4 }", "exactly one of buckets and"),
-    "schema: codes no way": declared("vocabulary = 10", "", "exactly one of buckets and"),
+    "schema: codes two ways": declared(
+        "10 }", "10, buckets = 4 }", "exactly one of buckets, vocabulary and"
+    ),
+    "schema: codes no way": declared(
+        "vocabulary = 10", "", "exactly one of buckets, vocabulary and"
+    ),
     "schema: no codes": declared("vocabulary = 10", "vocabulary = 0", "categories.c.vocabulary"),
     "schema: all held out": declared("test = 0.3", "test = 1.0", "split.test: expected"),
     "schema: nan": declared("x = {}", "x = { missing = nan }", "numbers.x.missing: expected"),

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from celu.config.schema import Category, Number, RawSchema
+from celu.config.columns import Category, Number
+from celu.config.schema import RawSchema
 from celu.errors import DataError
 from prepare.samples import make
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from celu.config.schema import Category, Number, RawSchema, Source, Split, read_store_schema
+from celu.config.columns import Category, Number
+from celu.config.schema import RawSchema, Source, Split, read_store_schema
 from celu.data.tags import held_out, make_tags
 from celu.errors import ConfigError, DataError
 from celu.prepare import passes

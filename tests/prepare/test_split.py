@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from celu.config.schema import Category, Number, RawSchema, Split
+from celu.config.columns import Category, Number
+from celu.config.schema import RawSchema, Split
 from celu.errors import CeluError, ConfigError, DataError
 from celu.prepare import delimited, spill
 from celu.prepare.pipeline import Target, prepare

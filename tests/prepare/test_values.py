@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celu.config.schema import Category, Number, RawSchema, Split, read_store_schema
+from celu.config.columns import Category, Number
+from celu.config.schema import RawSchema, Split, read_store_schema
 from celu.errors import DataError
 from celu.prepare.encoders import categories, statistics
 from prepare.samples import (

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from celu.metrics.names import Output
 from celu.scores.file import ScoreWriter
-from celu.scores.values import Output
 
 Array = npt.NDArray[Any]
 

@@ -7,9 +7,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from celu.metrics.measure import make_measure
+from celu.metrics.ranking import Values
 from celu.scores.bootstrap import _poisson_table, bootstrap, interval
-from celu.scores.metrics import make_measure
-from celu.scores.ranking import Values
 from scores.samples import Array, binary, regression
 
 ROWS = 4000

@@ -128,7 +128,7 @@ def test_labels_of_one_class_are_refused() -> None:
 def test_multiclass_and_regression_have_their_own_metrics_and_tables() -> None:
     scores, labels = multiclass()
     found = celu.evaluate(scores, labels, output="multiclass", resamples=100)
-    assert list(found.metrics) == ["accuracy", "log_loss", "macro_auc"]
+    assert list(found.metrics) == ["accuracy", "log_loss", "macro_auc", "macro_f1"]
     right = scores.argmax(axis=1) == labels
     bins = found.details.bins
     assert sum(b.rows * b.mean_label for b in bins) == pytest.approx(right.sum())

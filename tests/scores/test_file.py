@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from celu.errors import ConfigError, DataError
+from celu.metrics.names import Output
 from celu.scores.file import ScoreWriter, read_scores
 from celu.scores.layout import COLUMNS, FORMAT
-from celu.scores.values import Output
 from scores.samples import binary, ids, multiclass, regression, write_scores
 
 HOSTS = pa.dictionary(pa.int32(), pa.string())

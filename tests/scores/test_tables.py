@@ -7,7 +7,7 @@ import pytest
 from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
 
-from celu.scores.ranking import Ranking
+from celu.metrics.ranking import Ranking
 from celu.scores.tables import calibration_error, make_bins, precision_recall_curve, roc_curve
 from scores.samples import binary, regression
 

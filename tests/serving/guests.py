@@ -106,7 +106,7 @@ def federated(folder: Path, fallback: Any = "mean", **options: Any) -> Federated
     """Parties with 60 rows in common, and 10 each of their own."""
     torch.manual_seed(0)
     fed = federation(rounds=15, **options)
-    models, _, _ = train(fed)
+    models, _ = train(fed)
     stores = {
         name: store_of(folder / name, COMMON + [f"{name}-{row}" for row in OWN], seed=number)
         for number, name in enumerate(models)

@@ -12,7 +12,7 @@ import torch
 import celu
 from celu.data.memory_map import open_datasets
 from celu.errors import AlignmentError, ConfigError, ContractMismatch, DataError, ModelError
-from celu.models.losses import auc, to_scores
+from celu.metrics.measure import compute
 from celu.scores.file import read_scores
 from celu.serving.rows import StoreRows
 from federation import BATCH, ROWS, federation
@@ -35,35 +35,35 @@ def names(prefix: str, *numbers: range) -> list[str]:
 @pytest.mark.parametrize("kind", FEDERATIONS)
 def test_predictions_are_the_runs_own_evaluation_to_the_bit(kind: str) -> None:
     fed = federation(rounds=15, **FEDERATIONS[kind])
-    parts, result, output = train(fed)
+    parts, result = train(fed)
     hosts = {name: (parts[name], host.test) for name, host in fed.hosts.items()}
     found = celu.predict(parts["guest"], fed.guest.test, hosts, chunk_rows=BATCH)
-    expected = to_scores(output, fed.guest.loss.output)
-    assert torch.equal(torch.from_numpy(found.scores), expected)
+    assert result.scores is not None and result.scores.output == found.output
+    assert np.array_equal(found.scores, result.scores.scores)
     assert found.scores.dtype == np.float64
     assert found.ids.tolist() == [str(row) for row in range(ROWS)]
     assert not found.fallback.any()
     if kind == "binary":
         assert fed.guest.test.labels is not None
-        measured = auc(torch.from_numpy(found.scores), fed.guest.test.labels)
-        assert measured == result.metrics["auc"]
+        measured = compute("binary", found.scores, fed.guest.test.labels.double().numpy())
+        assert measured["auc"] == result.metrics["auc"]
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 7, 500])
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "4bit+zstd"])
 def test_chunks_and_codecs_change_little(chunk_rows: int, codec: str) -> None:
     fed = federation(rounds=15)
-    parts, _, output = train(fed)
+    parts, result = train(fed)
     hosts = {"host": (parts["host"], fed.hosts["host"].test)}
     found = celu.predict(parts["guest"], fed.guest.test, hosts, chunk_rows=chunk_rows, codec=codec)
     error = {"fp32": 1e-6, "bf16": 0.01, "int8": 0.01, "4bit+zstd": 0.15}[codec]
-    expected = to_scores(output, "binary")
-    assert torch.allclose(torch.from_numpy(found.scores), expected, atol=error, rtol=0)
+    assert result.scores is not None
+    assert np.allclose(found.scores, result.scores.scores, atol=error, rtol=0)
 
 
 def test_a_row_is_scored_from_the_same_z_however_often_it_is_asked_for() -> None:
     fed = federation(rounds=15)
-    parts, _, _ = train(fed)
+    parts, _ = train(fed)
     hosts = {"host": (parts["host"], fed.hosts["host"].test)}
     first, second = (
         celu.predict(parts["guest"], fed.guest.test, hosts, codec="int8") for _ in range(2)
@@ -72,7 +72,7 @@ def test_a_row_is_scored_from_the_same_z_however_often_it_is_asked_for() -> None
 
 
 def test_rows_that_the_host_lacks_get_the_mean_z(tmp_path: Path) -> None:
-    parts, _, _ = train(federation(rounds=15))
+    parts, _ = train(federation(rounds=15))
     common = names("both", range(40))
     own, others = names("guest", range(25)), names("host", range(30))
     stores = {
@@ -116,7 +116,7 @@ def test_rows_that_the_host_lacks_get_the_mean_z(tmp_path: Path) -> None:
 def test_the_rows_of_an_alignment_are_those_that_training_would_read(
     tmp_path: Path, by_tag: bool
 ) -> None:
-    parts, _, _ = train(federation(rounds=15))
+    parts, _ = train(federation(rounds=15))
     stores = {
         "guest": store_of(
             tmp_path / "guest", names("a", range(300)), test=names("t", range(50)), by_tag=by_tag
@@ -150,7 +150,7 @@ def test_the_rows_of_an_alignment_are_those_that_training_would_read(
 @pytest.mark.parametrize(("own", "common"), [(1, 1), (1, 0), (3, 0), (0, 0)])
 @pytest.mark.parametrize("kind", ["binary", "multiclass"])
 def test_few_or_no_rows_are_scored_too(tmp_path: Path, own: int, common: int, kind: str) -> None:
-    parts, _, _ = train(federation(rounds=15, loss=kind))
+    parts, _ = train(federation(rounds=15, loss=kind))
     shared = names("both", range(common))
     stores = {
         "guest": store_of(tmp_path / "guest", shared + names("g", range(own - common))),
@@ -169,8 +169,8 @@ def test_few_or_no_rows_are_scored_too(tmp_path: Path, own: int, common: int, ki
 
 def test_parts_of_other_models_are_refused_by_name() -> None:
     fed = federation(rounds=15)
-    parts, _, _ = train(fed)
-    others, _, _ = train(federation(rounds=15))
+    parts, _ = train(fed)
+    others, _ = train(federation(rounds=15))
     hosts = {"host": (others["host"], fed.hosts["host"].test)}
     expected = f"model: .*{parts['guest'].name}.*{others['host'].name}.*celu export"
     with pytest.raises(ContractMismatch, match=expected):
@@ -183,7 +183,7 @@ def test_parts_of_other_models_are_refused_by_name() -> None:
 
 def test_rows_in_another_order_are_refused() -> None:
     fed = federation(rounds=15)
-    parts, _, _ = train(fed)
+    parts, _ = train(fed)
     rows = fed.hosts["host"].test
     tags = np.arange(ROWS * 2, dtype="<u8").view(np.uint8).reshape(-1, 16)
     own = celu.Dataset(fed.guest.test.inputs, fed.guest.test.labels, fed.guest.test.sizes, tags)
@@ -194,7 +194,7 @@ def test_rows_in_another_order_are_refused() -> None:
 
 def test_a_store_with_another_schema_is_refused_by_name(tmp_path: Path) -> None:
     fed = federation(rounds=15, hosts={})
-    parts, _, _ = train(fed)
+    parts, _ = train(fed)
     store = store_of(tmp_path / "store", names("a", range(5)))
     with pytest.raises(DataError, match="was not trained on a store"):
         celu.predict(parts["guest"], store)
@@ -206,7 +206,7 @@ def test_a_store_with_another_schema_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_rows_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
     fed = federation(rounds=15, hosts={})
-    parts, _, _ = train(fed)
+    parts, _ = train(fed)
     with pytest.raises(DataError, match="expected the inputs of model"):
         celu.predict(parts["guest"], celu.Dataset({"numbers": torch.zeros(3, 9)}))
     with pytest.raises(DataError, match="ids: expected one for each of 192 rows"):
@@ -214,7 +214,7 @@ def test_rows_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_that_changed_since_its_alignment_is_refused(tmp_path: Path) -> None:
-    parts, _, _ = train(federation(rounds=15))
+    parts, _ = train(federation(rounds=15))
     store = store_of(tmp_path / "store", names("a", range(20)))
     alignment = align(tmp_path, {"guest": store})["guest"]
     changed = store_of(tmp_path / "store", names("b", range(20)))
@@ -224,7 +224,7 @@ def test_a_store_that_changed_since_its_alignment_is_refused(tmp_path: Path) -> 
 
 
 def test_a_store_with_repeated_ids_is_refused(tmp_path: Path) -> None:
-    parts, _, _ = train(federation(rounds=15, hosts={}))
+    parts, _ = train(federation(rounds=15, hosts={}))
     store = store_of(tmp_path / "store", ["a", "b", "a"])
     with pytest.raises(DataError, match="expected each id once, got 1 repeats"):
         celu.predict(for_store(parts["guest"], store), store)
@@ -232,7 +232,7 @@ def test_a_store_with_repeated_ids_is_refused(tmp_path: Path) -> None:
 
 def test_a_top_model_with_another_output_is_named() -> None:
     fed = federation(rounds=15, hosts={}, loss="multiclass")
-    parts, _, _ = train(fed)
+    parts, _ = train(fed)
     facts = parts["guest"].facts.model_copy(update={"output": "regression"})
     model = celu.Model(facts, parts["guest"].bottom, parts["guest"].top, None, torch.device("cpu"))
     with pytest.raises(ModelError, match=r"expected regression scores of \[192\].*\[192, 3\]"):

@@ -17,6 +17,7 @@ from celu.cli.console import Console
 from celu.errors import ConfigError
 
 if TYPE_CHECKING:
+    from celu.metrics.own import MetricLike
     from celu.scores.result import Figure, Group, ScoreEvaluation
 
 
@@ -38,6 +39,10 @@ def evaluate(
     against: Annotated[
         Path | None,
         typer.Option(help="The scores file of another model, to compare on the same rows."),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help="A metric of your own, module:name, besides the built-in ones."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
     json_file: Annotated[
@@ -77,6 +82,7 @@ def evaluate(
             against=against,
             id_column=id_column,
             label_column=label_column,
+            metrics=_own_metrics(metric or []),
             resamples=resamples,
             seed=seed,
             min_rows=min_rows,
@@ -90,6 +96,14 @@ def evaluate(
     for path in (json_file, out):
         if path is not None:
             console.print(f"written to {escape(str(path))}", soft_wrap=True, highlight=False)
+
+
+def _own_metrics(uses: Sequence[str]) -> list[MetricLike]:
+    if not uses:
+        return []
+    from celu.models.building import find_metrics  # imports torch, which takes seconds
+
+    return find_metrics(uses, "--metric", Path.cwd())
 
 
 def _show(console: Console, found: ScoreEvaluation) -> None:
@@ -120,27 +134,27 @@ def _show(console: Console, found: ScoreEvaluation) -> None:
 
 
 def _metrics_table(found: ScoreEvaluation) -> Table:
-    from celu.scores.metrics import TITLES
+    from celu.metrics.names import title_of
 
     intervals = f"95 % intervals from {found.resamples:,} resamples"
     table = _narrow_table(intervals if found.resamples else "metrics")
     table.add_column("metric")
     _add_columns(table, _VALUE)
     for name, figure in found.overall.metrics.items():
-        table.add_row(TITLES[name], *_value_cells(figure))
+        table.add_row(title_of(name), *_value_cells(figure))
     if found.details.calibration_error is not None:
         table.add_row("calibration error", _number(found.details.calibration_error), "")
     return table
 
 
 def _lift_table(found: ScoreEvaluation) -> Table:
-    from celu.scores.metrics import TITLES
+    from celu.metrics.names import title_of
 
     table = _narrow_table(f"lift over {escape(str(found.against_model))} on the same rows")
     table.add_column("metric")
     _add_columns(table, _LIFT)
     for name in found.overall.lift:
-        table.add_row(TITLES[name], *_lift_cells(found.overall, name))
+        table.add_row(title_of(name), *_lift_cells(found.overall, name))
     other = None if found.against_details is None else found.against_details.calibration_error
     if found.details.calibration_error is not None and other is not None:
         error = found.details.calibration_error
@@ -167,10 +181,10 @@ def _bins_table(found: ScoreEvaluation) -> Table:
 
 
 def _show_groups(console: Console, found: ScoreEvaluation, groups: Sequence[Group]) -> None:
-    from celu.scores.metrics import TITLES
+    from celu.metrics.names import title_of
 
     main, column = next(iter(found.overall.metrics)), str(groups[0].column)
-    table = _narrow_table(escape(f"{TITLES[main]} by {column}"))
+    table = _narrow_table(escape(f"{title_of(main)} by {column}"))
     table.add_column(escape(column), overflow="fold")
     table.add_column("rows", justify="right")
     headings = _VALUE if found.against_model is None else _LIFT

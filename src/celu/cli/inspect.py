@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from celu.cli.console import Console
-from celu.config.schema import LABEL
+from celu.config.columns import FittedBag, FittedCategory
+from celu.config.schema import LABEL, StoreSchema
 from celu.data.alignment import read_alignment
 from celu.data.gate import ColumnFacts, Gate, check_store, raise_errors
 from celu.data.store import PARTS, Store, open_store
@@ -83,13 +84,36 @@ def _columns(store: Store, gate: Gate) -> Table:
 
 def _cells(store: Store, name: str, facts: ColumnFacts) -> list[str]:
     rows = max(1, facts.rows)
-    category = store.schema.categories.get(name)
+    column = store.schema.categories.get(name) or store.schema.bags.get(name)
     if facts.rows == facts.nulls + facts.bad:
         return ["-"] * 7
     span = [f"{facts.low:g}", f"{facts.high:g}"]
-    if category is None:
-        kind = f"label, {store.schema.label_type}" if name == LABEL else "number"
-        return [kind, *span, f"{facts.mean:.4g}", "", "", ""]
-    kind = f"{category.size - 1:,} buckets" if category.buckets else f"{category.size:,} codes"
-    unseen = f"{facts.unseen / rows:.1%}" if category.vocabulary else ""
-    return [kind, *span, "", f"{facts.missing / rows:.1%}", unseen, f"{facts.coverage:.1%}"]
+    missing = f"{facts.missing / rows:.1%}"
+    if isinstance(column, FittedBag):
+        kind = f"bag, {_codes(column)}"
+    elif column is not None:
+        kind = f"{len(column.edges) + 1} quantiles" if column.edges else _codes(column)
+    else:
+        kind = "number"
+        missing = _filled(store.schema, name)
+        if name == LABEL:
+            kind, missing = f"label, {store.schema.label_type}", ""
+        return [kind, *span, f"{facts.mean:.4g}", missing, "", ""]
+    unseen = f"{facts.unseen / rows:.1%}" if column.vocabulary else ""
+    return [kind, *span, "", missing, unseen, f"{facts.coverage:.1%}"]
+
+
+def _codes(column: FittedCategory | FittedBag) -> str:
+    return f"{column.size - 1:,} buckets" if column.buckets else f"{column.size:,} codes"
+
+
+def _filled(schema: StoreSchema, name: str) -> str:
+    """The share of training rows whose number was missing and was filled."""
+    if name in schema.numbers:
+        raw, can_be_missing = name, schema.numbers[name].missing is not None
+    else:
+        raw, _, _ = name.rpartition(".")
+        can_be_missing = raw in schema.dates and schema.dates[raw].missing is not None
+    if not can_be_missing:
+        return ""
+    return f"{schema.missing.get(raw, 0) / max(1, schema.rows['train']):.1%}"

@@ -31,6 +31,7 @@ def models() -> None:
 
 def lines() -> Iterator[str]:
     """What the command prints."""
+    from celu.metrics.names import METRICS
     from celu.models.built_in import BOTTOMS, TOPS
     from celu.models.losses import LOSSES
 
@@ -39,7 +40,7 @@ def lines() -> Iterator[str]:
     yield "loss (guest)"
     for name, loss in LOSSES.items():
         about = " ".join((loss.per_instance.__doc__ or "").split())
-        yield f"  {name}  {about} Metric: {', '.join(loss.metric_names)}."
+        yield f"  {name}  {about} Metrics: {', '.join(METRICS[loss.prediction])}."
 
 
 def _section(title: str, built_in: Mapping[str, BuiltIn]) -> Iterator[str]:

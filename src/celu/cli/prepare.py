@@ -15,7 +15,7 @@ from celu.cli.console import Console
 from celu.errors import ConfigError
 
 if TYPE_CHECKING:
-    from celu.config.schema import Category
+    from celu.config.columns import Category
     from celu.prepare.pipeline import Progress as ProgressCallback
     from celu.prepare.pipeline import Report
 
@@ -72,7 +72,7 @@ def prepare(
     celu prepare criteo FILE...    the paper's data: criteo/guest/store and criteo/host/store,
     with job.toml and party.toml files
     """
-    from celu.config.schema import MAX_VOCABULARY, Category
+    from celu.config.columns import MAX_VOCABULARY, Category
     from celu.prepare.presets import HASHED, PRESETS
 
     preset = files[0] if files[0] in PRESETS else None

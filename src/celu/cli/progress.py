@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -22,6 +23,7 @@ from celu.events import (
     Event,
     LinkDown,
     LinkUp,
+    ModelTested,
     Restarted,
     RoundDone,
     TrainingResumed,
@@ -29,12 +31,11 @@ from celu.events import (
     TuningChosen,
     Warned,
 )
+from celu.metrics.names import LOSS
 
 if TYPE_CHECKING:
     from celu.config.job import Tuning
     from celu.session import Result
-
-_METRICS = ("auc", "accuracy", "rmse", "loss")
 
 
 def megabytes(num_bytes: float) -> str:
@@ -109,12 +110,28 @@ class RunProgress:
         elif isinstance(event, TuningChosen) and not event.is_unchanged:
             self._console.print(f"{self._name}: round {event.round}: {escape(event.reason)}")
         elif isinstance(event, Evaluated):
-            given = event.metrics
-            metric = next(m for m in _METRICS if m in given)
-            self._latest["metric"] = f"{metric} {given[metric]:.4f}"
+            given = ordered(event.metrics)
+            main = next(iter(given))
+            self._latest["metric"] = f"{main} {given[main]:.4f}"
             if not self._console.is_terminal:
-                values = " ".join(f"{m} {given[m]:.4f}" for m in _METRICS if m in given)
-                self._console.print(f"{self._name}: round {event.round} {values} t {event.t:.1f} s")
+                shown = dict.fromkeys([main, LOSS])  # the summary has all
+                values = " ".join(f"{m} {given[m]:.4f}" for m in shown if m in given)
+                best = ", the best so far" if event.best else ""
+                self._console.print(
+                    f"{self._name}: round {event.round} {values} t {event.t:.1f} s{best}"
+                )
+        elif isinstance(event, ModelTested):
+            given = ordered(event.metrics)
+            main = next(iter(given))
+            self._console.print(
+                f"{self._name}: test rows, with the weights of round {event.round}: "
+                f"{main} {given[main]:.4f}"
+            )
+
+
+def ordered(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics as evaluations report them, the contract's first, and the loss last."""
+    return {name: metrics[name] for name in sorted(metrics, key=lambda name: name == LOSS)}
 
 
 def describe(tuning: Tuning) -> str:
@@ -131,11 +148,11 @@ def summary_table(name: str, result: Result, seconds: float) -> Table:
     table.add_row("local steps", f"{result.local_steps:,} ({result.bubbles} bubbles)")
     if result.choices:
         table.add_row("last choice of auto", describe(result.choices[-1]))
-    if result.evaluations:
-        last = result.evaluations[-1]
-        for metric in _METRICS:
-            if metric in last:
-                table.add_row(f"held-out {metric}", f"{last[metric]:.4f}")
+    if result.best_round is not None:
+        table.add_row("weights of round", f"{result.best_round:,}, the best on validation rows")
+    rows = "test" if result.test else "held-out"
+    for metric, value in ordered(result.metrics).items():
+        table.add_row(f"{rows} {metric}", f"{value:.4f}")
     table.add_row("sent in training", megabytes(result.traffic["bytes_sent"]))
     table.add_row("received in training", megabytes(result.traffic["bytes_received"]))
     table.add_row("for evaluation", megabytes(result.traffic["evaluation_bytes"]))

@@ -63,19 +63,18 @@ def tune(
     import torch
 
     from celu.launch.loading import load_parties, read_datasets
-    from celu.search import Search
+    from celu.search import Objective, Search
 
     threads = files[contract.guest].settings.threads
     if threads is not None:
         torch.set_num_threads(threads)
     rows = {name: read_datasets(file.settings) for name, file in files.items()}
     guest, _ = load_parties(files, contract, rows)  # errors in the contract appear at once
-    metric = contract.evaluation.metric
     search = Search(
         out,
         settings,
         contract,
-        metric=metric if metric in guest.loss.metric_names else "loss",
+        objective=Objective.of(contract, guest),
         rows={
             name: [read.schema.digest(), read.train.num_rows, read.test.num_rows]
             for name, read in rows.items()
@@ -125,7 +124,7 @@ def _finish(search: Search, out: Path, console: Console) -> None:
     made, best = search.trials(), search.best()
     names = list(made[0].values) if made else []
     table = Table(title=f"{len(made)} trials", show_header=True)
-    for column in ("trial", search.metric, "rounds", *names, "status"):
+    for column in ("trial", search.objective.metric, "rounds", *names, "status"):
         table.add_column(column)
     for trial in made:
         style = "bold" if trial == best else None
@@ -136,19 +135,12 @@ def _finish(search: Search, out: Path, console: Console) -> None:
         raise ConfigError(
             f"{out}: expected a trial with a score, got none: {reasons}; change the space"
         )
-    comment = (
-        f"The best of {len(made)} trials of celu tune: trial {best.number}, "
-        f"{search.metric} {best.score:.4f}"
-    )
+    score = f"trial {best.number}, {search.objective.metric} {best.score:.4f}"
     path = out / BEST
+    comment = f"The best of {len(made)} trials of celu tune: {score}"
     path.write_text(job_toml(search.job_of(best), comment), encoding="utf-8")
-    console.print(
-        escape(
-            f"best: trial {best.number}, {search.metric} {best.score:.4f}; its contract is in "
-            f"{path}: give it to all parties, for celu run"
-        ),
-        soft_wrap=True,
-    )
+    text = f"best: {score}; its contract is in {path}: give it to all parties, for celu run"
+    console.print(escape(text), soft_wrap=True)
 
 
 def _cells(trial: Trial) -> list[str]:
@@ -165,7 +157,7 @@ def _shown(value: Any) -> str:
 
 def _line(trial: Trial, num_trials: int, search: Search) -> str:
     values = " ".join(f"{name} {_shown(value)}" for name, value in trial.values.items())
-    score = "" if trial.score is None else f" {search.metric} {trial.score:.4f}"
+    score = "" if trial.score is None else f" {search.objective.metric} {trial.score:.4f}"
     return f"trial {trial.number} of {num_trials}: {trial.status}{score} {values}"
 
 
@@ -174,7 +166,7 @@ def _write_trials(path: Path, search: Search) -> None:
     made = search.trials()
     with path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["trial", search.metric, "rounds", *made[0].values, "status"])
+        rows.writerow(["trial", search.objective.metric, "rounds", *made[0].values, "status"])
         for t in made:
             values = [v if isinstance(v, str) else json.dumps(v) for v in t.values.values()]
             rows.writerow([t.number, t.score, t.rounds, *values, t.status])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -147,16 +148,27 @@ else:
     AnyMethod = Annotated[Method, BeforeValidator(_auto_alone)]
 
 
-class Evaluation(Settings):
-    """Held-out evaluation across parties: every `every` rounds, on the first `rows` test rows.
+def _is_a_name(name: str) -> str:
+    if not name.isidentifier() or len(name) > 64:
+        raise ValueError(f"expected the name of a metric, such as auc, got {name[:64]!r}")
+    return name
 
-    Training stops when `metric` reaches `target`.
+
+class Evaluation(Settings):
+    """Held-out evaluation across parties: every `every` rounds, on the first `rows` rows.
+
+    They are validation rows where the parties have any, otherwise test rows. `metric` is the loss,
+    a built-in metric that fits the guest's loss, or the name of a metric of the guest's own.
+    Training stops when it reaches `target`, or after `patience` evaluations without an improvement.
+    With validation rows the result is the model of the best evaluation, and all test rows are
+    scored once, at the end. `patience` needs validation rows.
     """
 
     every: PositiveInt = 100
     rows: PositiveInt | None = None
-    metric: Literal["auc", "loss", "accuracy", "rmse"] = "auc"
+    metric: Annotated[str, AfterValidator(_is_a_name)] = "auc"
     target: float | None = None
+    patience: PositiveInt | None = None
 
 
 class Checkpoint(Settings):

@@ -45,12 +45,21 @@ def _spec(value: Any) -> Any:
     return {"use": value} if isinstance(value, str) else value
 
 
+def _one_name(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 class ModelSettings(Settings):
-    """A party's modules."""
+    """A party's modules.
+
+    `metrics` are what the guest's evaluations report besides the loss: names, or "module:name" of
+    its own; by default all that fit the loss.
+    """
 
     bottom: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
     top: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
     loss: str | None = None
+    metrics: Annotated[list[str], BeforeValidator(_one_name), Field(min_length=1)] | None = None
     z_width: PositiveInt | None = None  # the guest's own; default: that of the first host
 
 
@@ -65,8 +74,8 @@ class DataSettings(Settings):
 
     `alignment` is the folder that `celu align` writes. `aligned = true` declares instead that the
     stores of all parties already hold the same rows; the run still compares them. `inputs` maps
-    each input of the bottom model to its columns; by default "ids" are all categories and
-    "numbers" all numbers.
+    each input of the bottom model to its columns in the store; by default "ids" are all categories,
+    "numbers" all numbers and parts of dates, and "bags" all bags.
     """
 
     store: FilePath
@@ -201,9 +210,9 @@ class PartySettings(Settings):
         else:
             if model.bottom is None:
                 raise ValueError("model.bottom is missing: a host needs a bottom model")
-            for key, value in (("model.top", model.top), ("model.loss", model.loss)):
-                if value is not None:
-                    raise ValueError(f"{key} belongs to the guest, not to a host")
+            for key in ("top", "loss", "metrics"):
+                if getattr(model, key) is not None:
+                    raise ValueError(f"model.{key} belongs to the guest, not to a host")
         return self
 
     @model_validator(mode="after")

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from celu.config.columns import (
+    Bag,
+    Category,
+    Date,
+    Extended,
+    FittedBag,
+    FittedCategory,
+    FittedDate,
+    FittedNumber,
+    Number,
+)
 from celu.config.reading import Settings, describe, read_settings
 from celu.errors import DataError
 
@@ -20,27 +32,48 @@ SCHEMA_FILE = "schema.json"
 # Columns that every store has; no feature may have these names.
 ID, TAG, LABEL = "id", "tag", "label"
 RESERVED = (ID, TAG, LABEL)
-# The inputs of a bottom model: codes of categories, and numbers.
-IDS, NUMBERS = "ids", "numbers"
+# The inputs of a bottom model: codes of categories, numbers, and lists of codes.
+IDS, NUMBERS, BAGS = "ids", "numbers", "bags"
 # Fields of a store's schema that do not change the meaning of its columns.
-_NOT_MEANING = {"format", "source", "split", "labelled", "rows"}
+_NOT_MEANING = {"format", "source", "split", "labelled", "rows", "missing"}
 ROW_NUMBER = "#row"  # as the id: the row number, for rows in the same order at all parties
-
-MAX_VOCABULARY = 4_000_000
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-Part = Literal["train", "test"]
+Part = Literal["train", "validation", "test"]
+HeldOut = Literal["validation", "test"]  # the parts that are not trained on
 CountByPart = Annotated[dict[Part, Annotated[int, Field(ge=0)]], Field(min_length=2)]
 
 
-class Source(Settings):
-    """How to read the raw files; by default from their suffix (csv, tsv, parquet; .gz)."""
+def _separates_fields(text: str) -> str:
+    if len(text) != 1 or not text.isascii() or text in '"\r\n' or text.isalnum():
+        raise ValueError("expected one character that is not a letter, digit, quote or line break")
+    return text
+
+
+class Source(Extended):
+    """How to read the raw files; by default from their suffix (csv, tsv, parquet; .gz).
+
+    `delimiter` and `decimal` are for text: the character between two fields, and the one before
+    the digits of a fraction.
+    """
+
+    ADDED: ClassVar[frozenset[str]] = frozenset({"delimiter", "decimal"})
 
     format: Literal["csv", "tsv", "parquet"] | None = None
     names: list[ColumnName] | None = None  # for files without a header
     missing: list[str] = [""]  # texts that mean a missing value; "" always does
+    delimiter: Annotated[str, AfterValidator(_separates_fields)] | None = None
+    decimal: Literal[".", ","] = "."
+
+    @model_validator(mode="after")
+    def _delimiter_is_for_text(self) -> Source:
+        if self.format == "parquet" and (self.delimiter is not None or self.decimal != "."):
+            raise ValueError("delimiter and decimal are for text files, not for Parquet")
+        if self.delimiter == self.decimal:
+            raise ValueError("delimiter and decimal are the same character")
+        return self
 
 
 class Split(Settings):
@@ -50,40 +83,7 @@ class Split(Settings):
     test: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
 
-class Number(Settings):
-    """A numeric column; `missing`, `log` and `standardise` are applied in this order.
-
-    They fill missing values, compute log(x + 1), and compute (x - mean) / standard deviation.
-    Without `missing`, a missing value is an error. For x <= -1 the logarithm is replaced by -1.
-    """
-
-    missing: float | None = None
-    log: bool = False
-    standardise: bool = False
-
-
-class Category(Settings):
-    """A categorical column: codes by hash, or from a vocabulary fitted on the training rows.
-
-    With `buckets`, code 0 is for missing values and others are hashed to 1..buckets. With
-    `vocabulary` (its maximum size), code 0 is for missing values, 1 for values that occur in fewer
-    than `min_count` training rows, and codes from 2 are for the others, most frequent first.
-    """
-
-    buckets: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    vocabulary: Annotated[int, Field(ge=1, le=MAX_VOCABULARY)] | None = None
-    min_count: PositiveInt = 1
-
-    @model_validator(mode="after")
-    def _buckets_or_vocabulary(self) -> Category:
-        if (self.buckets is None) == (self.vocabulary is None):
-            raise ValueError("exactly one of buckets and vocabulary must be given")
-        if self.buckets is not None and self.min_count != 1:
-            raise ValueError("min_count needs vocabulary; it has no effect on buckets")
-        return self
-
-
-class _Columns(Settings):
+class _Columns(Extended):
     id: ColumnName
     label: ColumnName | None = None
     split: Split = Split()
@@ -92,59 +92,59 @@ class _Columns(Settings):
 class RawSchema(_Columns):
     """The columns of a party's raw files (`schema.toml`)."""
 
+    ADDED: ClassVar[frozenset[str]] = frozenset({"dates", "bags"})
+
     source: Source = Source()
     numbers: dict[ColumnName, Number] = {}
     categories: dict[ColumnName, Category] = {}
+    dates: dict[ColumnName, Date] = {}
+    bags: dict[ColumnName, Bag] = {}
 
     @model_validator(mode="after")
     def _columns_are_distinct(self) -> RawSchema:
-        both = self.numbers.keys() & self.categories.keys()
-        if both:
-            raise ValueError(f"a column is a number or a category, not both: {sorted(both)[0]}")
-        features = self.numbers.keys() | self.categories.keys()
+        tables = (self.numbers, self.categories, self.dates, self.bags)
+        declared = [name for table in tables for name in table]
+        twice = [name for name, count in Counter(declared).items() if count > 1]
+        if twice:
+            raise ValueError(
+                f"expected a column as one of numbers, categories, dates and bags, got two: "
+                f"{twice[0]}"
+            )
         for name in (self.id, self.label):
-            if name in features:
+            if name in declared:
                 raise ValueError(f"{name} is declared as id or label, and as a feature")
-        reserved = features & set(RESERVED)
+        stored = Counter(stored_columns(self))
+        reserved = stored.keys() & set(RESERVED)
         if reserved:
             raise ValueError(
                 f"{sorted(reserved)[0]} is reserved for a column of the store: rename it"
             )
+        twice = [name for name, count in stored.items() if count > 1]
+        if twice:
+            raise ValueError(
+                f"{twice[0]} is a column, and also made from another one: rename or leave out one"
+            )
         if self.id == self.label:
             raise ValueError("id and label are the same column")
-        if not features and self.label is None:
-            raise ValueError("expected a label, numbers or categories, got none")
+        if not declared and self.label is None:
+            raise ValueError("expected a label, numbers, categories, dates or bags, got none")
         return self
-
-
-class FittedNumber(Number):
-    """A number with the mean and standard deviation of the training rows, after filling and log."""
-
-    mean: float = 0.0
-    deviation: Annotated[float, Field(gt=0)] = 1.0
-
-
-class FittedCategory(Category):
-    """A category with its vocabulary, in the order of the codes."""
-
-    values: list[str] | None = None
-
-    @property
-    def size(self) -> int:
-        """The number of codes."""
-        if self.buckets is not None:
-            return self.buckets + 1
-        return len(self.values or []) + 2
 
 
 class StoreSchema(_Columns):
     """A store's `schema.json`."""
+
+    ADDED: ClassVar[frozenset[str]] = frozenset({"dates", "bags", "missing"})
 
     format: Literal["celu-store-1"] = "celu-store-1"
     source: Source = Source()
     label_type: Literal["class", "number"] | None = None  # int64 or float32
     numbers: dict[ColumnName, FittedNumber] = {}
     categories: dict[ColumnName, FittedCategory] = {}
+    dates: dict[ColumnName, FittedDate] = {}
+    bags: dict[ColumnName, FittedBag] = {}
+    # Training rows whose value was missing and was filled, by raw column.
+    missing: dict[ColumnName, Annotated[int, Field(ge=0)]] = {}
     labelled: bool = True  # False for new rows without labels
     rows: CountByPart = {"train": 0, "test": 0}
 
@@ -167,9 +167,27 @@ class StoreSchema(_Columns):
         (folder / SCHEMA_FILE).write_text(self.to_json(), encoding="utf-8")
 
     def inputs(self) -> dict[str, list[str]]:
-        """All features as inputs of a bottom model: "ids" and "numbers", where there are any."""
-        named = {IDS: list(self.categories), NUMBERS: list(self.numbers)}
+        """All features as inputs of a bottom model: "ids", "numbers" and "bags", if there are any.
+
+        The columns are those of the store: a date has several.
+        """
+        named = {
+            IDS: list(self.categories),
+            NUMBERS: number_columns(self),
+            BAGS: list(self.bags),
+        }
         return {name: columns for name, columns in named.items() if columns}
+
+
+def number_columns(schema: RawSchema | StoreSchema) -> list[str]:
+    """The columns of numbers in a store: those of `numbers`, then those of `dates`."""
+    tables = (schema.numbers, schema.dates)
+    return [column for table in tables for name in table for column in table[name].columns(name)]
+
+
+def stored_columns(schema: RawSchema | StoreSchema) -> list[str]:
+    """The columns of all features in a store, in its order."""
+    return [*number_columns(schema), *schema.categories, *schema.bags]
 
 
 def read_raw_schema(path: Path) -> RawSchema:

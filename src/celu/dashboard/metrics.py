@@ -20,6 +20,7 @@ _METRICS = {
     "celu_local_steps": ("gauge", "Number of local steps done."),
     "celu_link_up": ("gauge", "1 while the link to a peer is up."),
     "celu_metric": ("gauge", "Metric of the last evaluation on held-out rows."),
+    "celu_test_metric": ("gauge", "Metric of the test rows with the best weights."),
 }
 
 
@@ -56,6 +57,8 @@ def _samples(run: LiveRun) -> Iterator[_Sample]:
         yield "celu_link_up", "," + _labels({"peer": peer}), float(up)
     for name, value in (evaluations[-1].metrics if evaluations else {}).items():
         yield "celu_metric", "," + _labels({"name": name}), value
+    for name, value in ({} if record.tested is None else record.tested.metrics).items():
+        yield "celu_test_metric", "," + _labels({"name": name}), value
 
 
 def _labels(values: Mapping[str, str]) -> str:

@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from celu.config.schema import ID, LABEL, TAG, FittedCategory, Part, StoreSchema
-from celu.data.store import PARTS, Store, tags_of
+from celu.config.columns import FittedBag, FittedCategory
+from celu.config.schema import ID, LABEL, TAG, Part, StoreSchema, stored_columns
+from celu.data.store import PARTS, Store, tags_of, to_numpy
 from celu.data.tags import TAG_BYTES, Tags
 from celu.errors import DataError
 
@@ -42,7 +43,7 @@ class ColumnFacts:
     total: float = 0.0
     low: float = float("inf")
     high: float = float("-inf")
-    missing: int = 0  # code 0
+    missing: int = 0  # code 0, and bags without values
     unseen: int = 0  # code 1 of a vocabulary
     codes: np.ndarray[Any, np.dtype[np.bool_]] | None = None  # which codes occur
     values: set[float] = field(default_factory=set)  # distinct labels, up to a maximum
@@ -65,8 +66,7 @@ class Gate:
         self._schema = schema
         self.columns = [
             *([LABEL] if schema.has_labels else []),
-            *schema.numbers,
-            *schema.categories,
+            *stored_columns(schema),
         ]
         self.facts: dict[Part, dict[str, ColumnFacts]] = {
             part: {name: ColumnFacts() for name in [ID, *self.columns]} for part in PARTS
@@ -83,8 +83,11 @@ class Gate:
             column, fact = batch.column(name), facts[name]
             fact.rows += batch.num_rows
             fact.nulls += column.null_count
-            values = column.drop_null().to_numpy(zero_copy_only=False)
             category = self._schema.categories.get(name)
+            if name in self._schema.bags:
+                values = _add_bags(fact, to_numpy(column.drop_null()), self._schema.bags[name])
+            else:
+                values = column.drop_null().to_numpy(zero_copy_only=False)
             if category is not None:
                 values = _add_codes(fact, values, category)
             elif values.dtype.kind == "f":
@@ -155,6 +158,20 @@ def _add_codes(fact: ColumnFacts, values: Any, category: FittedCategory) -> Any:
     return values
 
 
+def _add_bags(fact: ColumnFacts, rows: Any, bag: FittedBag) -> Any:
+    """Update the facts, and return the valid codes of values; see `_add_codes`."""
+    within = (rows >= 0) & (rows < bag.size)
+    fact.bad += int((~within).any(axis=1).sum())
+    codes = rows[within]
+    if fact.codes is None:
+        fact.codes = np.zeros(bag.size, np.bool_)
+    fact.codes[codes] = True
+    fact.missing += int((rows == 0).all(axis=1).sum())
+    if bag.vocabulary is not None:
+        fact.unseen += int((rows == 1).any(axis=1).sum())
+    return codes[codes > 0]
+
+
 def _column_findings(part: Part, name: str, fact: ColumnFacts) -> Iterator[Finding]:
     is_category = fact.codes is not None
     if fact.nulls == fact.rows:
@@ -171,5 +188,5 @@ def _column_findings(part: Part, name: str, fact: ColumnFacts) -> Iterator[Findi
             yield Finding(level, part, name, f"all {fact.rows} rows have the same label")
     elif is_category and fact.missing == fact.rows:
         yield Finding("warning", part, name, f"all {fact.rows} values are missing")
-    elif part == "train" and fact.low == fact.high:
+    elif part == "train" and fact.low == fact.high and not 0 < fact.missing < fact.rows:
         yield Finding("warning", part, name, f"all {fact.rows} values are the same")

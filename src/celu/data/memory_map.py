@@ -5,6 +5,7 @@ row-major files in the aligned order, beside the store, and mapped from there:
 
     STORE/columns/KEY/columns.json      the list of files and the warnings of the gate
     STORE/columns/KEY/train.ids.bin     int32 [rows, columns]; one file for each input and the label
+    STORE/columns/KEY/train.bags.bin    int32 [rows, columns, values]
     STORE/columns/KEY/train.tag.bin
 
 KEY is a hash of the store's files, the columns and the alignment, so an existing folder is always
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -31,7 +33,8 @@ from celu.data.alignment import Alignment
 from celu.data.dataset import Dataset
 from celu.data.folder import sync
 from celu.data.gate import Gate, raise_errors
-from celu.data.store import PARTS, Store, tags_of
+from celu.data.inputs import InputLayout, layouts
+from celu.data.store import PARTS, Store, tags_of, to_numpy
 from celu.data.tags import TAG_BYTES, Tags, commitment
 from celu.errors import AlignmentError, DataError
 
@@ -54,25 +57,30 @@ class StoreDatasets:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """One file of a part: some columns as a matrix."""
+    """One file of a part: some columns as a matrix, or as one of lists."""
 
     name: str
-    columns: tuple[str, ...]
+    layout: InputLayout
     dtype: np.dtype[Any]
 
     def read(self, batch: Any) -> np.ndarray[Any, np.dtype[Any]]:
-        """These columns of a record batch, [rows, columns]."""
+        """These columns of a record batch, [rows, *shape]."""
         if self.name == TAG:
             return tags_of(batch)
-        return np.stack([batch.column(c).to_numpy() for c in self.columns], axis=1)
+        return self.layout.stack([to_numpy(batch.column(c)) for c in self.columns])
 
     @property
-    def width(self) -> int:
-        return TAG_BYTES if self.name == TAG else len(self.columns)
+    def columns(self) -> tuple[str, ...]:
+        return self.layout.columns
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one row."""
+        return (TAG_BYTES,) if self.name == TAG else self.layout.shape
 
     @property
     def row_bytes(self) -> int:
-        return self.width * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def open_datasets(
@@ -105,11 +113,7 @@ def open_datasets(
     warnings = _read_cached(folder, key, files)
     if warnings is None:
         warnings = _write(store, matrices, alignment, folder, key, files)
-    sizes = {
-        name: tuple(store.schema.categories[c].size for c in columns)
-        for name, columns in inputs.items()
-        if columns[0] in store.schema.categories
-    }
+    sizes = {m.name: m.layout.sizes for m in matrices if m.layout.sizes}
     datasets = []
     for part in PARTS:
         mapped = {m.name: _map(folder, part, m, counts[part]) for m in matrices}
@@ -122,27 +126,13 @@ def open_datasets(
 
 def _matrices(store: Store, inputs: Mapping[str, Sequence[str]], label: bool) -> list[_Matrix]:
     schema = store.schema
-    matrices = [_Matrix(TAG, (TAG,), np.dtype(np.uint8))]
+    matrices = [_Matrix(TAG, InputLayout((TAG,)), np.dtype(np.uint8))]
     if label:
         if schema.label_type is None or not schema.labelled:
             raise DataError(f"{store.path}: expected labels, which a guest needs, got none")
-        matrices.append(_Matrix(LABEL, (LABEL,), _LABEL_TYPES[schema.label_type]))
-    known = schema.numbers.keys() | schema.categories.keys()
-    for name, columns in inputs.items():
-        for column in columns:
-            if column not in known:
-                raise DataError(
-                    f"{store.path}: input {name!r}: expected features of the store "
-                    f"({', '.join(sorted(known)[:20])}), got {column!r}"
-                )
-        are_categories = {column in schema.categories for column in columns}
-        if len(are_categories) != 1:
-            raise DataError(
-                f"{store.path}: input {name!r}: expected only categories or only numbers, got "
-                "both; make two inputs of them"
-            )
-        dtype = np.dtype(np.int32 if are_categories == {True} else np.float32)
-        matrices.append(_Matrix(name, tuple(columns), dtype))
+        matrices.append(_Matrix(LABEL, InputLayout((LABEL,)), _LABEL_TYPES[schema.label_type]))
+    for name, layout in layouts(schema, inputs, str(store.path)).items():
+        matrices.append(_Matrix(name, layout, layout.dtype))
     return matrices
 
 
@@ -152,7 +142,8 @@ def _key(store: Store, matrices: list[_Matrix], alignment: Alignment | None) -> 
         "format": _FORMAT,
         "files": [[s.st_size, s.st_mtime_ns, s.st_ino] for s in files],
         "schema": store.schema.model_dump(
-            mode="json", exclude={"categories": {"__all__": {"values"}}}
+            mode="json",
+            exclude={"categories": {"__all__": {"values"}}, "bags": {"__all__": {"values"}}},
         ),
         "matrices": [[m.name, m.columns] for m in matrices],
         "alignment": None if alignment is None else alignment.facts.commitments,
@@ -229,7 +220,7 @@ def _write_part(
         path = folder / f"{part}.{matrix.name}.bin"
         path.touch()
         if count:
-            shape = (count, matrix.width)
+            shape = (count, *matrix.shape)
             targets[matrix.name] = np.memmap(path, matrix.dtype, "w+", shape=shape)
     start = 0
     for batch in store.batches(part, [ID, TAG, *gate.columns]):
@@ -260,7 +251,7 @@ def _fill(target: Any, matrix: _Matrix, batch: Any, start: int, positions: Any) 
 
 def _map(folder: Path, part: Part, matrix: _Matrix, count: int) -> Any:
     if count == 0:
-        return np.zeros((0, matrix.width), matrix.dtype)
+        return np.zeros((0, *matrix.shape), matrix.dtype)
     # Copy on write: torch needs writable memory, and the file must not change.
     path = folder / f"{part}.{matrix.name}.bin"
-    return np.asarray(np.memmap(path, matrix.dtype, "c", shape=(count, matrix.width)))
+    return np.asarray(np.memmap(path, matrix.dtype, "c", shape=(count, *matrix.shape)))

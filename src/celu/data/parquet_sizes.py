@@ -10,6 +10,7 @@ from celu.errors import DataError
 
 _MAX_CHUNK_BYTES = 64 << 20  # a column of a row group may be larger, if it compresses like data
 _MAX_RATIO = 1000
+_LIST_SUFFIX = ".list.element"  # of the values of a column of lists
 
 
 def check_sizes(path: Path, columns: Container[str]) -> None:
@@ -20,9 +21,10 @@ def check_sizes(path: Path, columns: Container[str]) -> None:
         raise DataError(f"{path}: expected a readable file, got: {error}") from error
     for chunk in chunks:
         limit = max(_MAX_CHUNK_BYTES, _MAX_RATIO * chunk.compressed)
-        if chunk.name in columns and chunk.uncompressed > limit:
+        column = chunk.name.removesuffix(_LIST_SUFFIX)
+        if column in columns and chunk.uncompressed > limit:
             raise DataError(
-                f"{path}: column {chunk.name!r}: row group {chunk.row_group} declares "
+                f"{path}: column {column!r}: row group {chunk.row_group} declares "
                 f"{chunk.uncompressed:,} bytes, more than {_MAX_RATIO} times its size in the file; "
                 "expected data, got padding. Write the file again with smaller row groups"
             )

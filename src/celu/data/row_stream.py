@@ -19,7 +19,8 @@ import torch
 
 from celu.config.schema import ID, TAG, Part
 from celu.data.dataset import Batch
-from celu.data.store import PARTS, Store, tags_of
+from celu.data.inputs import InputLayout, layouts
+from celu.data.store import PARTS, Store, tags_of, to_numpy
 from celu.data.tags import TAG_BYTES, Commitment, Tags
 from celu.errors import DataError
 
@@ -30,7 +31,7 @@ RowNumbers = Callable[[Part, int, int], npt.NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows: inputs by name, each [B, columns], tags, and ids if they were read."""
+    """Consecutive rows: inputs by name, as in `inputs`, tags, and ids if they were read."""
 
     inputs: dict[str, npt.NDArray[Any]]
     tags: Tags
@@ -80,10 +81,10 @@ class RowStream:
         ids: bool,
     ) -> None:
         self._store = store
-        self._inputs = {name: list(columns) for name, columns in inputs.items()}
+        self._layouts = layouts(store.schema, inputs, str(store.path))
         self._counts = counts
         self._numbers = numbers
-        features = [column for columns in self._inputs.values() for column in columns]
+        features = [column for layout in self._layouts.values() for column in layout.columns]
         self._columns = [*([ID] if ids else []), TAG, *dict.fromkeys(features)]
 
     def blocks(self, part: Part, *, aligned: bool, start: int = 0) -> Generator[Block, None, None]:
@@ -96,7 +97,7 @@ class RowStream:
             if ID in self._columns:
                 ids = batch.column(ID)
                 self._refuse(part, ID, "an id in every row", ids.null_count)
-            inputs = {n: self._matrix(part, columns, batch) for n, columns in self._inputs.items()}
+            inputs = {n: self._matrix(part, layout, batch) for n, layout in self._layouts.items()}
             yield Block(inputs, tags_of(batch), ids)
 
     def commitments(self) -> dict[Part, str]:
@@ -142,18 +143,18 @@ class RowStream:
             return self._store.schema.rows[part], count
         return int(read(part, start, start + 1)[0]), start
 
-    def _matrix(self, part: Part, columns: list[str], batch: Any) -> npt.NDArray[Any]:
-        for column in columns:
+    def _matrix(self, part: Part, layout: InputLayout, batch: Any) -> npt.NDArray[Any]:
+        for column in layout.columns:
             self._refuse(part, column, "no nulls", batch.column(column).null_count)
-        values = np.stack([batch.column(column).to_numpy() for column in columns], axis=1)
-        schema = self._store.schema
-        if values.dtype.kind == "f":
+        values = layout.stack([to_numpy(batch.column(column)) for column in layout.columns])
+        if not layout.sizes:
             what, is_valid = "finite numbers", np.isfinite(values)
         else:
-            sizes = np.array([schema.categories[column].size for column in columns])
+            sizes = np.array(layout.sizes).reshape(-1, *[1] * (values.ndim - 2))
             what, is_valid = "codes below the declared size", (values >= 0) & (values < sizes)
         if not is_valid.all():
-            for column, invalid in zip(columns, (~is_valid).sum(axis=0), strict=True):
+            bad_rows = (~is_valid).reshape(*values.shape[:2], -1).any(axis=2).sum(axis=0)
+            for column, invalid in zip(layout.columns, bad_rows, strict=True):
                 self._refuse(part, column, what, int(invalid))
         return values
 

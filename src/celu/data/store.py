@@ -1,7 +1,8 @@
 """A party's store: prepared rows in two Parquet files, and their schema.
 
     STORE/schema.json       the columns with their fitted values (`celu.config.schema`)
-    STORE/train.parquet     id, tag, label at a guest, numbers (float32), categories (int32 codes)
+    STORE/train.parquet     id, tag, label at a guest, numbers (float32), categories (int32 codes),
+                            bags (lists of int32 codes)
     STORE/test.parquet      the same columns of the test rows
 
 It opens and writes stores. It does not check values (`gate`) or make tensors (`memory_map`).
@@ -17,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from celu.config.columns import FittedCategory, FittedNumber
 from celu.config.schema import (
     ID,
     LABEL,
     RESERVED,
     SCHEMA_FILE,
     TAG,
-    FittedCategory,
-    FittedNumber,
     Part,
     Split,
     StoreSchema,
+    number_columns,
     read_store_schema,
 )
 from celu.data.folder import NewFolder
@@ -127,6 +128,25 @@ def _groups_from(metadata: Any, start: int) -> tuple[list[int], int]:
     return [], num_rows
 
 
+def to_numpy(column: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """The values of a column without nulls: [rows], or [rows, values] for lists.
+
+    A null in a list is -1, which is no code.
+    """
+    import pyarrow as pa
+
+    if not pa.types.is_fixed_size_list(column.type):
+        values: np.ndarray[Any, np.dtype[Any]] = column.to_numpy()
+        return values
+    flat = column.flatten()
+    if flat.null_count:
+        flat = flat.fill_null(-1)
+    lists: np.ndarray[Any, np.dtype[Any]] = flat.to_numpy().reshape(
+        len(column), column.type.list_size
+    )
+    return lists
+
+
 def tags_of(batch: Any) -> Tags:
     """The tags of a record batch; raises DataError for nulls."""
     column = batch.column(TAG)
@@ -173,8 +193,11 @@ def arrow_schema(schema: StoreSchema) -> Any:
     fields = [pa.field(ID, pa.string()), pa.field(TAG, pa.binary(TAG_BYTES))]
     if schema.has_labels:
         fields.append(pa.field(LABEL, pa.int64() if schema.label_type == "class" else pa.float32()))
-    fields += [pa.field(name, pa.float32()) for name in schema.numbers]
+    fields += [pa.field(name, pa.float32()) for name in number_columns(schema)]
     fields += [pa.field(name, pa.int32()) for name in schema.categories]
+    fields += [
+        pa.field(name, pa.list_(pa.int32(), bag.max_values)) for name, bag in schema.bags.items()
+    ]
     return pa.schema(fields)
 
 

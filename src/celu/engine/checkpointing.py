@@ -19,6 +19,7 @@ from torch import Tensor
 
 from celu.checkpoint.generations import Checkpoints, Snapshot
 from celu.config.job import MAX_DEPTH, Job, Tuning
+from celu.engine.best import PREFIX, Best, BestMetadata
 from celu.engine.observer import Observer, ProgressState
 from celu.engine.plan import Stage
 from celu.engine.state import TrainerState
@@ -49,6 +50,8 @@ class ResumePoint:
 
 
 class _Trainer(Protocol):
+    best: Best
+
     def apply_tuning(self, tuning: Tuning) -> None: ...
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]: ...
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None: ...
@@ -70,6 +73,7 @@ class _CheckpointState(BaseModel):
     plan: Any
     trainer: TrainerMetadata
     record: ProgressState
+    best: BestMetadata | None = None  # absent while no evaluation of validation rows was best
 
 
 class Checkpointer:
@@ -116,7 +120,12 @@ class Checkpointer:
                 f"the checkpoint of round {round_}: {found} contain NaN or Inf, which celu never "
                 "writes; remove the checkpoint, and start again to resume from the previous one"
             )
-        self._trainer.load_state_dict(state.trainer, snapshot.tensors)
+        tensors = dict(snapshot.tensors)
+        if state.best is not None:
+            names = [name for name in tensors if name.startswith(PREFIX)]
+            best = {name: tensors.pop(name) for name in names}
+            self._trainer.best.load_state_dict(state.best, best)
+        self._trainer.load_state_dict(state.trainer, tensors)
         self._observer.load_progress(state.record)
         return ResumePoint(round_, None if state.done else stage)
 
@@ -136,7 +145,10 @@ class Checkpointer:
         return self._capture(round_, done=False) if is_due else None
 
     def save(self, snapshot: Snapshot | None) -> None:
-        """Take a checkpoint of what `maybe_capture` returned; raises CheckpointError."""
+        """Take a checkpoint of what `maybe_capture` returned; raises CheckpointError.
+
+        The best model is added as it is now: the verdict of that round's evaluation is known.
+        """
         self._write(snapshot)
         self._unannounced = self._unannounced or snapshot is not None
 
@@ -161,7 +173,7 @@ class Checkpointer:
 
     def _write(self, snapshot: Snapshot | None) -> None:
         if self._checkpoints is not None and snapshot is not None:
-            self._checkpoints.save(snapshot, self._generations)
+            self._checkpoints.save(_with_best(snapshot, self._trainer.best), self._generations)
             self._last = snapshot.round
 
     def _checked(self, tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
@@ -191,7 +203,18 @@ class Checkpointer:
             trainer=metadata,
             record=self._observer.progress({} if done else self._trainer.repeated_bytes()),
         )
-        return Snapshot(round_, tensors, state.model_dump())
+        return Snapshot(round_, tensors, state.model_dump(exclude={"best"}))
+
+
+def _with_best(snapshot: Snapshot, best: Best) -> Snapshot:
+    if (contents := best.state_dict()) is None:
+        return snapshot
+    metadata, tensors = contents
+    return Snapshot(
+        snapshot.round,
+        {**snapshot.tensors, **tensors},
+        {**snapshot.state, "best": metadata.model_dump()},
+    )
 
 
 def _non_finite(tensors: Mapping[str, list[Tensor]]) -> str | None:

@@ -1,4 +1,4 @@
-"""How well the model predicts: scores, metrics, the contract's target and the objective of `auto`.
+"""Evaluations in training: scores, the contract's target and the objective of `auto`.
 
 It does not run the models: `GuestTrainer.score` computes the scores.
 """
@@ -13,10 +13,15 @@ import torch
 from torch import Tensor
 
 from celu.config.job import Evaluation
+from celu.config.schema import HeldOut
+from celu.engine.best import BestModel
+from celu.engine.held_out import HeldOutMetrics, HeldOutScores
 from celu.engine.observer import Observer
 from celu.engine.schedule import Schedule
 from celu.errors import NonFiniteError
-from celu.models.losses import HIGHER_IS_BETTER, Loss
+from celu.metrics.names import LOSS, UNDEFINED_FOR_SOME_LABELS
+from celu.metrics.own import MetricLike
+from celu.models.losses import Loss
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
 
@@ -30,26 +35,41 @@ class Scores(NamedTuple):
 
 
 class Evaluator:
-    """Computes metrics from scores, and compares them with the contract's target."""
+    """Computes metrics from scores, and compares them with the contract's target.
 
-    def __init__(self, loss: Loss, settings: Evaluation) -> None:
+    `metrics` are those that the guest chose; None: all that fit its loss. `held_out` has the scores
+    of the latest evaluation.
+    """
+
+    def __init__(
+        self, loss: Loss, settings: Evaluation, metrics: Sequence[MetricLike] | None = None
+    ) -> None:
         self._loss = loss
         self._metric = settings.metric
         self._target = settings.target
+        self._patience = settings.patience
+        self._metrics = HeldOutMetrics(loss, metrics, settings.metric)
+        self.held_out: HeldOutScores | None = None
+
+    @property
+    def lower_is_better(self) -> list[str]:
+        """The user's own metrics for which lower is better."""
+        return self._metrics.lower_is_better
 
     def metrics(self, scores: Sequence[Scores]) -> dict[str, float]:
-        """The metrics over all scored rows, by name."""
+        """The metrics over all scored rows, by name: the loss, and those of `HeldOutMetrics`."""
         output, losses, labels = (torch.cat(part) for part in zip(*scores, strict=True))
-        return {"loss": float(losses.double().mean()), **self._loss.metrics(output, labels)}
+        self.held_out = HeldOutScores.of(self._loss, output, labels)
+        return {LOSS: float(losses.double().mean()), **self._metrics.compute(self.held_out)}
 
     def check(self, metrics: Mapping[str, float], round_: int) -> None:
         """Raise NonFiniteError if the loss or the contract's metric is NaN or Inf.
 
         An AUC of NaN is no error where the loss is finite: rows of a single class have none.
         """
-        for name in ("loss", self._metric):
+        for name in (LOSS, self._metric):
             value = metrics.get(name, 0.0)
-            if not math.isfinite(value) and name != "auc":
+            if not math.isfinite(value) and name not in UNDEFINED_FOR_SOME_LABELS:
                 raise NonFiniteError(
                     f"the {name} of the evaluation after round {round_} is NaN or Inf; lower the "
                     "learning rate or check the inputs; the run resumes from its last checkpoint"
@@ -60,28 +80,39 @@ class Evaluator:
         if self._target is None or self._metric not in metrics:
             return False
         value = metrics[self._metric]
-        return value >= self._target if HIGHER_IS_BETTER[self._metric] else value <= self._target
+        is_higher = self._metrics.higher_is_better[self._metric]
+        return value >= self._target if is_higher else value <= self._target
 
     def objective(self, metrics: Mapping[str, float]) -> float:
         """The contract's metric (the loss if it is missing), negated where lower is better."""
-        metric = self._metric if self._metric in metrics else "loss"
-        return metrics[metric] if HIGHER_IS_BETTER[metric] else -metrics[metric]
+        metric = self._metric if self._metric in metrics else LOSS
+        return metrics[metric] if self._metrics.higher_is_better[metric] else -metrics[metric]
+
+    def is_best(self, metrics: Mapping[str, float], best: BestModel | None) -> bool:
+        """Whether these metrics are better than the best so far; an AUC of NaN never is."""
+        score = self.objective(metrics)
+        return math.isfinite(score) and (best is None or best.score is None or score > best.score)
+
+    def is_out_of_patience(self, best: BestModel | None) -> bool:
+        """Whether too many evaluations since the best one have been worse."""
+        return best is not None and self._patience is not None and best.num_worse >= self._patience
 
 
 class _Trainer(Protocol):
     evaluator: Evaluator
 
-    def score(self, start: int, stop: int, activations: list[Message]) -> Scores: ...
+    def score(self, rows: HeldOut, start: int, stop: int, activations: list[Message]) -> Scores: ...
 
 
 async def evaluate(
     trainer: _Trainer,
     links: Mapping[str, Link],
     schedule: Schedule,
+    rows: HeldOut,
     round_: int,
     observer: Observer,
 ) -> dict[str, float]:
-    """Score the held-out rows, part by part, and return the metrics over all of them.
+    """Score held-out rows, part by part, and return the metrics over all of them.
 
     What is waited for up to the first part is not counted as evaluating: without an evaluation, the
     guest would wait as long for the next Z, which now arrives right after the last part.
@@ -96,7 +127,7 @@ async def evaluate(
 
     scores, first = [], await receive(0)
     with observer.evaluating():
-        for part, start, stop in schedule.test_parts():
+        for part, start, stop in schedule.held_out_parts(rows):
             activations = await receive(part) if part else first
-            scores.append(trainer.score(start, stop, activations))
+            scores.append(trainer.score(rows, start, stop, activations))
         return trainer.evaluator.metrics(scores)

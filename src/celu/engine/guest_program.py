@@ -1,13 +1,14 @@
 """The guest's training loop: rounds, evaluations, checkpoints and verdicts.
 
 A verdict is the guest's message to its hosts after an evaluation and at the end of a segment: stop,
-or continue. With `method = "auto"` it contains the next stage at the end of a segment.
+or continue, and whether the evaluation was the best so far. With `method = "auto"` it contains the
+next stage at the end of a segment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
@@ -24,6 +25,18 @@ from celu.errors import NonFiniteError
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
 from celu.transport.wire import check_sendable
+
+
+@dataclass(frozen=True)
+class _Judgement:
+    """What follows from an evaluation, if there was one."""
+
+    stops: bool = False
+    is_best: bool = False  # of the evaluations of validation rows so far
+
+    def to_body(self) -> dict[str, object]:
+        """The verdict on it."""
+        return {"stop": self.stops, **({"best": True} if self.is_best else {})}
 
 
 async def train_guest(
@@ -53,48 +66,68 @@ async def train_guest(
             if round_ == last:
                 break
             evaluates = schedule.is_evaluation(round_ + 1)
-            metrics = await _maybe_evaluate(
-                trainer, links, schedule, segment, round_, observer, savepoints
+            judgement = await _maybe_evaluate(
+                trainer, links, schedule, segment, round_, plan, observer, savepoints
             )
-            if metrics:
-                plan.observe_score(trainer.evaluator.objective(metrics))
-            if trainer.evaluator.reached_target(metrics):
+            if judgement.stops:
                 # The hosts have sent this Z without waiting for the verdict.
                 await _receive_early(trainer, links, round_, segment.last_sent(round_ + 1))
                 checkpointer.save_final(round_ + 1)
-                await _send_verdict(links, round_, {"stop": True})
+                allow_test_rows(trainer, links, schedule)
+                await _send_verdict(links, round_, judgement.to_body())
                 return round_ + 1
             checkpointer.maybe_save(round_ + 1, savepoints)
             if evaluates:
-                await _send_verdict(links, round_, {"stop": False})
+                await _send_verdict(links, round_, judgement.to_body())
             checkpointer.announce()
         timings = observer.timings(len(segment.measured), trainer.workset)
-        metrics = await _maybe_evaluate(
-            trainer, links, schedule, segment, last, observer, savepoints
+        judgement = await _maybe_evaluate(
+            trainer, links, schedule, segment, last, plan, observer, savepoints
         )
-        if metrics:
-            plan.observe_score(trainer.evaluator.objective(metrics))
-        target_reached = trainer.evaluator.reached_target(metrics)
         host_timings = await _receive_timings(links, segment) if plan.is_adaptive else ()
         timings = replace(timings, diverged=observer.pop_diverged())
         cycles = observer.cycles_s(segment.tuning.depth, len(segment.measured))
         outcome = Outcome(segment, timings, host_timings, [], [], *cycles)
-        next_ = None if target_reached else plan.next(outcome)
+        next_ = None if judgement.stops else plan.next(outcome)
         rounds_done = segment.stop
         if next_ is None:
             checkpointer.save_final(rounds_done)
-            await _send_verdict(links, last, {"stop": True})
+            allow_test_rows(trainer, links, schedule)
+            await _send_verdict(links, last, replace(judgement, stops=True).to_body())
             return rounds_done
         checkpointer.maybe_save(rounds_done, savepoints)
         for host, link in links.items():  # before a host can act on the verdict
             link.allow(trainer.specs(host, next_.segment.tuning))
         body = {"next": next_.to_body()} if plan.is_adaptive else {}
-        await _send_verdict(links, last, {"stop": False, **body})
+        await _send_verdict(links, last, {**judgement.to_body(), **body})
         if plan.is_adaptive:
             observer.tuning_chosen(next_)
         checkpointer.announce()
         rounds_done, stage = next_.segment.start, next_
     return rounds_done
+
+
+def allow_test_rows(trainer: GuestTrainer, links: Mapping[str, Link], schedule: Schedule) -> None:
+    """Let hosts send Z of the test rows, by the contract's codecs, if they are scored at the end.
+
+    It is called before the hosts learn that training has ended: a tensor may follow at once.
+    """
+    for host, link in links.items() if schedule.validates else ():
+        link.allow(trainer.specs(host))
+
+
+async def score_test_rows(
+    trainer: GuestTrainer,
+    links: Mapping[str, Link],
+    schedule: Schedule,
+    rounds: int,
+    observer: Observer,
+) -> dict[str, float]:
+    """Score the test rows with the chosen weights, after the last of `rounds` rounds."""
+    trainer.set_codecs()
+    metrics = await evaluate(trainer, links, schedule, "test", rounds, observer)
+    trainer.evaluator.check(metrics, rounds)
+    return metrics
 
 
 async def _exchange_round(
@@ -152,27 +185,38 @@ async def _maybe_evaluate(
     schedule: Schedule,
     segment: Segment,
     round_: int,
+    plan: Plan,
     observer: Observer,
     savepoints: Mapping[str, TrainerState],
-) -> dict[str, float]:
-    """Score the held-out rows with the weights after `round_`, if due, and report the metrics.
+) -> _Judgement:
+    """Score held-out rows with the weights after `round_`, if due, and report the metrics.
 
-    None are reported if they are NaN or Inf and the stage can be rolled back.
+    None are reported if they are NaN or Inf and the stage can be rolled back. Only validation rows
+    decide anything but whether the target is reached: test rows would no longer be held out.
     """
     if not schedule.is_evaluation(round_ + 1):
-        return {}
+        return _Judgement()
     with observer.waiting():
         await _receive_early(trainer, links, round_, segment.last_sent(round_))
-    metrics = await evaluate(trainer, links, schedule, round_, observer)
+    evaluator = trainer.evaluator
+    metrics = await evaluate(trainer, links, schedule, schedule.evaluated, round_, observer)
     try:
-        trainer.evaluator.check(metrics, round_)
+        evaluator.check(metrics, round_)
     except NonFiniteError:
         if not savepoints:
             raise
         observer.diverged()
-        return {}
-    observer.evaluated(round_, metrics, trainer.evaluator.reached_target(metrics))
-    return metrics
+        return _Judgement()
+    is_best = schedule.validates and evaluator.is_best(metrics, trainer.best.model)
+    if is_best:
+        trainer.best.keep(round_ + 1, evaluator.objective(metrics))
+    else:
+        trainer.best.count_worse()
+    if schedule.validates:
+        plan.observe_score(evaluator.objective(metrics))
+    reached = evaluator.reached_target(metrics)
+    observer.evaluated(round_, metrics, reached, schedule.evaluated, is_best)
+    return _Judgement(reached or evaluator.is_out_of_patience(trainer.best.model), is_best)
 
 
 async def _receive_early(

@@ -13,10 +13,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from celu.config.job import Job, Tuning
+from celu.config.job import Codecs, Job, Tuning
+from celu.config.schema import HeldOut
 from celu.data.batch_loader import BatchLoader
 from celu.data.dataset import Batch
 from celu.data.order import BatchOrder
+from celu.engine.best import Best
+from celu.engine.checkpoint_tensors import CheckpointTensors
 from celu.engine.coding import Coding, check_same_rows
 from celu.engine.device import device_of, warm_up_autograd
 from celu.engine.evaluation import Evaluator, Scores
@@ -26,7 +29,6 @@ from celu.engine.randomness import seed_step
 from celu.engine.spans import Spans
 from celu.engine.state import TrainerState
 from celu.engine.state_dict import (
-    CheckpointTensors,
     TrainerMetadata,
     from_state_dict,
     parameter_names,
@@ -59,10 +61,11 @@ class GuestTrainer:
         self._device = device_of(self._modules.values())
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
         self.loader = BatchLoader(guest.train, order, self._device)
-        self.evaluator = Evaluator(guest.loss, job.evaluation)
+        self.evaluator = Evaluator(guest.loss, job.evaluation, guest.metrics)
         num_rounds = job.num_rounds(guest.train.num_rows // job.batch_size)
         self._optimizer = Optimizer(self._modules.values(), job.optimizer, name, num_rounds)
         self.workset = Workset.from_job(job, "guest")
+        self.best = Best(self._modules, self._device)
         self.latest: tuple[Tensor, Batch] | None = None  # output and batch of the latest exchange
         # Z of later rounds, which arrived before an evaluation's; at most `depth` of each host.
         self.early: dict[str, deque[Message]] = {host: deque() for host in job.hosts}
@@ -141,9 +144,9 @@ class GuestTrainer:
         """The trained weights, as a run folder holds them."""
         return weights_of(self._modules)
 
-    def score(self, start: int, stop: int, activations: list[Message]) -> Scores:
+    def score(self, rows: HeldOut, start: int, stop: int, activations: list[Message]) -> Scores:
         """Score held-out rows from `start` to before `stop`."""
-        batch = self._guest.test.take(slice(start, stop)).to(self._device)
+        batch = self._guest.held_out(rows).take(slice(start, stop)).to(self._device)
         z = self._decode(activations, batch, stop - start)
         assert batch.labels is not None  # checked before the run starts
         for module in self._modules.values():
@@ -155,15 +158,19 @@ class GuestTrainer:
             module.train()
         return Scores(output.cpu(), losses_B.cpu(), batch.labels.cpu())
 
+    def set_codecs(self, codecs: Codecs | None = None) -> None:
+        """Switch to other codecs, by default the contract's; no round may be in flight."""
+        for coding in self._codings.values():
+            coding.set_codecs(codecs or self._job.tuning().codecs)
+
     def apply_tuning(self, tuning: Tuning) -> None:
         """Switch to another tuning; no round may be in flight."""
-        for coding in self._codings.values():
-            coding.set_codecs(tuning.codecs)
+        self.set_codecs(tuning.codecs)
         self.workset.table.resize(*tuning.for_role("guest"))
 
-    def specs(self, host: str, tuning: Tuning) -> dict[Kind, TensorSpec]:
-        """The largest tensors that a host may send under a tuning."""
-        coding = Coding(self._job, host, tuning.codecs)
+    def specs(self, host: str, tuning: Tuning | None = None) -> dict[Kind, TensorSpec]:
+        """The largest tensors that a host may send under a tuning, by default the contract's."""
+        coding = Coding(self._job, host, None if tuning is None else tuning.codecs)
         return coding.specs(Kind.ACTIVATION, Kind.TEST_ACTIVATION)
 
     def state(self) -> TrainerState:

@@ -1,4 +1,4 @@
-"""A host's training loop: rounds, test activations, checkpoints and the guest's verdicts."""
+"""A host's training loop: rounds, Z of held-out rows, checkpoints and the guest's verdicts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
+from celu.config.schema import HeldOut
 from celu.engine.checkpointing import Checkpointer, ResumePoint
 from celu.engine.host_trainer import HostTrainer
 from celu.engine.observer import Observer
@@ -44,7 +47,9 @@ async def train_host(
                 break
             evaluates = schedule.is_evaluation(round_ + 1)
             if evaluates:
-                await _send_test_activations(trainer, link, schedule, round_, observer, savepoints)
+                await _send_held_out(
+                    trainer, link, schedule, schedule.evaluated, round_, observer, savepoints
+                )
             evaluated = trainer.buffers() if evaluates else {}
             snapshot = checkpointer.maybe_capture(round_ + 1, savepoints)
             if not evaluates:
@@ -55,6 +60,7 @@ async def train_host(
                 # Until the verdict the weights stay those that were evaluated.
                 with observer.evaluating():
                     verdict = await _receive_verdict(link, round_, observer)
+                _keep_if_best(trainer, schedule, verdict, round_ + 1, evaluated)
                 if verdict.get("stop") is True:
                     trainer.discard_in_flight(evaluated)
                     checkpointer.save_final(round_ + 1)
@@ -63,12 +69,15 @@ async def train_host(
                 checkpointer.announce()
         timings = observer.timings(len(segment.measured), trainer.workset)
         if schedule.is_evaluation(segment.stop):
-            await _send_test_activations(trainer, link, schedule, last, observer, savepoints)
+            await _send_held_out(
+                trainer, link, schedule, schedule.evaluated, last, observer, savepoints
+            )
         if plan.follows_guest:
             timings = replace(timings, diverged=observer.pop_diverged())
             await link.send(Message(Kind.REPORT, last, body=timings.to_body()))
         verdict = await _receive_verdict(link, last, observer)
         rounds_done = segment.stop
+        _keep_if_best(trainer, schedule, verdict, rounds_done, {})
         if verdict.get("stop") is True:
             checkpointer.save_final(rounds_done)
             return rounds_done
@@ -77,6 +86,14 @@ async def train_host(
         checkpointer.announce()
         rounds_done = stage.segment.start
     return rounds_done
+
+
+async def send_test_rows(
+    trainer: HostTrainer, link: Link, schedule: Schedule, rounds: int, observer: Observer
+) -> None:
+    """Send Z of the test rows by the chosen weights, after the last of `rounds` rounds."""
+    trainer.set_codecs()
+    await _send_held_out(trainer, link, schedule, "test", rounds, observer, {})
 
 
 async def _send_activations(
@@ -125,18 +142,31 @@ def _make_local_steps(trainer: HostTrainer, segment: Segment, observer: Observer
             trainer.local_step()
 
 
-async def _send_test_activations(
+async def _send_held_out(
     trainer: HostTrainer,
     link: Link,
     schedule: Schedule,
+    rows: HeldOut,
     round_: int,
     observer: Observer,
     savepoints: Mapping[str, TrainerState],
 ) -> None:
     with observer.evaluating():
-        for part, start, stop in schedule.test_parts():
-            compute = partial(trainer.compute_test_activation, round_, part, start, stop)
+        for part, start, stop in schedule.held_out_parts(rows):
+            compute = partial(trainer.compute_test_activation, rows, round_, part, start, stop)
             await link.send(_finite(compute, trainer, savepoints, observer))
+
+
+def _keep_if_best(
+    trainer: HostTrainer,
+    schedule: Schedule,
+    verdict: Mapping[str, Any],
+    rounds_done: int,
+    evaluated: Mapping[str, Tensor],
+) -> None:
+    """Copy the weights if the guest found them the best; `evaluated` are the buffers they had."""
+    if schedule.validates and verdict.get("best") is True:
+        trainer.best.keep(rounds_done, buffers=evaluated)
 
 
 def _finite(

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from celu.config.job import Job, Tuning
+from celu.config.job import Codecs, Job, Tuning
+from celu.config.schema import HeldOut
 from celu.data.batch_loader import BatchLoader
 from celu.data.dataset import Batch
 from celu.data.order import BatchOrder
+from celu.engine.best import Best
+from celu.engine.checkpoint_tensors import CheckpointTensors
 from celu.engine.coding import Coding, check_same_rows
 from celu.engine.device import device_of, warm_up_autograd
 from celu.engine.module_errors import reporting_module_errors
@@ -26,7 +29,6 @@ from celu.engine.randomness import seed_step
 from celu.engine.spans import Spans
 from celu.engine.state import TrainerState
 from celu.engine.state_dict import (
-    CheckpointTensors,
     TrainerMetadata,
     from_state_dict,
     parameter_names,
@@ -62,6 +64,7 @@ class HostTrainer:
         self._host = host
         self._bottom = host.bottom
         self._modules = {"bottom": host.bottom}
+        self._job = job
         self._seed = job.seed
         self._width = job.hosts[name].z_width
         self._batch_size = job.batch_size
@@ -72,6 +75,7 @@ class HostTrainer:
         self._optimizer = Optimizer([host.bottom], job.optimizer, name, num_rounds)
         self._coding = Coding(job, name, spans=spans)
         self._in_flight: dict[int, _InFlight] = {}
+        self.best = Best(self._modules, self._device)
         self.workset = Workset.from_job(job, "host")
 
     def start_round(self, round_: int) -> None:
@@ -125,9 +129,11 @@ class HostTrainer:
         if entry is not None:
             self._apply_stale(entry)
 
-    def compute_test_activation(self, round_: int, part: int, start: int, stop: int) -> Message:
+    def compute_test_activation(
+        self, rows: HeldOut, round_: int, part: int, start: int, stop: int
+    ) -> Message:
         """Z of held-out rows from `start` to before `stop`, as a message to send."""
-        batch = self._host.test.take(slice(start, stop)).to(self._device)
+        batch = self._host.held_out(rows).take(slice(start, stop)).to(self._device)
         self._bottom.eval()
         with torch.no_grad():
             z_BD = self._forward(batch)
@@ -138,6 +144,10 @@ class HostTrainer:
     def model_weights(self) -> dict[str, Tensor]:
         """The trained weights, as a run folder holds them."""
         return weights_of(self._modules)
+
+    def set_codecs(self, codecs: Codecs | None = None) -> None:
+        """Switch to other codecs, by default the contract's; no round may be in flight."""
+        self._coding.set_codecs(codecs or self._job.tuning().codecs)
 
     def mean_activation(self) -> Tensor:
         """The mean Z of the first training rows: what to use for a row that this host lacks."""
@@ -154,7 +164,7 @@ class HostTrainer:
 
     def apply_tuning(self, tuning: Tuning) -> None:
         """Switch to another tuning; no round may be in flight."""
-        self._coding.set_codecs(tuning.codecs)
+        self.set_codecs(tuning.codecs)
         self.workset.table.resize(*tuning.for_role("host"))
 
     def specs(self) -> dict[Kind, TensorSpec]:
@@ -175,13 +185,13 @@ class HostTrainer:
 
     def buffers(self) -> dict[str, Tensor]:
         """A copy of what a forward pass changes: the model's buffers, such as running means."""
-        return {name: buffer.clone() for name, buffer in self._bottom.named_buffers()}
+        return {f"bottom.{name}": b.clone() for name, b in self._bottom.named_buffers()}
 
     def discard_in_flight(self, buffers: Mapping[str, Tensor]) -> None:
         """Discard the rounds in flight, and restore the model's buffers."""
         self._in_flight.clear()
         for name, buffer in self._bottom.named_buffers():
-            buffer.copy_(buffers[name])
+            buffer.copy_(buffers[f"bottom.{name}"])
 
     def state(self) -> TrainerState:
         """A copy of everything that training changes, without the rounds in flight."""

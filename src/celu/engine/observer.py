@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from celu.config.job import Tuning
+from celu.config.schema import HeldOut
 from celu.engine.history import EvaluationHistory
 from celu.engine.outcome import Timings
 from celu.engine.plan import Stage
@@ -25,6 +26,7 @@ from celu.events import (
     Callback,
     CheckpointTaken,
     Evaluated,
+    ModelTested,
     RoundDone,
     TuningChosen,
 )
@@ -273,17 +275,34 @@ class Observer:
         """Emit that a checkpoint was taken after `rounds` rounds."""
         self._emit(CheckpointTaken(round=rounds, seconds=self._seconds()))
 
-    def evaluated(self, round_: int, metrics: dict[str, float], target_reached: bool) -> None:
-        """Emit the metrics of the held-out rows after this round."""
-        fields: dict[str, Any] = {
-            "round": round_ + 1,
+    def evaluated(
+        self,
+        round_: int,
+        metrics: dict[str, float],
+        target_reached: bool,
+        rows: HeldOut = "test",
+        is_best: bool = False,
+    ) -> None:
+        """Emit the metrics of held-out rows after this round."""
+        fields = self._scored(round_ + 1, metrics)
+        self._evaluations.append(fields)
+        validation: dict[str, Any] = {}
+        if rows == "validation":
+            validation = {"rows": rows, "best": is_best}
+        self._emit(Evaluated(**fields, target_reached=target_reached, **validation))
+
+    def tested(self, round_: int, metrics: dict[str, float]) -> None:
+        """Emit the metrics of the test rows, with the weights after `round_` rounds."""
+        self._emit(ModelTested(**self._scored(round_, metrics)))
+
+    def _scored(self, round_: int, metrics: dict[str, float]) -> dict[str, Any]:
+        return {
+            "round": round_,
             "seconds": self._seconds(),
             "evaluating_s": round(self._evaluating_s, 4),
             **metrics,
             **self.bytes(),
         }
-        self._evaluations.append(fields)
-        self._emit(Evaluated(**fields, target_reached=target_reached))
 
     def _seconds(self) -> float:
         """Training time so far, all attempts counted."""

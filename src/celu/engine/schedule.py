@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from celu.config.job import Choice, Job, Tuning
+from celu.config.schema import HeldOut
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Segment:
 class Schedule:
     """The length of a run, when and on how many rows it evaluates, and when local steps are made.
 
+    With `validation_rows`, evaluations score these, and test rows are scored at the end of the run.
     `local_steps_after_update`: after a round's exchanged update instead of before it.
     """
 
@@ -57,15 +59,27 @@ class Schedule:
     test_rows: int
     part_rows: int  # held-out rows are scored in parts of at most this size
     local_steps_after_update: bool = False
+    validation_rows: int = 0
+
+    @property
+    def validates(self) -> bool:
+        """Whether there are validation rows, by which the best weights are chosen."""
+        return self.validation_rows > 0
+
+    @property
+    def evaluated(self) -> HeldOut:
+        """The rows that evaluations during training score."""
+        return "validation" if self.validates else "test"
 
     def is_evaluation(self, round_: int) -> bool:
         """Whether the contract asks for an evaluation after `round_` rounds."""
         return round_ % self.evaluate_every == 0 or round_ == self.num_rounds
 
-    def test_parts(self) -> Iterator[tuple[int, int, int]]:
-        """The parts of an evaluation: number, start row, stop row."""
-        for part, start in enumerate(range(0, self.test_rows, self.part_rows)):
-            yield part, start, min(start + self.part_rows, self.test_rows)
+    def held_out_parts(self, rows: HeldOut) -> Iterator[tuple[int, int, int]]:
+        """The parts in which held-out rows are scored: number, start row, stop row."""
+        count = self.validation_rows if rows == "validation" else self.test_rows
+        for part, start in enumerate(range(0, count, self.part_rows)):
+            yield part, start, min(start + self.part_rows, count)
 
 
 def planned_segments(job: Job, schedule: Schedule) -> Iterator[Segment]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from celu.config.job import Tuning
+from celu.engine.best import Best, Weights, copy_weights
 from celu.engine.optimizer import Optimizer
 from celu.engine.plan import SAVEPOINT, Stage
 from celu.engine.update_rules import RuleState
@@ -23,7 +24,7 @@ _T = TypeVar("_T")
 class TrainerState:
     """Weights, optimizer state and workset table. Randomness has no state: see `seed_step`."""
 
-    modules: dict[str, dict[str, Tensor]]
+    modules: Weights
     optimizer: list[RuleState]
     table: tuple[int, list[Entry]]
 
@@ -32,11 +33,7 @@ class TrainerState:
         modules: Mapping[str, nn.Module], optimizer: Optimizer, workset: Workset
     ) -> TrainerState:
         """A copy of the current state."""
-        weights = {
-            which: {name: tensor.clone() for name, tensor in module.state_dict().items()}
-            for which, module in modules.items()
-        }
-        return TrainerState(weights, optimizer.state(), workset.table.state())
+        return TrainerState(copy_weights(modules), optimizer.state(), workset.table.state())
 
     def restore(
         self, modules: Mapping[str, nn.Module], optimizer: Optimizer, workset: Workset
@@ -49,6 +46,8 @@ class TrainerState:
 
 
 class _Trainer(Protocol):
+    best: Best
+
     def state(self) -> TrainerState: ...
     def roll_back(self, state: TrainerState) -> None: ...
     def apply_tuning(self, tuning: Tuning) -> None: ...
@@ -60,6 +59,7 @@ def enter_stage(stage: Stage, trainer: _Trainer, savepoints: dict[str, TrainerSt
         savepoints[stage.save] = trainer.state()
     if stage.restore is not None:
         trainer.roll_back(savepoints[stage.restore])
+        trainer.best.model = None  # savepoints are of round 0, before all evaluations
     if stage.drop_savepoints:
         savepoints.clear()
     trainer.apply_tuning(stage.segment.tuning)

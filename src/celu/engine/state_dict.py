@@ -14,14 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from torch import Tensor, nn
 
 from celu.data.batch_loader import BatchLoader
+from celu.engine.checkpoint_tensors import CheckpointTensors, Shape
 from celu.engine.optimizer import Optimizer, flatten_state
 from celu.engine.state import TrainerState
 from celu.errors import CheckpointError
 from celu.events import Count
 from celu.workset.table import Entry
 from celu.workset.workset import Workset
-
-Shape = tuple[int, ...]
 
 
 class EntryMetadata(BaseModel):
@@ -87,47 +86,6 @@ def parameter_names(modules: Mapping[str, nn.Module]) -> set[str]:
     }
 
 
-class CheckpointTensors:
-    """The tensors of a checkpoint, removed one by one as they are used.
-
-    Raises CheckpointError for a missing, misshapen or unused tensor.
-    """
-
-    def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        self._tensors = dict(tensors)
-        self._device = device
-
-    def pop(self, name: str, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Remove and return a tensor, which must have this shape and dtype."""
-        tensor = self._tensors.pop(name, None)
-        if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != dtype:
-            got = "none" if tensor is None else f"{tensor.dtype} of {list(tensor.shape)}"
-            raise CheckpointError(
-                f"{name}: the checkpoint does not fit the model: expected {dtype} of "
-                f"{list(shape)}, got {got}. Restore the model and settings that the run started "
-                "with"
-            )
-        return tensor.to(self._device)
-
-    def pop_optional(self, name: str) -> Tensor | None:
-        """Remove and return a tensor of any shape, or None if there is none."""
-        tensor = self._tensors.pop(name, None)
-        return None if tensor is None else tensor.to(self._device)
-
-    def pop_prefix(self, prefix: str) -> dict[str, Tensor]:
-        """Remove and return all tensors with this prefix, by the rest of their names."""
-        names = [name for name in self._tensors if name.startswith(prefix)]
-        return {n.removeprefix(prefix): self._tensors.pop(n).to(self._device) for n in names}
-
-    def check_empty(self) -> None:
-        """Raise CheckpointError if tensors are left that the model does not have."""
-        if self._tensors:
-            raise CheckpointError(
-                f"{', '.join(sorted(self._tensors)[:5])}: the checkpoint has tensors that the "
-                "model does not have. Restore the model and settings that the run started with"
-            )
-
-
 def from_state_dict(
     metadata: TrainerMetadata,
     tensors: CheckpointTensors,
@@ -140,13 +98,7 @@ def from_state_dict(
 
     Raises CheckpointError, which names the tensor, if the modules or the optimizer do not fit.
     """
-    weights = {
-        which: {
-            name: tensors.pop(f"weights.{which}.{name}", tuple(live.shape), live.dtype)
-            for name, live in module.state_dict().items()
-        }
-        for which, module in modules.items()
-    }
+    weights = tensors.pop_weights("weights.", modules)
     optimizer_state = optimizer.unflatten_state(
         {**metadata.optimizer, **tensors.pop_prefix("optimizer.")}
     )

@@ -134,8 +134,9 @@ def _with_rows(settings: PartySettings) -> tuple[bool, PartySettings]:
 def _rows_finding(
     settings: PartySettings, party: Guest | Host, schedule: Schedule, is_aligned: bool
 ) -> Finding:
+    validation = f"{party.validation.num_rows:,} to validate on, " if party.validation else ""
     rows = (
-        f"{party.train.num_rows:,} to train on, {party.test.num_rows:,} held out, "
+        f"{party.train.num_rows:,} to train on, {validation}{party.test.num_rows:,} held out, "
         f"{schedule.rounds_per_epoch:,} batches an epoch"
     )
     if not is_aligned:
@@ -161,7 +162,7 @@ def _model_finding(settings: PartySettings, job: Job, trial: Trial) -> Finding:
 
 def _check_run_folder(settings: PartySettings, job: Job, party: Guest | Host) -> Finding:
     """Raises CheckpointError for checkpoints of a run with another contract."""
-    contract = contract_of(job, party.train, party.test)
+    contract = contract_of(job, party)
     inventory = inventory_of(contract, Checkpoints(settings.run_dir), ignore)
     newest = max(inventory.rounds, default=0)
     what = f"would resume from round {newest:,}" if newest else "no checkpoint to resume from"

@@ -16,7 +16,7 @@ from celu.data.store import open_store
 from celu.engine.device import find_device
 from celu.engine.randomness import seed_step
 from celu.errors import DataError
-from celu.models.building import build_bottom, build_top, find_loss
+from celu.models.building import build_bottom, build_top, find_loss, find_metrics
 from celu.party import Guest, Host
 
 
@@ -51,7 +51,15 @@ def load_party(
     assert model.top is not None and model.loss is not None  # likewise for a guest
     widths = ([own_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
     top = build_top(model.top.use, model.top.options, z_widths=widths, folder=folder).to(device)
-    return Guest(bottom=bottom, top=top, loss=find_loss(model.loss, folder), train=train, test=test)
+    metrics = model.metrics
+    return Guest(
+        bottom=bottom,
+        top=top,
+        loss=find_loss(model.loss, folder),
+        train=train,
+        test=test,
+        metrics=None if metrics is None else find_metrics(metrics, "model.metrics", folder),
+    )
 
 
 def load_parties(

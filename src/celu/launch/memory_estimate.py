@@ -70,17 +70,19 @@ def estimate_memory(
         step=trial.gradient_bytes + trial.graph_bytes,
         table=table,
         in_flight=in_flight,
-        copies=(2 if job.auto else 1) * state,
+        # With validation rows, another one of the weights: the best.
+        copies=(2 if job.auto else 1) * state + (trial.weight_bytes if party.validation else 0),
         rows=_rows(party, job),
     )
 
 
 def _rows(party: Guest | Host, job: Job) -> int:
-    train, test = party.train.num_bytes, party.test.num_bytes
+    train = party.train.num_bytes
+    held_out = sum(part.num_bytes for part in (party.validation, party.test) if part is not None)
     if job.order.shuffle == "rows":
-        return train + test
+        return train + held_out
     window = min(party.train.num_rows, job.order.block_rows * job.order.window_blocks)
-    return 2 * train * window // max(1, party.train.num_rows) + test  # two windows meet
+    return 2 * train * window // max(1, party.train.num_rows) + held_out  # two windows meet
 
 
 def resident_bytes() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import nn
@@ -31,8 +31,9 @@ def record_result(folder: RunFolder, job: Job, result: Result, party: Guest | Ho
 
 def summary_of(result: Result) -> dict[str, Any]:
     """A finished run's summary, for its folder."""
-    summary = {**asdict(result), "choices": len(result.choices), "model": result.model.name}
-    del summary["mean_z"]
+    facts = asdict(replace(result, scores=None, mean_z={}))
+    summary = {**facts, "choices": len(result.choices), "model": result.model.name}
+    del summary["mean_z"], summary["scores"]
     return {"status": "done", **summary}
 
 
@@ -45,7 +46,7 @@ def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None
         identity=result.model,
         inputs={n: InputSpec.of(rows) for n, rows in train.inputs.items() if has_inputs},
         sizes={n: [int(s) for s in sizes] for n, sizes in train.sizes.items() if has_inputs},
-        output=party.loss.output if isinstance(party, Guest) else None,
+        output=party.loss.prediction if isinstance(party, Guest) else None,
         mean_z=result.mean_z if isinstance(party, Guest) else {},
         train_rows=train.num_rows,
         test_rows=party.test.num_rows,

@@ -65,7 +65,7 @@ def try_party(name: str, party: Guest | Host, job: Job, test_rows: int) -> Trial
         if isinstance(trainer, GuestTrainer) and rows:
             metrics = _try_evaluation(trainer, party, job, rows)
         elif isinstance(trainer, HostTrainer) and rows:
-            as_sendable(trainer.compute_test_activation(_ROUND, 0, 0, rows))
+            as_sendable(trainer.compute_test_activation("test", _ROUND, 0, 0, rows))
         _, tensors = trainer.state_dict()
     return Trial(
         loss,
@@ -92,7 +92,7 @@ def _try_evaluation(
 ) -> tuple[str, ...]:
     digest = guest.test.take(slice(0, rows)).row_digest
     activations = _made_up(Kind.TEST_ACTIVATION, job, digest, rows)
-    metrics = trainer.evaluator.metrics([trainer.score(0, rows, activations)])
+    metrics = trainer.evaluator.metrics([trainer.score("test", 0, rows, activations)])
     trainer.evaluator.check(metrics, _ROUND)
     return tuple(metrics)
 

@@ -16,6 +16,8 @@ from typing import Any
 from torch import nn
 
 from celu.errors import ConfigError, ModelError
+from celu.metrics.names import HIGHER_IS_BETTER
+from celu.metrics.own import Metric, MetricLike
 from celu.models.built_in import BOTTOMS, TOPS, BuiltIn
 from celu.models.losses import LOSSES, Loss
 
@@ -94,3 +96,17 @@ def find_loss(use: str, folder: Path | None = None) -> Loss:
     """A built-in loss, or one from the user's own function of (output, labels)."""
     found = resolve(use, LOSSES, "model.loss", folder)
     return found if isinstance(found, Loss) else Loss(found)
+
+
+def find_metrics(uses: Sequence[str], what: str, folder: Path | None = None) -> list[MetricLike]:
+    """Metrics by their built-in names, and the user's own as module:name; raises ConfigError."""
+    found: list[MetricLike] = []
+    for use in uses:
+        one = resolve(use, {name: name for name in HIGHER_IS_BETTER}, what, folder)
+        if not isinstance(one, str | Metric):
+            raise ConfigError(
+                f"{what}: {use}: expected a metric, got {type(one).__name__}; declare the function "
+                "with @celu.metric(higher_is_better=True), or False"
+            )
+        found.append(one)
+    return found

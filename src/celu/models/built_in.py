@@ -78,6 +78,7 @@ _TOWER = {
     "hidden": "the widths of the layers before Z",
     "init_std": _INIT_STD,
     "relu_z": "whether ReLU follows the last layer too",
+    "pooling": "what the embeddings of a bag become: their mean or sum",
 }
 
 BOTTOMS: dict[str, BuiltIn] = {

@@ -1,4 +1,4 @@
-"""Losses, with one value per row, and the metrics that belong to each.
+"""Losses, with one value per row, and what a model's output predicts under each.
 
 A user's own loss is any function of (output, labels) that returns [B] values.
 """
@@ -8,41 +8,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from celu.errors import ConfigError, ModelError
+from celu.metrics.names import Output
 
-Output = Literal["binary", "multiclass", "regression"]
 PerInstance = Callable[[Tensor, Tensor], Tensor]
-Metrics = Callable[[Tensor, Tensor], dict[str, float]]
 _MAX_EXACT_OUTPUTS = 64  # with more, the trace of the Hessian is estimated
 _RANDOM_PROBES = 16
 
 
-def _no_metrics(output: Tensor, labels: Tensor) -> dict[str, float]:
-    del output, labels
-    return {}
-
-
 @dataclass(frozen=True)
 class Loss:
-    """A loss and its metrics by name. The mean loss of the test rows is always reported.
+    """A loss, and what the model's output predicts under it.
 
     `is_log_loss`: it is the negative log-likelihood of the labels under the model's output (with
     scale 1). Its curvature is then known to be 1, and need not be estimated. `output` says what a
     prediction is: "binary", the sigmoid of the model's output; "multiclass", its softmax;
-    "regression", the output as it is.
+    "regression", the output as it is. Where a loss does not declare it, a prediction is the output
+    as it is, and a run reports the metrics that fit the labels whatever the output's scale.
     """
 
     per_instance: PerInstance
-    metrics: Metrics = _no_metrics
-    metric_names: tuple[str, ...] = ()
     is_log_loss: bool = False
-    output: Output = "regression"
+    output: Output | None = None
+
+    @property
+    def prediction(self) -> Output:
+        """What a prediction is."""
+        return self.output or "regression"
 
     def curvature(self, output: Tensor, labels: Tensor) -> float:
         """How many times its squared gradient the loss curves, on average over a batch.
@@ -177,50 +175,8 @@ def _regression(output: Tensor, labels: Tensor) -> Tensor:
     return F.mse_loss(values_B, labels.to(output.dtype), reduction="none")
 
 
-def auc(scores: Tensor, labels: Tensor) -> float:
-    """The exact area under the ROC curve: ties count half; NaN for one class or a NaN score."""
-    scores, labels = scores.reshape(-1).double(), labels.reshape(-1) > 0.5
-    num_positive = int(labels.sum())
-    num_negative = len(labels) - num_positive
-    if num_positive == 0 or num_negative == 0 or bool(scores.isnan().any()):
-        return math.nan
-    _, tie_of, tie_sizes = torch.unique(scores, return_inverse=True, return_counts=True)
-    # Ranks start at 1; rows with equal scores share the mean rank of their tie.
-    last_ranks = tie_sizes.cumsum(0).double()
-    mean_ranks = last_ranks - (tie_sizes.double() - 1) / 2
-    rank_sum = float(mean_ranks[tie_of[labels]].sum())
-    return (rank_sum - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)
-
-
-def _accuracy(output: Tensor, labels: Tensor) -> float:
-    if bool(output.isnan().any()):  # argmax would choose it
-        return math.nan
-    return float((output.argmax(dim=1) == labels).double().mean())
-
-
-def _rmse(output: Tensor, labels: Tensor) -> float:
-    return math.sqrt(float((output.reshape(-1).double() - labels.double()).square().mean()))
-
-
 LOSSES: dict[str, Loss] = {
-    "binary": Loss(
-        _binary,
-        lambda output, labels: {"auc": auc(output, labels)},
-        ("auc",),
-        is_log_loss=True,
-        output="binary",
-    ),
-    "multiclass": Loss(
-        _multiclass,
-        lambda output, labels: {"accuracy": _accuracy(output, labels)},
-        ("accuracy",),
-        is_log_loss=True,
-        output="multiclass",
-    ),
-    "regression": Loss(
-        _regression, lambda output, labels: {"rmse": _rmse(output, labels)}, ("rmse",)
-    ),
+    "binary": Loss(_binary, is_log_loss=True, output="binary"),
+    "multiclass": Loss(_multiclass, is_log_loss=True, output="multiclass"),
+    "regression": Loss(_regression, output="regression"),
 }
-
-# Whether higher is better, for the metrics that a contract may use as its target.
-HIGHER_IS_BETTER = {"auc": True, "accuracy": True, "loss": False, "rmse": False}

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from celu.models.losses import Output
+from celu.metrics.names import Output
 from celu.models.tops import InnerProductTop, WideDeepTop
 from celu.models.tower import FieldEmbedding, Tower
 
@@ -39,17 +39,21 @@ def numpy_bottom(module: nn.Module | None) -> Bottom | None:
         return None
     offsets: dict[str, Array] = {}
     tables: dict[str, Array] = {}
+    is_mean: dict[str, bool] = {}
     for name, embedding in module.embeddings.items():
         assert isinstance(embedding, FieldEmbedding)  # as a Tower makes them
         offsets[name] = embedding.offsets.numpy().reshape(1, -1)
         tables[name] = embedding.table.weight.detach().numpy()
+        is_mean[name] = embedding.pooling == "mean"
     names = module.names
 
     def forward(inputs: dict[str, Array]) -> Array:
         parts = []
         for name in names:
             part = inputs[name]
-            if name in tables:
+            if name in tables and part.ndim == 3:
+                part = _pool(part, tables[name], offsets[name], is_mean[name])
+            elif name in tables:
                 # Converted first: a sum of two types takes twice as long as both steps.
                 rows = part.astype(np.int64) + offsets[name]
                 part = tables[name].take(rows, axis=0).reshape(len(part), -1)
@@ -57,6 +61,16 @@ def numpy_bottom(module: nn.Module | None) -> Bottom | None:
         return layers(np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0])
 
     return forward
+
+
+def _pool(bags_BFN: Array, table: Array, offsets: Array, is_mean: bool) -> Array:
+    """See `FieldEmbedding.forward`."""
+    is_value = (bags_BFN > 0)[..., np.newaxis]
+    rows = bags_BFN.astype(np.int64) + offsets[..., np.newaxis]
+    pooled: Array = (table.take(rows, axis=0) * is_value).sum(axis=2)
+    if is_mean:
+        pooled /= np.maximum(is_value.sum(axis=2), 1)
+    return pooled.reshape(len(bags_BFN), -1)
 
 
 def numpy_top(module: nn.Module | None) -> Top | None:

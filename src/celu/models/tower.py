@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
+
+Pooling = Literal["mean", "sum"]
 
 
 class Tower(nn.Module):
@@ -21,7 +24,8 @@ class Tower(nn.Module):
     ReLU follows every layer; the last one (Z) only if `relu_z` is true, since an inner product of
     towers needs both signs. The fields of an input of ids share one embedding table, each with its
     own offset. The table's gradient is sparse: the cost of a step depends on the batch, not on the
-    table.
+    table. An input of bags, [B, columns, values], has the mean of the embeddings of a column's
+    values, or their sum (`pooling`).
     """
 
     def __init__(
@@ -33,13 +37,16 @@ class Tower(nn.Module):
         hidden: Sequence[PositiveInt] = (256,),
         init_std: NonNegativeFloat | None = 0.1,
         relu_z: bool = True,
+        pooling: Pooling = "mean",
     ) -> None:
         super().__init__()
         self.embeddings = nn.ModuleDict()
         width = 0
         for name, num_columns in columns.items():
             if name in sizes:
-                self.embeddings[name] = FieldEmbedding(sizes[name], embedding_dim, init_std)
+                self.embeddings[name] = FieldEmbedding(
+                    sizes[name], embedding_dim, init_std, pooling
+                )
                 width += num_columns * embedding_dim
             else:
                 width += num_columns
@@ -73,18 +80,30 @@ def dense_layers(widths: Sequence[int], init_std: float | None) -> nn.Sequential
 
 
 class FieldEmbedding(nn.Module):
-    """Embeddings of some columns of ids, concatenated."""
+    """Embeddings of some columns of ids or bags, concatenated.
+
+    Code 0 of a bag is no value and has no part in its mean or sum; one without values is 0.
+    """
 
     offsets: Tensor
 
-    def __init__(self, sizes: Sequence[int], dim: int, init_std: float | None) -> None:
+    def __init__(
+        self, sizes: Sequence[int], dim: int, init_std: float | None, pooling: Pooling = "mean"
+    ) -> None:
         super().__init__()
+        self.pooling = pooling
         starts = torch.tensor([0, *sizes[:-1]]).cumsum(0)
         self.register_buffer("offsets", starts, persistent=False)
         self.table = nn.Embedding(sum(sizes), dim, sparse=True)
         nn.init.normal_(self.table.weight, std=0.1 if init_std is None else init_std)
 
-    def forward(self, ids_BF: Tensor) -> Tensor:
-        """[B, columns * dim]."""
-        z: Tensor = self.table(ids_BF + self.offsets)
+    def forward(self, ids: Tensor) -> Tensor:
+        """[B, columns * dim], from ids [B, columns] or bags [B, columns, values]."""
+        if ids.dim() == 2:
+            z: Tensor = self.table(ids + self.offsets)
+            return z.flatten(start_dim=1)
+        is_value = (ids > 0).unsqueeze(3)
+        z = (self.table(ids + self.offsets.unsqueeze(1)) * is_value).sum(dim=2)
+        if self.pooling == "mean":
+            z = z / is_value.sum(dim=2).clamp(min=1)
         return z.flatten(start_dim=1)

@@ -10,7 +10,6 @@ const Runs = (() => {
     bytes: { name: "bytes", x: "bytes", format: bytes, at: bytes },
     seconds: { name: "time", x: "time", format: seconds, at: seconds },
   };
-  const LOWER_IS_BETTER = new Set(["loss", "rmse"]);
   const last = (list) => list[list.length - 1];
   const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
   const oneDecimal = (value) => number(Number(value.toFixed(1)));
@@ -74,6 +73,8 @@ const Runs = (() => {
     ["best held-out metric", (s) => s.best == null ? null
       : `${s.metric} ${number(s.best)} at round ${number(s.best_round)}, ${seconds(s.best_seconds)}`],
     ["last held-out metric", (s) => s.final == null ? null : `${s.metric} ${number(s.final)}`],
+    ["test metric", (s) => s.test == null ? null
+      : `${s.metric} ${number(s.test)} with the weights of round ${number(s.test_round)}`],
     ["sent in training", (s) => s.bytes_sent == null ? null : bytes(s.bytes_sent)],
     ["received in training", (s) => s.bytes_received == null ? null : bytes(s.bytes_received)],
     ["evaluation traffic", (s) => s.evaluation_bytes == null ? null : bytes(s.evaluation_bytes)],
@@ -152,11 +153,11 @@ const Runs = (() => {
       section.append(empty);
       const known = new Set();
       add(() => {
-        for (const name of runs.flatMap((run) => Object.keys(run.held_out))) {
+        for (const [name, { summary }] of runs.flatMap((run) => Object.keys(run.held_out).map((n) => [n, run]))) {
           if (known.has(name)) continue;
           known.add(name);
-          const lowest = LOWER_IS_BETTER.has(name);
-          const title = name === "auc" ? "AUC" : name;
+          const lowest = summary.lower_is_better.includes(name);
+          const title = summary.titles[name] || name;
           lineFigure(grid, { title: `Held-out ${title}`, y: title }, (run) => run.held_out[name], {
             clip: lowest, rank: lowest ? 1 : 0, // the metric first, then the losses
             describe: (series, where) => {

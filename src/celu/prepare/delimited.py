@@ -31,12 +31,14 @@ class DelimitedReader:
         names: list[str] | None,
         missing: list[str],
         is_gzip: bool,
+        decimal: str = ".",
     ) -> None:
         self._path = path
         self._delimiter = delimiter
         self._header = names
         self._missing = missing
         self._is_gzip = is_gzip
+        self._decimal = decimal
 
     def text_bytes(self, num_columns: int) -> int:
         """See `RawFile.text_bytes`; this bound includes all columns of the file."""
@@ -78,6 +80,7 @@ class DelimitedReader:
             pa_csv.ParseOptions(delimiter=self._delimiter),
             pa_csv.ConvertOptions(
                 null_values=self._missing,
+                decimal_point=self._decimal,
                 strings_can_be_null=True,
                 column_types=types,
                 include_columns=list(types) if types else None,
@@ -92,7 +95,7 @@ class DelimitedReader:
             for batch in self._parse(stream, dict.fromkeys(columns, pa.binary())):
                 for name, kind in columns.items():
                     for value in batch.column(name).drop_null().to_pylist():
-                        found = classify_cell(value)
+                        found = classify_cell(value, self._decimal)
                         undecodable[name] += found == "bytes"
                         text[name] += kind == "number" and found == "text"
         problems = [
@@ -123,7 +126,7 @@ def _join(batches: list[Any], columns: Mapping[str, Kind]) -> dict[str, Any]:
     joined = {}
     for name, kind in columns.items():
         column = table.column(name)
-        if kind in ("category", "label"):
+        if kind in ("category", "date", "bag", "label"):
             # Faster than dictionaries from the parser, which makes one for each block.
             column = column.dictionary_encode()
         joined[name] = column.combine_chunks()

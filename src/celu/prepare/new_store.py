@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from celu.config.columns import FittedBag, FittedCategory
 from celu.config.schema import Part, RawSchema, StoreSchema
 from celu.data.store import arrow_schema
+from celu.prepare.encoders.bags import BagEncoder
 from celu.prepare.encoders.categories import (
-    CategoryEncoder,
     FittedVocabularyEncoder,
     HashEncoder,
     VocabularyBudget,
     VocabularyEncoder,
 )
-from celu.prepare.encoders.encoder import Encoder
+from celu.prepare.encoders.dates import DateEncoder
+from celu.prepare.encoders.encoder import Encoder, Feature
 from celu.prepare.encoders.labels import LabelEncoder
 from celu.prepare.encoders.numbers import NumberEncoder
+from celu.prepare.encoders.quantiles import QuantileEncoder
 from celu.prepare.parsing import Kind
 
 
@@ -34,24 +37,28 @@ class Report:
 
 @dataclass(frozen=True)
 class NewStore:
-    """A store that is being prepared; `schema` returns its schema, given the number of rows."""
+    """A store that is being prepared; `schema` returns its schema, given the number of rows.
+
+    `features` are in the order of the store's columns.
+    """
 
     out: Path
     label: LabelEncoder | None
-    numbers: list[NumberEncoder]
-    categories: list[CategoryEncoder]
+    features: Sequence[Feature]
     schema: Callable[[dict[Part, int]], StoreSchema]
 
     def encoders(self) -> list[Encoder]:
         """In the order of the store's columns."""
-        return [*([self.label] if self.label else []), *self.numbers, *self.categories]
+        return [*([self.label] if self.label else []), *self.features]
 
     def kinds(self) -> dict[str, Kind]:
         """How to read each raw column."""
         kinds: dict[str, Kind] = {self.label.name: "label"} if self.label else {}
-        kinds |= dict.fromkeys((encoder.name for encoder in self.numbers), "number")
-        kinds |= dict.fromkeys((encoder.name for encoder in self.categories), "category")
-        return kinds
+        return kinds | {feature.name: feature.kind for feature in self.features}
+
+    def list_bytes(self) -> int:
+        """The size of the lists of codes in a row."""
+        return sum(f.row_bytes for f in self.features if isinstance(f, BagEncoder))
 
     def arrow_schema(self) -> Any:
         """The schema of the Parquet files; final once all encoders are fitted."""
@@ -60,8 +67,7 @@ class NewStore:
     def report(self, rows: dict[Part, int]) -> Report:
         """The report of a store with this number of rows."""
         warnings = [warning for encoder in self.encoders() for warning in encoder.warnings()]
-        fitted = [e for e in self.categories if isinstance(e, FittedVocabularyEncoder)]
-        unseen = {encoder.name: encoder.unseen for encoder in fitted if encoder.unseen}
+        unseen = {feature.name: feature.unseen for feature in self.features if feature.unseen}
         return Report(self.out, rows, tuple(warnings), unseen)
 
 
@@ -69,12 +75,30 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
     """A store whose encoders are fitted on its own training rows."""
     label = LabelEncoder(declared.label) if declared.label else None
     numbers = [NumberEncoder(name, number) for name, number in declared.numbers.items()]
-    categories: list[CategoryEncoder] = [
-        VocabularyEncoder(name, category, budget)
-        if category.buckets is None
-        else HashEncoder(name, category)
-        for name, category in declared.categories.items()
-    ]
+    dates = [DateEncoder(name, date) for name, date in declared.dates.items()]
+    filled: list[NumberEncoder | DateEncoder] = [*numbers, *dates]
+    categories: dict[str, HashEncoder | VocabularyEncoder | QuantileEncoder] = {}
+    for name, category in declared.categories.items():
+        if category.quantiles is not None:
+            categories[name] = QuantileEncoder(name, category)
+        elif category.buckets is not None:
+            categories[name] = HashEncoder(name, category)
+        else:
+            categories[name] = VocabularyEncoder(name, category, budget)
+    bags = {
+        name: BagEncoder(
+            name,
+            bag,
+            VocabularyEncoder(name, bag, budget) if bag.buckets is None else HashEncoder(name, bag),
+        )
+        for name, bag in declared.bags.items()
+    }
+
+    def fitted_category(name: str) -> FittedCategory:
+        fields, encoder = declared.categories[name].model_dump(), categories[name]
+        if isinstance(encoder, QuantileEncoder):
+            return FittedCategory(**fields, edges=encoder.edges())
+        return FittedCategory(**fields, values=encoder.values())
 
     def schema(rows: dict[Part, int]) -> StoreSchema:
         return StoreSchema(
@@ -84,26 +108,45 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
             source=declared.source,
             label_type=label.type if label else None,
             numbers={encoder.name: encoder.fitted() for encoder in numbers},
-            categories={encoder.name: encoder.fitted() for encoder in categories},
+            categories={name: fitted_category(name) for name in categories},
+            dates={encoder.name: encoder.fitted() for encoder in dates},
+            bags={
+                name: FittedBag(**declared.bags[name].model_dump(), values=encoder.values())
+                for name, encoder in bags.items()
+            },
+            missing={e.name: e.num_missing for e in filled if e.num_missing},
             rows=rows,
         )
 
-    return NewStore(out, label, numbers, categories, schema)
+    features = [*numbers, *dates, *categories.values(), *bags.values()]
+    return NewStore(out, label, features, schema)
 
 
 def fitted_store(fitted: StoreSchema, out: Path, *, labelled: bool) -> NewStore:
     """A store that uses the fitted encoders of an existing store, from its schema."""
     label = LabelEncoder(fitted.label, fitted.label_type) if fitted.label and labelled else None
-    numbers = [NumberEncoder(name, number) for name, number in fitted.numbers.items()]
-    categories: list[CategoryEncoder] = [
-        FittedVocabularyEncoder(name, category)
-        if category.buckets is None
-        else HashEncoder(name, category)
-        for name, category in fitted.categories.items()
+    features: list[Feature] = []
+    features += [NumberEncoder(name, number) for name, number in fitted.numbers.items()]
+    features += [DateEncoder(name, date) for name, date in fitted.dates.items()]
+    for name, category in fitted.categories.items():
+        if category.quantiles is not None:
+            features.append(QuantileEncoder(name, category))
+        else:
+            features.append(_fitted_codes(name, category))
+    features += [
+        BagEncoder(name, bag, _fitted_codes(name, bag)) for name, bag in fitted.bags.items()
     ]
 
     def schema(rows: dict[Part, int]) -> StoreSchema:
         labels = {"labelled": label is not None or fitted.label is None}
-        return fitted.model_copy(update={"rows": rows, **labels})
+        return fitted.model_copy(update={"rows": rows, "missing": {}, **labels})
 
-    return NewStore(out, label, numbers, categories, schema)
+    return NewStore(out, label, features, schema)
+
+
+def _fitted_codes(
+    name: str, column: FittedCategory | FittedBag
+) -> HashEncoder | FittedVocabularyEncoder:
+    if column.buckets is not None:
+        return HashEncoder(name, column)
+    return FittedVocabularyEncoder(name, column)

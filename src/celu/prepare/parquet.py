@@ -86,6 +86,8 @@ class ParquetReader:
             "number": is_number or is_text or is_empty,
             "label": is_number or is_text or is_empty,
             "category": is_text or is_integer or is_boolean or is_empty,
+            "date": is_text or pa.types.is_date(given) or pa.types.is_timestamp(given) or is_empty,
+            "bag": is_text or is_empty,
             "as-is": not pa.types.is_nested(given),
         }[kind]
         if not is_valid:
@@ -94,18 +96,21 @@ class ParquetReader:
                 "number": "numbers",
                 "label": "numbers for a label",
                 "category": "text, integers or booleans for a category",
+                "date": "dates, timestamps or text",
+                "bag": "text with separators for a bag",
                 "as-is": "a type that is not nested",
             }[kind]
             raise DataError(f"{self._path}: column {name!r}: expected {expected}, got {given}")
 
     def _convert(self, name: str, kind: Kind, array: Any) -> Any:
-        if kind == "category":
+        is_date = pa.types.is_date(array.type) or pa.types.is_timestamp(array.type)
+        if kind in ("category", "bag") or (kind == "date" and not is_date):
             return self._to_category(array)
         if pa.types.is_dictionary(array.type):
             self._check_text_size(name, array)
             array = array.dictionary_decode()
-        if kind == "as-is":
-            return array
+        if kind in ("as-is", "date"):
+            return _to_timestamp(array) if kind == "date" else array
         if kind == "text":
             array = array.cast(pa.string())
             _check_utf8(array)
@@ -147,3 +152,12 @@ class ParquetReader:
 
 def _check_utf8(array: Any) -> None:
     array.validate(full=True)  # text in a Parquet file may be any bytes
+
+
+def _to_timestamp(array: Any) -> Any:
+    """Microseconds without a zone: Parquet has those with a zone in UTC."""
+    if pa.types.is_date(array.type):
+        array = array.cast(pa.timestamp("s"))
+    zone = array.type.tz
+    array = array.cast(pa.timestamp("us", zone), safe=False)
+    return array.cast(pa.int64()).cast(pa.timestamp("us"))

@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 
 from celu.errors import DataError
 
-# text: string. number: float64. category: dictionary of strings. label: float64.
+# text: string. number: float64. category, bag: dictionary of strings. label: float64.
+# date: dictionary of strings, or timestamps in microseconds from Parquet.
 # as-is: string from a text file, Parquet's own type from Parquet.
-Kind = Literal["text", "number", "category", "label", "as-is"]
+Kind = Literal["text", "number", "category", "date", "bag", "label", "as-is"]
 
 _RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 
@@ -27,12 +28,15 @@ _RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 class NumberParser:
     """Parses dictionaries of text as float64 and counts, by column, the rows that do not parse."""
 
-    def __init__(self) -> None:
+    def __init__(self, decimal: str = ".") -> None:
         self.text_rows: Counter[str] = Counter()
+        self._decimal = decimal
 
     def parse(self, name: str, array: Any) -> tuple[Any, bool]:
         """The numbers, and whether all are written as integers; text becomes null."""
         values = pc.utf8_trim_whitespace(array.dictionary)
+        if self._decimal != ".":
+            values = pc.replace_substring(values, self._decimal, ".")
         pattern = "^[+-]?[0-9]+$"
         are_integers = pc.all(pc.match_substring_regex(values, pattern)).as_py() is not False
         try:
@@ -55,14 +59,14 @@ def to_float64(array: Any) -> Any:
     return pc.if_else(pc.is_nan(array), None, array)
 
 
-def classify_cell(value: bytes) -> Literal["bytes", "text", "number"]:
+def classify_cell(value: bytes, decimal: str = ".") -> Literal["bytes", "text", "number"]:
     """What a cell holds; "bytes" is anything but UTF-8."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
         return "bytes"
     try:
-        float(text)
+        float(text.replace(decimal, "."))
     except ValueError:
         return "text"
     return "number" if text.isascii() and "_" not in text else "text"
@@ -86,8 +90,11 @@ def readable(path: Path, *, block_bytes: int = 0) -> Iterator[None]:
         ragged = _RAGGED.search(message)
         if ragged is not None:
             row, expected, fields = ragged.groups()
+            advice = ""
+            if expected == "1":  # the header has no delimiter
+                advice = "; if another character is between its fields, set source.delimiter"
             raise DataError(
-                f"{path}: row {row}: expected {expected} fields, got {fields}"
+                f"{path}: row {row}: expected {expected} fields, got {fields}{advice}"
             ) from None
         got = "a damaged one"
         if "Empty CSV" in message:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from celu.config.schema import ROW_NUMBER, Part, Source, Split
-from celu.data.store import PARTS
+from celu.data.store import PARTS, to_numpy
 from celu.data.tags import TAG_BYTES, Tags, ascending, held_out, tags_of_texts
 from celu.errors import ConfigError, DataError
 from celu.prepare.encoders.encoder import Mask
@@ -241,7 +241,7 @@ class _PartWriter:
         """Append a sorted bucket, whose training rows come first."""
         arrays = [batch.column(1), batch.column(0)]
         for number, encoder in self._encoders:
-            arrays.append(arrow(encoder.transform(batch.column(number).to_numpy())))
+            arrays += map(arrow, encoder.transform(to_numpy(batch.column(number))))
         rows = pa.record_batch(arrays, schema=self._schema)
         for part, its_rows in enumerate((rows.slice(0, num_train), rows.slice(num_train))):
             self._buffered[part].append(its_rows)

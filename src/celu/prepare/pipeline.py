@@ -32,6 +32,9 @@ from celu.prepare.spill import Spill, buckets_for
 __all__ = ["Progress", "Report", "Target", "prepare", "prepare_like"]
 
 
+_CELL_BYTES = 8  # of text, on average
+
+
 class Target(NamedTuple):
     """A store to prepare: its schema, which declares its columns, and its folder."""
 
@@ -104,7 +107,11 @@ def _prepare(
             for store in stores
         ]
         folders = [folder.path for folder in new_folders]
-        buckets = buckets_for(sum(file.text_bytes(kinds) for file in files))
+        text_bytes = sum(file.text_bytes(kinds) for file in files)
+        # Lists of codes may take many times their text.
+        num_rows = text_bytes // (_CELL_BYTES * max(1, len(kinds)))
+        list_bytes = num_rows * sum(store.list_bytes() for store in stores)
+        buckets = buckets_for(text_bytes + list_bytes)
         try:
             with Spill(folders[0] / "rows.spill", buckets) as spill:
                 spill_rows(files, kinds, settings, stores, spill, progress)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from celu.config.schema import ROW_NUMBER, Category, Number, RawSchema, Source, Split
+from celu.config.columns import Category, Number
+from celu.config.schema import ROW_NUMBER, RawSchema, Source, Split
 
 HASHED = Category(buckets=100_000)
 CRITEO_NUMBERS = tuple(f"I{number}" for number in range(1, 14))

@@ -20,6 +20,7 @@ from celu.prepare.parquet import ParquetReader
 from celu.prepare.parsing import Kind, NumberParser, to_float64
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".txt": "tsv", ".parquet": "parquet"}
+DELIMITERS = (",", ";", "\t", "|")  # that are noticed where another one is declared
 _NAMES_SHOWN = 20
 
 
@@ -52,13 +53,21 @@ class RawFile:
         self._is_text = format_ != "parquet"
         if source.names is not None and not self._is_text:
             raise ConfigError(f"{path}: source.names is for files without column names")
+        if not self._is_text and (source.delimiter is not None or source.decimal != "."):
+            raise ConfigError(f"{path}: source.delimiter and source.decimal are for text files")
         self.num_bytes = path.stat().st_size
-        self._parser = NumberParser()
+        self._parser = NumberParser(source.decimal)
         missing = sorted({"", *source.missing})
         self._reader: DelimitedReader | ParquetReader
         if self._is_text:
-            delimiter = "\t" if format_ == "tsv" else ","
-            self._reader = DelimitedReader(path, delimiter, source.names, missing, is_gzip)
+            delimiter = source.delimiter or ("\t" if format_ == "tsv" else ",")
+            if delimiter == source.decimal:
+                raise ConfigError(
+                    f"{path}: source.decimal is also between the fields; set source.delimiter"
+                )
+            self._reader = DelimitedReader(
+                path, delimiter, source.names, missing, is_gzip, source.decimal
+            )
         else:
             self._reader = ParquetReader(path, missing, self._parser)
         self._names: list[str] | None = None
@@ -89,9 +98,13 @@ class RawFile:
             return
         if len(absent) == len(columns) and self._is_text:
             # The first line may be a row instead of the header: it must not be quoted.
+            advice = "if the file has no header, set source.names"
+            other = next((d for d in DELIMITERS if len(names) == 1 and d in names[0]), None)
+            if other is not None:
+                advice = f"if {other!r} is between its fields, set source.delimiter"
             raise DataError(
                 f"{self.path}: expected columns such as {absent[0]!r}, got none of the declared "
-                "columns in the first line; if the file has no header, set source.names"
+                f"columns in the first line; {advice}"
             )
         shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
         raise DataError(f"{self.path}: expected a column {absent[0]!r}, got {shown}")

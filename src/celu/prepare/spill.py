@@ -23,11 +23,12 @@ def buckets_for(text_bytes: int) -> int:
 
 
 def arrow(values: npt.NDArray[Any]) -> Any:
-    """A NumPy array of numbers as an Arrow array, without a copy."""
+    """A NumPy array of numbers as an Arrow array, without a copy; of lists if it is a matrix."""
     # `pa.array` imports pandas if that is installed, which takes longer than the conversion.
     values = np.ascontiguousarray(values)
     kind = pa.from_numpy_dtype(values.dtype)
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+    flat = pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)])
+    return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
 class Spill:

@@ -16,6 +16,7 @@ from celu.events import (
     Attempt,
     Evaluated,
     Event,
+    ModelTested,
     RoundDone,
     RoundEvent,
     TrainingStarted,
@@ -139,6 +140,12 @@ class RunRecord:
     def evaluations(self) -> list[Evaluated]:
         """In order, without those that a resumed run repeats."""
         return self._surviving(Evaluated)
+
+    @property
+    def tested(self) -> ModelTested | None:
+        """The test rows' metrics with the best weights; None for a run without validation rows."""
+        tested = self._surviving(ModelTested)
+        return tested[-1] if tested else None
 
     @property
     def choices(self) -> list[TuningChosen]:

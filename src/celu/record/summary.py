@@ -13,9 +13,10 @@ from celu.events import (
     LinkUp,
     Restarted,
     TrainingResumed,
+    TrainingStarted,
     Warned,
 )
-from celu.models.losses import HIGHER_IS_BETTER
+from celu.metrics.names import HIGHER_IS_BETTER, title_of
 from celu.record.run import RunRecord
 
 
@@ -24,7 +25,7 @@ def summarize(record: RunRecord) -> dict[str, Any]:
     last = record.rounds[-1] if record.rounds else None
     scored = record.evaluations[-1] if record.evaluations else None
     latest = max((e for e in (scored, last) if e is not None), key=lambda e: e.t, default=None)
-    best = _best(record)
+    best, tested = _best(record), record.tested
     total = "" if record.num_rounds is None else f" of {record.num_rounds:,}"
     return {
         "party": f"{record.name} ({record.role})",
@@ -40,19 +41,30 @@ def summarize(record: RunRecord) -> dict[str, Any]:
         "local_steps": None if last is None else last.local_steps,
         "bubbles": None if last is None else last.bubbles,
         "metric": record.metric if scored else None,
+        "titles": {} if scored is None else {name: title_of(name) for name in scored.metrics},
+        "lower_is_better": lower_is_better(record),
         "best": None if best is None else best.metrics[record.metric],
         "best_round": None if best is None else best.round,
         "best_seconds": None if best is None else best.seconds,
         "final": None if scored is None else scored.metrics.get(record.metric),
+        "test": None if tested is None else tested.metrics.get(record.metric),
+        "test_round": None if tested is None else tested.round,
         "attempts": record.attempts,
         "virtual_time": bool(record.settings.get("simulated", {}).get("link")),
     }
 
 
+def lower_is_better(record: RunRecord) -> list[str]:
+    """The metrics for which lower is better: built-in ones, and those of the user's own."""
+    starts = record.of_type(TrainingStarted)
+    own = starts[-1].lower_is_better if starts else []
+    return [name for name, is_higher in HIGHER_IS_BETTER.items() if not is_higher] + own
+
+
 def _best(record: RunRecord) -> Evaluated | None:
     metric = record.metric
     scored = [e for e in record.evaluations if metric in e.metrics]
-    sign = 1 if HIGHER_IS_BETTER.get(metric, True) else -1
+    sign = -1 if metric in lower_is_better(record) else 1
     return max(scored, key=lambda e: sign * e.metrics[metric], default=None)
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from celu.scores.metrics import Measure
-from celu.scores.ranking import Values, Weights
+from celu.metrics.measure import Measure
+from celu.metrics.ranking import Values, Weights
 
 LEVEL = 0.95
 MIN_DEFINED = 0.9  # the share of resamples in which a metric must be defined

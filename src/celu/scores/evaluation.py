@@ -16,9 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from celu.errors import ConfigError, DataError
+from celu.metrics.measure import BinaryMeasure, Measure, make_measure
+from celu.metrics.names import METRICS, Output
+from celu.metrics.own import Metric, MetricLike, as_metrics
+from celu.metrics.ranking import Values
+from celu.metrics.values import Labels
 from celu.scores.bootstrap import bootstrap, interval
-from celu.scores.metrics import BinaryMeasure, Measure, make_measure
-from celu.scores.ranking import Values
 from celu.scores.result import (
     Details,
     Figure,
@@ -29,7 +32,6 @@ from celu.scores.result import (
 )
 from celu.scores.rows import Rows, SliceColumn, rows_from_arrays, rows_from_files
 from celu.scores.tables import calibration_error, make_bins, precision_recall_curve, roc_curve
-from celu.scores.values import Labels, Output
 
 RESAMPLES = 1000
 MIN_RESAMPLES, MAX_RESAMPLES = 100, 100_000
@@ -50,6 +52,7 @@ def evaluate(
     fallback: Any = None,
     id_column: str = "id",
     label_column: str = "label",
+    metrics: Sequence[MetricLike] = (),
     resamples: int = RESAMPLES,
     seed: int = 1,
     min_rows: int = MIN_ROWS,
@@ -58,11 +61,12 @@ def evaluate(
     """Evaluate a scores file and a labels file, or two arrays.
 
     With files, `by` names columns of the labels file, or "hosts", which the scores file has, and
-    `against` is the scores file of another
-    model. All figures are then of the rows that both files score. With arrays, `by` has an array
-    for each name, and `output` ("binary", "multiclass" or "regression") is required. Intervals are
-    at 95 %, from `resamples` resamples of the rows; 0 makes none. A slice with fewer than
-    `min_rows` rows, or a single class, gets a note and no figures. Raises ConfigError or DataError.
+    `against` is the scores file of another model. All figures are then of the rows that both files
+    score. With arrays, `by` has an array for each name, and `output` ("binary", "multiclass" or
+    "regression") is required. `metrics` are the user's own (`celu.metric`), besides all that fit
+    the output. Intervals are at 95 %, from `resamples` resamples of the rows; 0 makes none. A slice
+    with fewer than `min_rows` rows, or a single class, gets a note and no figures. Raises
+    ConfigError, DataError, or ModelError if one of the user's own metrics fails.
     """
     if resamples != 0 and not MIN_RESAMPLES <= resamples <= MAX_RESAMPLES:
         raise ConfigError(
@@ -94,16 +98,30 @@ def evaluate(
         rows = rows_from_arrays(
             output, scores, labels, by=columns, against=against, fallback=fallback
         )
-    return _Evaluator(rows, resamples, seed, min_rows, progress).run()
+    own = [one for one in as_metrics(metrics) or () if isinstance(one, Metric)]
+    if len(own) < len(metrics):
+        raise ConfigError(
+            "metrics: expected only your own (celu.metric): all built-in ones that fit the output "
+            "are reported"
+        )
+    return _Evaluator(rows, own, resamples, seed, min_rows, progress).run()
 
 
 class _Evaluator:
     """Evaluates groups of rows; each has resamples of its own, so memory is that of one group."""
 
     def __init__(
-        self, rows: Rows, resamples: int, seed: int, min_rows: int, progress: Progress
+        self,
+        rows: Rows,
+        own: Sequence[Metric],
+        resamples: int,
+        seed: int,
+        min_rows: int,
+        progress: Progress,
     ) -> None:
         self._rows = rows
+        self._own = own
+        self._higher_is_better = METRICS[rows.output] | {m.name: m.higher_is_better for m in own}
         self._resamples = resamples
         self._seed = seed
         self._min_rows = min_rows
@@ -171,7 +189,9 @@ class _Evaluator:
         rows = self._rows
         labels = rows.labels[at]
         models = [rows.scores] if rows.against is None else [rows.scores, rows.against]
-        measures = [make_measure(rows.output, scores[at], labels) for scores in models]
+        measures = [
+            make_measure(rows.output, scores[at], labels, own=self._own) for scores in models
+        ]
         ones = np.ones((len(at), 1), np.uint8)
         values = [
             {name: float(value_R[0]) for name, value_R in measure.measure(ones).items()}
@@ -184,7 +204,7 @@ class _Evaluator:
             for name, ours in values[0].items():
                 paired = resampled[0][name] - resampled[1][name] if self._resamples else None
                 bounds = None if paired is None else interval(paired)
-                lift[name] = make_lift(name, rows.output, ours - values[1][name], bounds)
+                lift[name] = make_lift(self._higher_is_better[name], ours - values[1][name], bounds)
         other = figures[1] if len(models) > 1 else {}
         return Group(column, value, len(at), figures[0], other, lift, self._absent(labels))
 

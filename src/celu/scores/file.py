@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 from celu.data.folder import sync
 from celu.data.parquet_sizes import check_sizes
 from celu.errors import ConfigError, DataError
+from celu.metrics.names import Output
+from celu.metrics.values import check_scores
 from celu.prepare.parsing import readable
 from celu.scores.layout import (
     COLUMNS,
@@ -34,7 +36,6 @@ from celu.scores.layout import (
     make_schema,
     num_values,
 )
-from celu.scores.values import Output, check_scores
 
 _BATCH_CELLS = 1 << 22
 

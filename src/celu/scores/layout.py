@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from celu.errors import DataError
-from celu.scores.values import Output
+from celu.metrics.names import Output
 from celu.text import printable
 
 FORMAT = "celu-scores-1"

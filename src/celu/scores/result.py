@@ -6,10 +6,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from celu.metrics.names import Output
 from celu.page.assemble import replace_non_finite
-from celu.scores.metrics import METRICS
 from celu.scores.tables import Bin, Curve
-from celu.scores.values import Output
 
 FORMAT = "celu-evaluation-1"
 
@@ -124,9 +123,9 @@ class ScoreEvaluation:
         return found
 
 
-def make_lift(name: str, output: Output, value: float, bounds: tuple[float, float] | None) -> Lift:
+def make_lift(higher_is_better: bool, value: float, bounds: tuple[float, float] | None) -> Lift:
     """The lift of a metric, with the interval of the paired resamples."""
-    is_better = math.copysign(1, value) == (1 if METRICS[output][name] else -1) and value != 0
+    is_better = math.copysign(1, value) == (1 if higher_is_better else -1) and value != 0
     if bounds is None:
         return Lift(value, is_better=is_better)
     low, high = bounds

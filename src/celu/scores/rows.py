@@ -17,12 +17,13 @@ import pyarrow.compute as pc
 
 from celu.config.schema import Source
 from celu.errors import ConfigError, DataError
+from celu.metrics.names import Output
+from celu.metrics.values import Labels, check_labels, check_scores
 from celu.prepare.parsing import Kind
 from celu.prepare.raw_file import RawFile
 from celu.scores.file import Scores, read_scores
 from celu.scores.layout import check_num_rows
 from celu.scores.result import RowCounts
-from celu.scores.values import Labels, Output, check_labels, check_scores
 
 HOSTS = "hosts"  # of a scores file: the hosts that took part
 _MISSING, _NO_HOST = "(missing)", "(none)"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from celu.scores.ranking import Ranking
+from celu.metrics.ranking import Ranking
 
 NUM_BINS = 10
 _CURVE_POINTS = 201

@@ -109,8 +109,8 @@ def _modules(facts: ModelFacts, record: RunRecord) -> Iterable[tuple[str, Any]]:
 
 
 def _metrics(record: RunRecord) -> Iterable[tuple[str, Any]]:
-    if record.evaluations:
-        last = record.evaluations[-1]
+    last = record.tested or next(reversed(record.evaluations), None)
+    if last is not None:
         yield "round", f"{last.round:,}"
         for name, value in last.metrics.items():
             yield name, f"{value:.5f}"

@@ -13,6 +13,7 @@ import torch
 
 from celu.config.schema import StoreSchema
 from celu.data.dataset import Batch
+from celu.data.inputs import layouts
 from celu.errors import DataError
 from celu.prepare.new_store import fitted_store
 
@@ -28,33 +29,30 @@ class RowEncoder:
 
     def __init__(self, schema: StoreSchema, inputs: Mapping[str, Sequence[str]]) -> None:
         store = fitted_store(schema, Path(), labelled=False)
+        self._layouts = layouts(schema, inputs, "model")
         used = {column for columns in inputs.values() for column in columns}
-        self._inputs = {name: list(columns) for name, columns in inputs.items()}
-        self._numbers = {e.name: e for e in store.numbers if e.name in used}
-        self._categories = {e.name: e for e in store.categories if e.name in used}
+        self._features = [f for f in store.features if not used.isdisjoint(f.columns)]
+        self._decimal = schema.source.decimal
         self._missing = {"", *schema.source.missing}
         self._lock = threading.Lock()  # encoders count what they encode
 
     @property
     def columns(self) -> dict[str, str]:
-        """The raw columns of the model, each "number" or "category"."""
-        return dict.fromkeys(self._numbers, "number") | dict.fromkeys(self._categories, "category")
+        """The raw columns of the model, each "number", "category", "date" or "bag"."""
+        return {feature.name: feature.kind for feature in self._features}
 
     @property
     def unseen(self) -> dict[str, int]:
         """The number of values outside each vocabulary so far."""
         with self._lock:
-            return {
-                name: encoder.unseen
-                for name, encoder in self._categories.items()
-                if hasattr(encoder, "unseen")
-            }
+            return {f.name: f.unseen for f in self._features if f.unseen}
 
     def encode(self, values: Mapping[str, Sequence[Any]]) -> Batch:
         """Rows as inputs of the bottom model, from the values of each raw column.
 
-        None is a missing value. Raises DataError that names a column which is absent, or has
-        another type or a number that is not finite. It never quotes a value.
+        None is a missing value; dates and bags are text, as in a raw file. Raises DataError that
+        names a column which is absent, or has another type or a number that is not finite. It never
+        quotes a value.
         """
         missing = sorted(self.columns.keys() - values.keys())
         if missing:
@@ -65,20 +63,22 @@ class RowEncoder:
         everywhere = np.zeros(next(iter(num_rows)), bool)  # no training rows: nothing is fitted
         encoded: dict[str, Any] = {}
         with self._lock:
-            for name, number in self._numbers.items():
-                array = pa.array(self._parse_numbers(name, values[name]), pa.float64())
-                encoded[name] = number.transform(number.fit(array, everywhere))
-            for name, category in self._categories.items():
-                texts = pa.array(self._parse_texts(name, values[name]), pa.string())
-                spilled = category.fit(texts.dictionary_encode(), everywhere)
-                encoded[name] = category.transform(spilled)
-            problems = [p for e in self._numbers.values() for p in e.problems()]
+            for feature in self._features:
+                name = feature.name
+                if feature.kind == "number":
+                    array = pa.array(self._parse_numbers(name, values[name]), pa.float64())
+                else:
+                    texts = pa.array(self._parse_texts(name, values[name]), pa.string())
+                    array = texts.dictionary_encode()
+                stored = feature.transform(feature.fit(array, everywhere))
+                encoded.update(zip(feature.columns, stored, strict=True))
+            problems = [problem for feature in self._features for problem in feature.problems()]
         if problems:
             raise DataError("; ".join(problems))
         inputs = {}
-        for name, columns in self._inputs.items():
-            stacked = torch.from_numpy(np.stack([encoded[c] for c in columns], axis=1))
-            inputs[name] = stacked.long() if columns[0] in self._categories else stacked
+        for name, layout in self._layouts.items():
+            stacked = torch.from_numpy(layout.stack([encoded[c] for c in layout.columns]))
+            inputs[name] = stacked.long() if layout.sizes else stacked
         return Batch(inputs, None, np.zeros((len(everywhere), 0), np.uint8))
 
     def _parse_numbers(self, name: str, values: Sequence[Any]) -> list[float | None]:
@@ -88,13 +88,17 @@ class RowEncoder:
                 parsed.append(None)
                 continue
             try:
-                if isinstance(value, str):
-                    _check_number(value)
-                number = float(value)
+                number = self._parse_text(value) if isinstance(value, str) else float(value)
             except (TypeError, ValueError, OverflowError):
                 raise DataError(f"column {name!r}: expected numbers, got something else") from None
             parsed.append(None if np.isnan(number) else number)
         return parsed
+
+    def _parse_text(self, text: str) -> float:
+        """A number; raises ValueError for what Python reads as one and `celu prepare` does not."""
+        if "_" in text or not text.isascii():
+            raise ValueError
+        return float(text.replace(self._decimal, "."))
 
     def _parse_texts(self, name: str, values: Sequence[Any]) -> list[str | None]:
         parsed: list[str | None] = []
@@ -108,8 +112,7 @@ class RowEncoder:
                 text = str(value)
             else:
                 raise DataError(
-                    f"column {name!r}: expected text, integers or booleans for a category, "
-                    "got something else"
+                    f"column {name!r}: expected text, integers or booleans, got something else"
                 )
             if len(text) > MAX_TEXT:
                 raise DataError(f"column {name!r}: expected at most {MAX_TEXT} characters")
@@ -119,9 +122,3 @@ class RowEncoder:
                 raise DataError(f"column {name!r}: expected UTF-8, got other text") from None
             parsed.append(None if text in self._missing else text)
         return parsed
-
-
-def _check_number(text: str) -> None:
-    """Raise ValueError for text that Python reads as a number and `celu prepare` does not."""
-    if "_" in text or not text.isascii():
-        raise ValueError

@@ -2,7 +2,7 @@
 
 https://github.com/kserve/open-inference-protocol. Tensors are JSON only. A request has an input
 `id` (BYTES, [n]) and, if the client sends the guest's features itself, one input for each raw
-column: FP64 for numbers, BYTES for categories.
+column: FP64 for numbers, BYTES for categories, dates and bags, as text of a raw file.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _render(
 def metadata(
     name: str, version: str, columns: Mapping[str, str], classes: int | None
 ) -> dict[str, Any]:
-    """What a client has to know of a model. `columns` are numbers or categories."""
+    """What a client has to know of a model. `columns` has the kind of each raw one."""
     inputs = [{"name": ID, "datatype": "BYTES", "shape": [-1]}]
     for column, kind in columns.items():
         datatype = "FP64" if kind == "number" else "BYTES"

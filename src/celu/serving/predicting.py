@@ -22,8 +22,8 @@ from celu.data.dataset import Batch, Dataset
 from celu.data.store import Store
 from celu.errors import ConfigError, DataError
 from celu.events import Callback, call_all, ignore
+from celu.metrics.names import Output
 from celu.scores.file import ScoreWriter
-from celu.scores.values import Output
 from celu.serving.model import Model
 from celu.serving.predict_session import (
     Scored,

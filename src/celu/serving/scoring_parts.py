@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from celu.data.folder import sync
 from celu.errors import ConfigError, DataError
+from celu.metrics.names import Output
 from celu.scores.file import ScoreWriter, read_scores
-from celu.scores.values import Output
 from celu.serving.predict_session import Scored
 from celu.serving.rows import ChunkPlan
 

@@ -64,7 +64,7 @@ def _facts(name: str, party: Guest | Host, job: Job, result: Result) -> ModelFac
         z_width=None if isinstance(party, Guest) else job.hosts[name].z_width,
         bottom=None,
         top=None,
-        output=party.loss.output if isinstance(party, Guest) else None,
+        output=party.loss.prediction if isinstance(party, Guest) else None,
         mean_z=result.mean_z if isinstance(party, Guest) else {},
         schema_digest=None,
     )

@@ -17,7 +17,14 @@ from typing import Any, Protocol, get_args
 from celu.config.job import Job
 from celu.config.party import TrackerName
 from celu.errors import ConfigError
-from celu.events import SIMILARITY_QUANTILES, Evaluated, Event, RoundDone, TrainingStarted
+from celu.events import (
+    SIMILARITY_QUANTILES,
+    Evaluated,
+    Event,
+    ModelTested,
+    RoundDone,
+    TrainingStarted,
+)
 from celu.threads import DaemonThreads
 from celu.tracking.mlflow import MLflow
 from celu.tracking.tensorboard import TensorBoard
@@ -25,6 +32,7 @@ from celu.tracking.wandb import WeightsAndBiases
 
 CLOSE_S = 60.0  # for what is still to be written at the end of a run
 MAX_WAITING = 10_000  # events; a tracker that is further behind loses some
+_TRACKED = TrainingStarted | RoundDone | Evaluated | ModelTested
 
 
 class Backend(Protocol):
@@ -87,7 +95,7 @@ class Tracker:
 
     def __call__(self, event: Event) -> None:
         """Track an event; returns at once."""
-        if self._has_failed or not isinstance(event, TrainingStarted | RoundDone | Evaluated):
+        if self._has_failed or not isinstance(event, _TRACKED):
             return
         if self._room.acquire(blocking=False):
             self._thread.submit(self._track, event)
@@ -142,6 +150,10 @@ class Tracker:
         elif self._is_open and isinstance(event, Evaluated):
             metrics = ((f"held-out/{name}", value) for name, value in event.metrics.items())
             self._write_scalars(metrics, event.round)
+        elif self._is_open and isinstance(event, ModelTested):
+            metrics = ((f"test/{name}", value) for name, value in event.metrics.items())
+            # At the end of the run: some trackers refuse a step before the last one.
+            self._write_scalars(metrics, event.round if self._last is None else self._last.round)
 
     def _write_scalars(self, scalars: Iterator[tuple[str, float]], round_: int) -> None:
         finite = {name: float(value) for name, value in scalars if math.isfinite(value)}

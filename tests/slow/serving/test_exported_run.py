@@ -8,7 +8,8 @@ import torch
 
 from celu.data.memory_map import open_datasets
 from celu.data.store import open_store
-from celu.models.losses import auc
+from celu.metrics.measure import compute
+from celu.models.losses import to_scores
 from celu.serving.model_folder import load_model
 from celu.testing import make_keys, read_events
 from cli.pair import celu, pair_at
@@ -48,4 +49,6 @@ def test_each_party_exports_its_part_and_the_parts_compute_the_auc_of_the_run(
     evaluations = [
         e for e in read_events(tmp_path / "airline" / "run") if e["event"] == "evaluation"
     ]
-    assert auc(torch.cat(outputs), labels) == evaluations[-1]["auc"]
+    scores = to_scores(torch.cat(outputs), "binary").numpy()
+    measured = compute("binary", scores, labels.double().numpy(), ["auc"])
+    assert measured["auc"] == evaluations[-1]["auc"]

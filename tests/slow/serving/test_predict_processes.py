@@ -19,7 +19,7 @@ import pytest
 
 import celu
 from celu.config.templates import SettingsTemplate, write_settings
-from celu.models.losses import auc
+from celu.metrics.measure import compute
 from celu.scores.file import read_scores
 from celu.testing import align_parties, free_port, make_keys, run_parties
 from processes import DEADLINE_S, STDOUT, CeluProcess, run_celu
@@ -194,11 +194,10 @@ def test_the_training_rows_get_the_scores_of_the_runs_own_evaluation(folder: Pat
     datasets = store.datasets(alignment=folder / "airline" / "alignment")
     count = datasets.train.num_rows, datasets.test.num_rows
     assert (~scores.fallback).sum() == sum(count)
-    import torch
-
-    test_scores = torch.from_numpy(scores.scores[count[0] : sum(count)].copy())
+    test_scores = scores.scores[count[0] : sum(count)]
     assert datasets.test.labels is not None
-    measured = auc(test_scores, datasets.test.labels)
+    labels = datasets.test.labels.double().numpy()
+    measured = compute("binary", test_scores, labels, ["auc"])["auc"]
     events = (folder / "airline" / "run" / "events.jsonl").read_text().splitlines()
     last = [line for line in events if '"evaluation"' in line][-1]
     assert f'"auc": {measured}' in last or f'"auc":{measured}' in last

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from celu.config.schema import Category, FittedCategory
+from celu.config.columns import Coded, FittedBag, FittedCategory
 from celu.errors import DataError
 from celu.prepare.encoders.encoder import Mask
 from celu.prepare.encoders.statistics import ColumnSummary
 from celu.prepare.hashing import hash_texts
+from celu.prepare.parsing import Kind
 
 Codes = npt.NDArray[np.int32]
 
@@ -21,9 +22,13 @@ MAX_VALUES = 4_000_000  # distinct values in all vocabularies of a scan: they ar
 class HashEncoder:
     """Codes are hashes of the values: nothing is fitted."""
 
-    def __init__(self, name: str, category: Category) -> None:
+    kind: Kind = "category"
+    unseen = 0
+
+    def __init__(self, name: str, category: Coded) -> None:
         assert category.buckets is not None
         self.name = name
+        self.columns = [name]
         self._category = category
         self._buckets = np.uint64(category.buckets)
         self._summary = ColumnSummary()
@@ -37,9 +42,9 @@ class HashEncoder:
         self._summary.add(train_codes, int((train_codes == 0).sum()))
         return codes
 
-    def transform(self, spilled: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def transform(self, spilled: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """The codes that `fit` computed."""
-        return spilled
+        return [spilled]
 
     def problems(self) -> list[str]:
         """None: any text can be hashed."""
@@ -49,9 +54,9 @@ class HashEncoder:
         """A column that is constant or nearly empty."""
         return self._summary.warnings(self.name)
 
-    def fitted(self) -> FittedCategory:
-        """The declaration."""
-        return FittedCategory(**self._category.model_dump(exclude={"values"}))
+    def values(self) -> list[str] | None:
+        """None: there is no vocabulary."""
+        return None
 
 
 class VocabularyBudget:
@@ -74,9 +79,13 @@ class VocabularyBudget:
 class VocabularyEncoder:
     """Codes of the most frequent values of the training rows."""
 
-    def __init__(self, name: str, category: Category, budget: VocabularyBudget) -> None:
+    kind: Kind = "category"
+    unseen = 0
+
+    def __init__(self, name: str, category: Coded, budget: VocabularyBudget) -> None:
         assert category.vocabulary is not None
         self.name = name
+        self.columns = [name]
         self._category = category
         self._max_values = category.vocabulary
         self._budget = budget
@@ -102,10 +111,10 @@ class VocabularyEncoder:
         self._summary.add(train_indices, len(train_indices) - len(present))
         return spilled
 
-    def transform(self, spilled: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def transform(self, spilled: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """The code of each spilled index."""
         codes: Codes = self._vocabulary()[1][spilled]
-        return codes
+        return [codes]
 
     def _vocabulary(self) -> tuple[list[str], Codes]:
         """The values in the order of their codes, and the code of each index.
@@ -139,16 +148,19 @@ class VocabularyEncoder:
             ]
         return found
 
-    def fitted(self) -> FittedCategory:
-        """The declaration with the vocabulary."""
-        return FittedCategory(**self._category.model_dump(), values=self._vocabulary()[0])
+    def values(self) -> list[str] | None:
+        """The vocabulary, in the order of the codes."""
+        return self._vocabulary()[0]
 
 
 class FittedVocabularyEncoder:
     """Codes from the vocabulary of another store; `unseen` counts the rows with other values."""
 
-    def __init__(self, name: str, category: FittedCategory) -> None:
+    kind: Kind = "category"
+
+    def __init__(self, name: str, category: FittedCategory | FittedBag) -> None:
         self.name = name
+        self.columns = [name]
         self._category = category
         self._code = {value: code for code, value in enumerate(category.values or [], start=2)}
         self.unseen = 0
@@ -160,9 +172,9 @@ class FittedVocabularyEncoder:
         self.unseen += int((codes == 1).sum())
         return codes
 
-    def transform(self, spilled: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def transform(self, spilled: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """The codes that `fit` computed."""
-        return spilled
+        return [spilled]
 
     def problems(self) -> list[str]:
         """None: a value outside the vocabulary has a code too."""
@@ -172,12 +184,9 @@ class FittedVocabularyEncoder:
         """None: nothing is fitted."""
         return []
 
-    def fitted(self) -> FittedCategory:
-        """The declaration of the other store."""
-        return self._category
-
-
-CategoryEncoder = HashEncoder | VocabularyEncoder | FittedVocabularyEncoder
+    def values(self) -> list[str] | None:
+        """The vocabulary of the other store."""
+        return self._category.values
 
 
 def _look_up(array: Any, codes: Codes, missing: int = 0) -> Codes:

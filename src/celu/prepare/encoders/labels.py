@@ -56,9 +56,9 @@ class LabelEncoder:
                 self._classes = None
         return values
 
-    def transform(self, spilled: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def transform(self, spilled: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """The labels in their final type."""
-        return spilled.astype(np.int64 if self.type == "class" else np.float32)
+        return [spilled.astype(np.int64 if self.type == "class" else np.float32)]
 
     def problems(self) -> list[str]:
         """Labels that are missing, not finite or not of the fitted type."""

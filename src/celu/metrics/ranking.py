@@ -52,8 +52,9 @@ class Ranking:
                 gap_RT = np.abs(now_true_RT * true_scale_R1 - now_false_RT * false_scale_R1)
                 np.maximum(ks_R, gap_RT.max(axis=1), out=ks_R)  # NaN stays NaN
             is_defined = (positive_R > 0) & (negative_R > 0)
+            pairs_R = positive_R * negative_R
             return {
-                "auc": np.where(is_defined, 1 - inverted_R / (positive_R * negative_R), np.nan),
+                "auc": np.where(is_defined, (pairs_R - inverted_R) / pairs_R, np.nan),
                 "pr_auc": np.where(is_defined, precision_R / positive_R, np.nan),
                 "ks": np.where(is_defined, ks_R, np.nan),
             }

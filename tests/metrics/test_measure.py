@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
-import torch
 from sklearn import metrics as sk
 
-from celu.models.losses import auc
-from celu.scores import metrics, ranking
-from celu.scores.metrics import METRICS, TITLES, make_measure
+from celu.metrics import measure, ranking
+from celu.metrics.measure import compute, make_measure
+from celu.metrics.names import HIGHER_IS_BETTER, METRICS, TITLES, UNSCALED
+from celu.metrics.own import Metric
 from scores.samples import Array, binary, multiclass, regression
 
 
 @pytest.fixture(params=[1 << 16, 50], ids=["one chunk", "many chunks"])
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ranking, metrics):
+    for module in (ranking, measure):
         monkeypatch.setattr(module, "CHUNK_CELLS", request.param)
 
 
@@ -48,14 +51,6 @@ def test_binary_metrics_equal_scikit_learns(digits: int) -> None:
             assert found["ks"][column] == pytest.approx(np.abs(true - false).max(), rel=1e-12)
 
 
-@pytest.mark.parametrize("digits", [1, 3, 7])
-def test_auc_is_the_auc_that_training_reports(digits: int) -> None:
-    scores, labels = binary(digits=digits)
-    found = make_measure("binary", scores, labels).measure(ones(labels))["auc"][0]
-    trained = auc(torch.from_numpy(scores), torch.from_numpy(labels))
-    assert found == pytest.approx(trained, rel=1e-14)
-
-
 @pytest.mark.usefixtures("chunks")
 def test_weighted_metrics_are_those_of_repeated_rows() -> None:
     scores, labels = binary(400)
@@ -71,16 +66,30 @@ def test_weighted_metrics_are_those_of_repeated_rows() -> None:
 @pytest.mark.usefixtures("chunks")
 def test_multiclass_metrics_equal_scikit_learns() -> None:
     scores, labels = multiclass()
-    found = make_measure("multiclass", scores, labels).measure(ones(labels))
     normal = scores / scores.sum(axis=1, keepdims=True, dtype=np.float64)
-    expected = {
-        "accuracy": sk.accuracy_score(labels, scores.argmax(axis=1)),
-        "log_loss": sk.log_loss(labels, normal),
-        "macro_auc": sk.roc_auc_score(labels, normal, multi_class="ovr", average="macro"),
-    }
-    assert list(found) == list(METRICS["multiclass"])
-    for name, value in expected.items():
-        assert found[name][0] == pytest.approx(value, rel=1e-6), name
+    top = scores.argmax(axis=1)
+    for weights in (ones(labels), random_weights(labels)):
+        found = make_measure("multiclass", scores, labels).measure(weights)
+        assert list(found) == list(METRICS["multiclass"])
+        for column, weight in enumerate(weights.T):
+            expected = {
+                "accuracy": sk.accuracy_score(labels, top, sample_weight=weight),
+                "log_loss": sk.log_loss(labels, normal, sample_weight=weight),
+                "macro_auc": sk.roc_auc_score(
+                    labels, normal, multi_class="ovr", average="macro", sample_weight=weight
+                ),
+                "macro_f1": sk.f1_score(labels, top, average="macro", sample_weight=weight),
+            }
+            for name, value in expected.items():
+                assert found[name][column] == pytest.approx(value, rel=1e-6), name
+
+
+def test_macro_f1_leaves_out_classes_without_labels_and_predictions_as_scikit_learn() -> None:
+    labels = np.array([0.0, 0, 2, 2, 2])
+    scores = np.eye(5)[[0, 3, 2, 2, 0]]  # class 1 and 4: neither; class 3: a prediction only
+    found = compute("multiclass", scores, labels, ["macro_f1"])
+    expected = sk.f1_score(labels, scores.argmax(axis=1), average="macro", zero_division=0)
+    assert found == {"macro_f1": pytest.approx(expected)}
 
 
 @pytest.mark.usefixtures("chunks")
@@ -126,4 +135,37 @@ def test_a_tie_may_be_larger_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_every_metric_has_a_title() -> None:
-    assert set(TITLES) == {name for names in METRICS.values() for name in names}
+    assert set(TITLES) == set(HIGHER_IS_BETTER)
+    assert set(HIGHER_IS_BETTER) - {"loss"} == {name for of in METRICS.values() for name in of}
+
+
+def test_a_metric_of_two_outputs_has_one_direction() -> None:
+    for names in METRICS.values():
+        assert all(HIGHER_IS_BETTER[name] == is_higher for name, is_higher in names.items())
+
+
+def test_what_fits_an_unscaled_output_does_not_change_with_its_scale() -> None:
+    scores, labels = binary()
+    for scaled in (np.log(scores + 1e-9), 100 * scores - 7):
+        found = compute("binary", scaled, labels, UNSCALED["binary"])
+        assert found == pytest.approx(compute("binary", scores, labels, UNSCALED["binary"]))
+    probabilities, classes = multiclass()
+    expected = compute("multiclass", probabilities, classes, UNSCALED["multiclass"])
+    found = compute("multiclass", np.log(probabilities), classes, UNSCALED["multiclass"])
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("make", [binary, multiclass, regression])
+def test_a_nan_score_makes_every_metric_nan(make: Any) -> None:
+    scores, labels = make(50)
+    own = Metric(lambda scores, labels: 1.0, higher_is_better=True, name="own")
+    finite = compute(make.__name__, scores, labels, None, [own])
+    assert finite["own"] == 1.0 and all(math.isfinite(value) for value in finite.values())
+    scores[3] = np.nan
+    found = compute(make.__name__, scores, labels, None, [own])
+    assert list(found) == list(finite) and all(math.isnan(value) for value in found.values())
+
+
+def test_infinite_scores_still_have_an_order() -> None:
+    scores, labels = np.array([-np.inf, 0, 1, np.inf]), np.array([0.0, 0, 1, 1])
+    assert compute("binary", scores, labels, ["auc"]) == {"auc": 1.0}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from celu.errors import DataError
+from celu.metrics.names import Output
 
-Output = Literal["binary", "multiclass", "regression"]
 Labels = npt.NDArray[np.float64]
 
 MAX_SUM_ERROR = 1e-3  # of the probabilities of a row, which are float32

@@ -1,0 +1,128 @@
+"""The metrics of held-out rows that a run reports, and whether higher is better for each.
+
+By default these are all metrics that fit the loss; the guest may choose others, its own included.
+The contract's metric is always among them, if it fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from celu.errors import ConfigError
+from celu.metrics.measure import compute
+from celu.metrics.names import HIGHER_IS_BETTER, LOSS, METRICS, UNSCALED, Output
+from celu.metrics.own import Metric, MetricLike
+from celu.models.losses import Loss, to_scores
+
+
+@dataclass(frozen=True)
+class HeldOutScores:
+    """The scores of the first held-out rows, in their order, and their labels [N].
+
+    `scores` are as `celu.predict` returns them: [N], or [N, K] probabilities of K classes.
+    """
+
+    output: Output
+    scores: npt.NDArray[np.float64]
+    labels: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @property
+    def has_one_per_row(self) -> bool:
+        """Whether a scores file can hold them: one value, or K probabilities, for each label."""
+        ndim = 2 if self.output == "multiclass" else 1
+        return self.labels.ndim == 1 and self.scores.ndim == ndim
+
+    @classmethod
+    def of(cls, loss: Loss, output: Tensor, labels: Tensor) -> HeldOutScores:
+        """The scores of a model's output."""
+        scores = to_scores(output, loss.prediction)
+        if scores.ndim == 1 and labels.ndim == 2 and labels.shape[1] == 1:
+            labels = labels.reshape(-1)
+        return cls(loss.prediction, scores.numpy(), labels.double().numpy())
+
+
+class HeldOutMetrics:
+    """The metrics of one run."""
+
+    def __init__(self, loss: Loss, chosen: Sequence[MetricLike] | None, contract: str) -> None:
+        self._loss = loss
+        self._chosen = None if chosen is None else [m for m in chosen if isinstance(m, str)]
+        self._own = [m for m in chosen or () if isinstance(m, Metric)]
+        self._contract = contract
+        self.higher_is_better = HIGHER_IS_BETTER | {m.name: m.higher_is_better for m in self._own}
+
+    @property
+    def lower_is_better(self) -> list[str]:
+        """The user's own metrics for which lower is better."""
+        return [metric.name for metric in self._own if not metric.higher_is_better]
+
+    def check(self, *, has_target: bool) -> None:
+        """Raise ConfigError for metrics that cannot fit the loss, before anything is trained."""
+        declared = self._loss.output
+        fitting = METRICS[declared] if declared else [n for ns in UNSCALED.values() for n in ns]
+        self._check_chosen(fitting)
+        own = [metric.name for metric in self._own]
+        known = ", ".join(dict.fromkeys([LOSS, *fitting, *own]))
+        if self._contract not in self.higher_is_better:
+            raise ConfigError(
+                f"evaluation.metric: expected one of {known}, got {self._contract}; a metric of "
+                "the guest's own must be among its metrics ([model] metrics)"
+            )
+        if has_target and self._contract not in (LOSS, *fitting, *own):
+            raise ConfigError(
+                f"evaluation.metric: expected a metric that fits the guest's loss ({known}), got "
+                f"{self._contract}"
+            )
+
+    def compute(self, held_out: HeldOutScores) -> dict[str, float]:
+        """The metrics by name, the contract's first.
+
+        Raises ConfigError if the guest chose one that does not fit, ModelError if one of its own
+        fails.
+        """
+        output, scores, labels = held_out.output, held_out.scores, held_out.labels
+        if output != "multiclass" and scores.size == labels.size:
+            scores, labels = scores.reshape(-1), labels.reshape(-1)  # of several outputs, all alike
+        if self._loss.output is not None:
+            fitting: Sequence[str] = list(METRICS[output])
+        else:
+            output, fitting = _infer(scores, labels)
+        self._check_chosen(fitting)
+        names = [n for n in (fitting if self._chosen is None else self._chosen) if n != LOSS]
+        if self._contract in fitting and self._contract not in names:
+            names.append(self._contract)
+        found = compute(output, scores, labels, names, self._own)
+        if self._contract in found:
+            found = {self._contract: found[self._contract], **found}
+        return found
+
+    def _check_chosen(self, fitting: Sequence[str] | dict[str, bool]) -> None:
+        wrong = [name for name in self._chosen or () if name not in (LOSS, *fitting)]
+        if wrong:
+            undeclared = self._loss.output is None
+            raise ConfigError(
+                f"metrics: expected metrics that fit the loss ({', '.join(fitting) or 'none'}) or "
+                f"your own, got {', '.join(wrong)}"
+                + ("; declare celu.Loss(..., output=...) for others" if undeclared else "")
+            )
+
+
+def _infer(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple[Output, Sequence[str]]:
+    """What labels and shape say about an output that its loss does not declare."""
+    if labels.ndim != 1 or len(scores) != len(labels):
+        return "regression", ()
+    if scores.ndim == 1:
+        values = set(np.unique(labels).tolist())
+        kind: Output = "binary" if values <= {0, 1} or values == {-1, 1} else "regression"
+        return kind, UNSCALED[kind]
+    is_class = (labels == np.floor(labels)) & (labels >= 0) & (labels < scores.shape[1])
+    return "multiclass", UNSCALED["multiclass"] if scores.ndim == 2 and is_class.all() else ()

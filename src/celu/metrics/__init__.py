@@ -1,0 +1,1 @@
+"""How good scores are: the metrics that training evaluations and `celu evaluate` share."""
