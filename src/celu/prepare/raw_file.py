@@ -17,7 +17,7 @@ from celu.config.schema import Source
 from celu.errors import ConfigError, DataError
 from celu.prepare.delimited import DelimitedReader
 from celu.prepare.parquet import ParquetReader
-from celu.prepare.parsing import Kind, NumberParser, to_float64
+from celu.prepare.parsing import Kind, NumberParser, advice_on_text, to_float64
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".txt": "tsv", ".parquet": "parquet"}
 DELIMITERS = (",", ";", "\t", "|")  # that are noticed where another one is declared
@@ -122,7 +122,12 @@ class RawFile:
             num_rows += length
             yield Block(arrays, length, position, are_integers)
         problems = [
-            f"column {name!r}: expected numbers, got text in {count:,} rows"
+            f"column {name!r}: expected numbers, got text in {count:,} rows; "
+            + (
+                "write labels as numbers, such as 0 and 1"
+                if columns[name] == "label"
+                else advice_on_text(name)
+            )
             for name, count in self._parser.text_rows.items()
             if count
         ]
