@@ -9,7 +9,6 @@ It does not choose values: see `celu.search`.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ class Space:
                 # A setting with several values, such as method.R, is given as a whole.
                 place = place.setdefault(key, dict(defaults))
                 if not isinstance(place, dict):
-                    raise ConfigError(f"{name}: expected no such key; is it misspelt?")
+                    raise ConfigError(f"{name}: expected no such key; {key} is not a table")
             place[last] = value
         return Job(**given)
 
@@ -167,7 +166,4 @@ def _check(space: Space, job: Job, name: str, value: Any, path: Path) -> None:
         space.apply(job, {name: value})
     except ConfigError as error:
         text = "\n".join(f"{path}: {line}" for line in str(error).splitlines())
-        if "no such key" in text:
-            near = difflib.get_close_matches(name, job.contract(), n=1)
-            text += f" Nearest: {near[0]}" if near else ""
         raise ConfigError(text) from error
