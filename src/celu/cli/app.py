@@ -41,6 +41,7 @@ for _name in (
     "run",
     "simulate",
     "tune",
+    "baseline",
     "export",
     "predict",
     "evaluate",

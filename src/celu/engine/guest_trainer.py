@@ -43,6 +43,8 @@ from celu.transport.wire import check_finite, num_bytes
 from celu.workset.weighting import StaleLosses
 from celu.workset.workset import Workset
 
+_HELD_OUT = "held_out.scores"  # in the last checkpoint of a run
+
 
 class GuestTrainer:
     """The guest's models, optimizer and workset."""
@@ -185,6 +187,13 @@ class GuestTrainer:
         """The contents of a checkpoint between two rounds."""
         return to_state_dict(self.state(), self.workset)
 
+    def final_tensors(self) -> dict[str, Tensor]:
+        """What the last checkpoint of a run has besides: the scores of the held-out rows."""
+        held_out = self.evaluator.held_out
+        if held_out is None or not held_out.has_one_per_row:
+            return {}
+        return {_HELD_OUT: torch.from_numpy(held_out.scores)}
+
     def parameter_names(self) -> set[str]:
         """The names of the trained parameters in `state_dict`."""
         return parameter_names(self._modules)
@@ -197,6 +206,10 @@ class GuestTrainer:
             metadata, checkpoint, self._modules, self._optimizer, self.loader, shapes
         )
         restore_counters(metadata, checkpoint, self.workset)
+        scores = checkpoint.pop_optional(_HELD_OUT)
+        if scores is not None:
+            assert self._guest.test.labels is not None  # checked before the run starts
+            self.evaluator.load_held_out(scores.cpu(), self._guest.test.labels.cpu())
         checkpoint.check_empty()
         self.roll_back(state)
 
