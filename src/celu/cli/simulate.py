@@ -103,7 +103,7 @@ def simulate(
                 callbacks=[folder.emit],
                 host_callbacks={name: [folders[name].emit] for name in hosts},
             )
-        read_ids = partial(test_ids, settings[contract.guest][0])
+        read_ids = partial(test_ids, files[contract.guest].settings)
         record_result(folder, contract, result, guest, read_ids)
         for name, host in hosts.items():
             record_model(folders[name], result, host)
