@@ -19,7 +19,7 @@ from celu.engine.held_out import HeldOutMetrics, HeldOutScores
 from celu.engine.observer import Observer
 from celu.engine.schedule import Schedule
 from celu.errors import CheckpointError, NonFiniteError
-from celu.metrics.names import LOSS, UNDEFINED_FOR_SOME_LABELS
+from celu.metrics.names import LOSS
 from celu.metrics.own import MetricLike
 from celu.models.losses import Loss
 from celu.transport.link import Link
@@ -75,11 +75,11 @@ class Evaluator:
     def check(self, metrics: Mapping[str, float], round_: int) -> None:
         """Raise NonFiniteError if the loss or the contract's metric is NaN or Inf.
 
-        An AUC of NaN is no error where the loss is finite: rows of a single class have none.
+        Rows that allow no AUC, those of a single class, are refused before the run starts.
         """
         for name in (LOSS, self._metric):
             value = metrics.get(name, 0.0)
-            if not math.isfinite(value) and name not in UNDEFINED_FOR_SOME_LABELS:
+            if not math.isfinite(value):
                 raise NonFiniteError(
                     f"the {name} of the evaluation after round {round_} is NaN or Inf; lower the "
                     "learning rate or check the inputs; the run resumes from its last checkpoint"

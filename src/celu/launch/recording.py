@@ -14,9 +14,9 @@ from celu.config.job import Job
 from celu.config.replay import replay_toml
 from celu.data.dataset import Dataset
 from celu.data.tags import Tags
-from celu.engine.held_out import HeldOutScores
 from celu.errors import CeluError, CheckpointError, ConfigError, DataError
 from celu.events import Warned
+from celu.label_map import LabelMap
 from celu.model_identity import TRAINED, InputSpec, TrainedModel
 from celu.party import Guest, Host
 from celu.run_folder import SCORES, RunFolder
@@ -39,22 +39,21 @@ def record_result(
     record_model(folder, result, party)
     if result.scores is not None:
         try:
-            record_scores(folder, job, result.model.name, result.scores, party.test, read_ids)
+            record_scores(folder, job, result, party.test, read_ids)
         except DataError as error:
             folder.emit(Warned(message=f"{SCORES} was not written: {error}"))
     if result.choices:
         folder.write("replay.toml", replay_toml(job, result.choices))
     facts = asdict(replace(result, scores=None, mean_z={}))
     summary = {**facts, "choices": len(result.choices), "model": result.model.name}
-    del summary["mean_z"], summary["scores"]
+    del summary["mean_z"], summary["scores"], summary["label_map"]
     folder.finish({"status": "done", **summary})
 
 
 def record_scores(
     folder: RunFolder,
     job: Job,
-    model: str,
-    held_out: HeldOutScores,
+    result: Result,
     test: Dataset,
     read_ids: Callable[[Tags], Any] | None = None,
 ) -> None:
@@ -62,7 +61,8 @@ def record_scores(
 
     Raises CheckpointError; DataError for scores that the file cannot hold.
     """
-    if not held_out.has_one_per_row:
+    held_out = result.scores
+    if held_out is None or not held_out.has_one_per_row:
         raise DataError("expected one score, or one per class, for each label, got several labels")
     num_rows, multiclass = len(held_out), held_out.scores.ndim > 1
     ids: Any = [str(row) for row in range(num_rows)]
@@ -72,9 +72,10 @@ def record_scores(
         try:
             with ScoreWriter(
                 partial,
-                model=model,
+                model=result.model.name,
                 output=held_out.output,
                 num_classes=held_out.scores.shape[1] if multiclass else None,
+                classes=result.label_map.names,
                 with_labels=True,
             ) as file:
                 hosts = [",".join(job.hosts)] * num_rows
@@ -95,6 +96,7 @@ def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None
         inputs={n: InputSpec.of(rows) for n, rows in train.inputs.items() if has_inputs},
         sizes={n: [int(s) for s in sizes] for n, sizes in train.sizes.items() if has_inputs},
         output=party.loss.prediction if isinstance(party, Guest) else None,
+        label_map=result.label_map if isinstance(party, Guest) else LabelMap(),
         mean_z=result.mean_z if isinstance(party, Guest) else {},
         train_rows=train.num_rows,
         test_rows=party.test.num_rows,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from celu.config.schema import ClassLabel
 from celu.data.folder import sync
 from celu.data.parquet_sizes import check_sizes
 from celu.errors import ConfigError, DataError
@@ -32,6 +33,7 @@ from celu.scores.layout import (
     check_rows,
     check_schema,
     check_unique,
+    classes_of,
     columns_of,
     decode_ids,
     make_schema,
@@ -55,7 +57,8 @@ class Scores:
     scores: npt.NDArray[np.float64]
     hosts: Any  # an Arrow array: a dictionary of strings
     fallback: npt.NDArray[np.bool_]
-    labels: Labels | None = None
+    labels: Labels | None = None  # codes of the classes
+    classes: tuple[ClassLabel, ...] | None = None  # if they are other than codes
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -65,10 +68,11 @@ class ScoreWriter:
     """Writes a scores file batch by batch; use as a context manager.
 
     The file appears under its name on exit, complete and with unique ids, and replaces one that
-    exists. After an error nothing is left. `num_classes` is for the output "multiclass". With
-    `ids_are_unique` the caller has checked the ids, which takes memory for all of them. With
-    `with_labels`, the file has labels too. Raises ConfigError if the file cannot be written,
-    DataError for scores that a reader would refuse.
+    exists. After an error nothing is left. `num_classes` is for the output "multiclass"; `classes`
+    are those of the labels, if they are other than codes. With `ids_are_unique` the caller has
+    checked the ids, which takes memory for all of them. With `with_labels`, the file has labels
+    too. Raises ConfigError if the file cannot be written, DataError for scores that a reader would
+    refuse.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class ScoreWriter:
         model: str,
         output: Output,
         num_classes: int | None = None,
+        classes: Sequence[ClassLabel] | None = None,
         ids_are_unique: bool = False,
         with_labels: bool = False,
     ) -> None:
@@ -88,12 +93,14 @@ class ScoreWriter:
             )
         if num_classes is not None and not 2 <= num_classes <= MAX_CLASSES:
             raise ConfigError(f"num_classes: expected 2 to {MAX_CLASSES}, got {num_classes}")
+        if classes is not None and len(classes) != (num_classes or 2):
+            raise ConfigError(f"classes: expected {num_classes or 2}, got {len(classes)}")
         if not 0 < len(model) <= MAX_NAME:
             raise ConfigError(f"model: expected a name of 1 to {MAX_NAME} characters")
         self._path = path
         self._ids_are_unique = ids_are_unique
         self._output: Output = output
-        self._schema = make_schema(output, num_classes, model, with_labels=with_labels)
+        self._schema = make_schema(output, num_classes, model, classes, with_labels=with_labels)
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         self._file: Any = None
 
@@ -219,6 +226,7 @@ def read_scores(path: Path | str) -> Scores:
         all_hosts,
         np.concatenate(fallback),
         all_labels,
+        classes_of(path, schema, output),
     )
 
 

@@ -7,20 +7,25 @@
     fallback   bool: whether a fallback stands in for the model
     label      float64: the label, only in the scores of a run's own held-out rows
 
-The schema's metadata has `celu.format`, `celu.model` (the model's name) and `celu.output`. Errors
-name the file, the column and counts, never an id.
+The schema's metadata has `celu.format`, `celu.model` (the model's name), `celu.output` and, unless
+they are the codes 0 to K - 1, `celu.classes`: the classes of the labels as JSON, in the order of
+their probabilities; of two, a score is the probability of the second. Errors name the file, the
+column and counts, never an id.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from celu.config.schema import ClassLabel
 from celu.errors import DataError
 from celu.metrics.names import Output
+from celu.scores.classes import from_metadata, to_metadata
 from celu.text import printable
 
 FORMAT = "celu-scores-1"
@@ -37,7 +42,12 @@ _AGAIN = "write the file again with celu predict"
 
 
 def make_schema(
-    output: Output, num_classes: int | None, model: str, *, with_labels: bool = False
+    output: Output,
+    num_classes: int | None,
+    model: str,
+    classes: Sequence[ClassLabel] | None = None,
+    *,
+    with_labels: bool = False,
 ) -> Any:
     """The Arrow schema of a scores file."""
     score = pa.float64() if num_classes is None else pa.list_(pa.float64(), num_classes)
@@ -46,6 +56,8 @@ def make_schema(
     if with_labels:
         fields.append((LABEL, pa.float64()))
     metadata = {"celu.format": FORMAT, "celu.model": model, "celu.output": output}
+    if classes is not None:
+        metadata["celu.classes"] = to_metadata(classes)
     return pa.schema(fields, metadata=metadata)
 
 
@@ -58,6 +70,14 @@ def num_values(schema: Any) -> int:
     """The number of values of each score: the number of classes, or 1."""
     score = schema.field("score").type
     return score.list_size if pa.types.is_fixed_size_list(score) else 1
+
+
+def classes_of(path: Path, schema: Any, output: Output) -> tuple[ClassLabel, ...] | None:
+    """The classes of the labels, if a checked schema names them; raises DataError."""
+    text = (schema.metadata or {}).get(b"celu.classes")
+    if text is None or output == "regression":
+        return None
+    return from_metadata(str(path), text, 2 if output == "binary" else num_values(schema))
 
 
 def check_schema(path: Path, schema: Any) -> tuple[str, Output]:
