@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from celu.config.job import Job
-from celu.config.party import ModelSpec, PartySettings
+from celu.config.party import ModelSpec, PartyFile, PartySettings
 from celu.data.alignment import read_alignment
 from celu.data.dataset import Dataset
 from celu.data.memory_map import StoreDatasets, open_datasets
@@ -70,6 +71,19 @@ def load_party(
         test=test,
         metrics=None if metrics is None else find_metrics(metrics, "model.metrics", folder),
     )
+
+
+def load_parties(
+    files: Mapping[str, PartyFile], job: Job, datasets: Mapping[str, StoreDatasets]
+) -> tuple[Guest, dict[str, Host]]:
+    """The guest and the hosts of a job, with new modules; raises as `load_party` does."""
+    loaded = {
+        name: load_party(file.settings, job, file.folder, datasets[name])
+        for name, file in files.items()
+    }
+    guest = loaded.pop(job.guest)
+    assert isinstance(guest, Guest)  # check_names has compared the roles
+    return guest, {name: party for name, party in loaded.items() if isinstance(party, Host)}
 
 
 def _num_classes(loss: Loss, top: ModelSpec, datasets: StoreDatasets) -> int | None:
