@@ -132,7 +132,7 @@ def test_a_peer_that_sends_another_shape_is_refused(
 def test_a_peer_receives_only_the_public_part_of_an_error() -> None:
     fed = federation()
     to_host, to_guest = memory_links("guest", "host")
-    small = celu.Dataset({}, torch.zeros(5))
+    small = celu.Dataset({}, torch.tensor([0.0, 1, 0, 1, 0]))
     guest = dataclasses.replace(fed.guest, train=small)
     session = guest_session("guest", guest, fed.job, {"host": to_host}, ignore)
     with pytest.raises(DataError, match="got 5"):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from celu.config.reading import PartyName, Settings, describe
 from celu.errors import ProtocolError
+from celu.label_map import LabelMap
 
 TRAINED = "trained.json"  # in a run folder
 _NAME_DIGITS = 16
@@ -82,6 +83,7 @@ class TrainedModel(Settings):
     inputs: dict[str, InputSpec]  # of the bottom model, by name
     sizes: dict[str, list[PositiveInt]]  # of inputs of codes: the number of codes of each column
     output: Literal["binary", "multiclass", "regression"] | None = None  # at the guest
+    label_map: LabelMap = LabelMap()  # at the guest
     mean_z: dict[PartyName, list[float]] = {}  # of each host; at the guest
     train_rows: Count
     test_rows: Count

@@ -12,13 +12,16 @@ the weights of the best evaluation are the result. The test rows are then scored
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
 from celu.config.schema import HeldOut
 from celu.data.dataset import Dataset
+from celu.errors import DataError
+from celu.label_map import LabelMap
 from celu.metrics.own import MetricLike, as_metrics
+from celu.models.fit_labels import check_both_classes, fit_label_map, recode
 from celu.models.losses import Loss, LossLike, as_loss
 
 
@@ -43,7 +46,8 @@ class Guest:
     `loss` is a name ("binary", "multiclass", "regression"), a callable `loss(output, labels)` that
     returns one value for each row, or a `celu.Loss`, which says more about it. `metrics` are what
     evaluations report besides the loss: names, and functions declared with `celu.metric`; by
-    default all that fit the loss.
+    default all that fit the loss. `label_map` says how labels become what the loss takes. Raises
+    DataError for labels that the loss cannot take.
     """
 
     bottom: nn.Module | None
@@ -53,6 +57,7 @@ class Guest:
     test: Dataset
     validation: Dataset | None
     metrics: tuple[MetricLike, ...] | None
+    label_map: LabelMap = field(init=False)
 
     def __init__(
         self,
@@ -65,17 +70,42 @@ class Guest:
         validation: Dataset | None = None,
         metrics: MetricLike | Iterable[MetricLike] | None = None,
     ) -> None:
+        loss = as_loss(loss)
+        test = _with_classes_of(train, test)
+        if validation is not None:
+            validation = _with_classes_of(train, validation)
+        label_map = LabelMap()
+        if train.labels is not None:  # else a run refuses the rows
+            parts = {"test": test.labels}
+            if validation is not None:
+                parts["validation"] = validation.labels
+            held_out = {part: labels for part, labels in parts.items() if labels is not None}
+            label_map = fit_label_map(loss, train.labels, held_out, train.classes)
+            for part, labels in held_out.items():
+                check_both_classes(label_map, loss, part, labels)
         for name, value in {
             "bottom": bottom,
             "top": top,
-            "loss": as_loss(loss),
+            "loss": loss,
             "train": train,
             "test": test,
             "validation": validation,
             "metrics": as_metrics(metrics),
+            "label_map": label_map,
         }.items():
             object.__setattr__(self, name, value)
 
     def held_out(self, part: HeldOut) -> Dataset:
         """The validation or test rows."""
         return self.test if part == "test" or self.validation is None else self.validation
+
+
+def _with_classes_of(train: Dataset, rows: Dataset) -> Dataset:
+    """Rows whose labels are codes of the training rows' classes; raises DataError."""
+    if train.labels is None or rows.labels is None or train.classes == rows.classes:
+        return rows
+    if train.classes is None or rows.classes is None:
+        raise DataError(
+            "the labels: expected text in training and held-out rows or in neither, got it in some"
+        )
+    return rows.with_labels(recode(rows.labels, rows.classes, train.classes), train.classes)

@@ -43,7 +43,9 @@ from celu.handshake import (
     make_hello,
     report_failure,
 )
+from celu.label_map import LabelMap
 from celu.model_identity import ModelIdentity
+from celu.models.fit_labels import check_both_classes
 from celu.models.losses import LOSSES, constant_loss
 from celu.party import Guest, Host
 from celu.transport.link import Link
@@ -59,10 +61,11 @@ class Result:
     """The result of a run at one party. Only the guest has evaluations.
 
     Of more than 2000 `evaluations`, it has evenly spaced ones and the last; events have all.
-    `choices` are the tunings that the guest chose with `method = "auto"`: a job with these
-    choices repeats the run. `model` names the trained model, at all parties alike. `mean_z` has
-    each host's mean Z, at the guest: a prediction uses it for a row that the host lacks. `scores`
-    has the trained model's scores of the held-out rows, at the guest.
+    `label_map`, at the guest, says how predictions relate to labels: their classes, or the mean and
+    deviation of a number. `choices` are the tunings that the guest chose with `method = "auto"`: a
+    job with these choices repeats the run. `model` names the trained model, at all parties alike.
+    `mean_z` has each host's mean Z, at the guest: a prediction uses it for a row that the host
+    lacks. `scores` has the trained model's scores of the held-out rows, at the guest.
 
     With validation rows, `evaluations` are of these, the weights are those after `best_round`
     rounds, whose evaluation was the best, and `test` has the metrics of the test rows with them.
@@ -76,6 +79,7 @@ class Result:
     choices: list[Choice]
     model: ModelIdentity
     mean_z: dict[str, list[float]]
+    label_map: LabelMap = field(default_factory=LabelMap)
     best_round: int | None = None
     test: dict[str, float] = field(default_factory=dict)
     scores: HeldOutScores | None = field(default=None, repr=False, compare=False)
@@ -214,6 +218,12 @@ def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
             raise DataError(f"{name}: expected labels in the guest's {part} rows, got none")
     metrics = HeldOutMetrics(party.loss, party.metrics, job.evaluation.metric)
     metrics.check(has_target=job.evaluation.target is not None)
+    numbers = {"validation": schedule.validation_rows, "test": schedule.test_rows}
+    for part, number in numbers.items():
+        rows = parts[part]
+        if rows is not None and rows.labels is not None:
+            labels = rows.labels[:number]
+            check_both_classes(party.label_map, party.loss, part, labels, job.evaluation.metric)
     if party.bottom is None and not job.hosts:
         raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
     return schedule
@@ -246,7 +256,8 @@ def _plan(job: Job, schedule: Schedule, guest: Guest) -> Plan:
         return FixedPlan(job, schedule)
     constant = None
     if guest.loss in LOSSES.values() and guest.train.labels is not None:
-        constant = constant_loss(guest.loss.prediction, guest.train.labels).of_batch(job.batch_size)
+        labels = guest.label_map.for_loss(guest.train.labels)
+        constant = constant_loss(guest.loss.prediction, labels).of_batch(job.batch_size)
     return AutoPlan(job, schedule, constant)
 
 
@@ -351,6 +362,7 @@ def _result(
         choices,
         model,
         mean_z or {},
+        trainer.label_map if isinstance(trainer, GuestTrainer) else LabelMap(),
         best_round,
         test or {},
         trainer.evaluator.held_out if isinstance(trainer, GuestTrainer) else None,

@@ -23,7 +23,8 @@ from stores import write_store
 
 COMMANDS = (
     *("demo", "certs", "data", "prepare", "split", "inspect", "models", "align", "check"),
-    *("doctor", "run", "simulate", "export", "predict", "evaluate", "report", "bench", "version"),
+    *("doctor", "run", "simulate", "baseline", "export", "predict", "evaluate", "report"),
+    *("bench", "version"),
 )
 
 

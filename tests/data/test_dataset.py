@@ -7,6 +7,7 @@ from datetime import date
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -131,10 +132,7 @@ def test_codes_stay_narrow_in_the_dataset_and_are_int64_in_a_batch() -> None:
     ("values", "got"),
     [
         ([[1.0], [2.0]], "list"),
-        (np.array([["a"], ["b"]]), "<U1"),
-        (np.array([[1.0], [None]], object), "object"),
         (torch.zeros(2, 1, dtype=torch.complex64), "complex64"),
-        (np.zeros((2, 1), np.float16), "float16"),
         (np.zeros(()), "single value"),
     ],
 )
@@ -143,6 +141,14 @@ def test_other_types_are_refused_by_the_name_of_the_input(values: Any, got: str)
         Dataset({"x": values})
     with pytest.raises(DataError, match=f"labels: expected .*, got .*{got}"):
         Dataset({"x": np.zeros((2, 1))}, values)
+
+
+def test_text_is_refused_as_an_input_and_taken_as_labels_of_one_column() -> None:
+    for values, got in ((np.array([["a"], ["b"]]), "<U1"), (np.array([[1], [None]]), "object")):
+        with pytest.raises(DataError, match=f"input 'x': expected .*, got .*{got}"):
+            Dataset({"x": values})
+        with pytest.raises(DataError, match=r"labels: expected one text per row, got shape \[2, 1"):
+            Dataset({"x": np.zeros((2, 1))}, values)
 
 
 def test_inputs_without_names_and_codes_that_are_not_integers_are_refused() -> None:
@@ -237,7 +243,6 @@ SECRET = "87654"  # is in every bad table; no message may show it
         ({"x": [SECRET, SECRET]}, {"id": "x"}, "column 'x': expected each id once, got 1 repeats"),
         ({"x": [1.5, 2.5]}, {"id": "x"}, "column 'x': expected text or integers for an id, got d"),
         ({"x": [SECRET]}, {"inputs": {"numbers": ["x"]}}, "column 'x': expected numbers or bool"),
-        ({"x": [SECRET]}, {"label": "x"}, "column 'x': expected numbers or booleans, got"),
         ({"x": [87654.5]}, {"inputs": {"ids": ["x"]}}, "column 'x': expected text, categories or"),
         ({"x": [-87654]}, {"inputs": {"ids": ["x"]}}, r"column 'x': expected codes from 0 to"),
         ({"x": [1.0, float("inf")]}, {}, "column 'x': expected finite numbers .* in 1 rows"),
@@ -270,3 +275,60 @@ def test_a_built_in_tower_accepts_the_inputs_of_a_table() -> None:
     columns = {name: values.shape[1] for name, values in dataset.inputs.items()}
     tower = Tower(4, columns, dataset.sizes, embedding_dim=2, hidden=(3,))
     assert tower(**dataset.take(slice(0, 3)).inputs).shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array(["no", "yes", "no"]),
+        np.array(["no", "yes", "no"], object),
+        np.array([b"no", b"yes", b"no"]),
+        pd.Series(["no", "yes", "no"]),
+        pd.Series(["no", "yes", "no"], dtype="category"),
+        pd.Categorical(["no", "yes", "no"], categories=["yes", "maybe", "no"]),
+    ],
+    ids=["text", "objects", "bytes", "series", "categories", "categorical"],
+)
+def test_text_labels_become_codes_of_their_sorted_values(labels: Any) -> None:
+    dataset = Dataset({"x": np.zeros((3, 1))}, labels)
+    assert dataset.classes == ("no", "yes")
+    assert dataset.labels is not None and dataset.labels.tolist() == [0, 1, 0]
+    assert dataset.to(torch.device("cpu")).classes == ("no", "yes")
+
+
+def test_missing_text_labels_are_refused_by_their_number() -> None:
+    for labels in (pd.Categorical(["no", None, "yes"]), np.array(["no", 1, "yes"], object)):
+        with pytest.raises(DataError, match=r"text in every row, got .* in 1 of 3 rows") as raised:
+            Dataset({"x": np.zeros((3, 1))}, labels)
+        assert "yes" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([1, 2], np.uint64),
+        np.array([1, 2], np.float16),
+        np.array([1, 2], np.longdouble),
+        np.array([1, 2], ">i4"),
+        pd.Series([1, 2]),
+        pd.Series([1, 2], dtype="Int64"),
+        pd.Series([1, 2], dtype="category"),
+        torch.tensor([1, 2], dtype=torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_numbers_of_numpy_and_pandas_are_taken_as_inputs_and_labels(values: Any) -> None:
+    dataset = Dataset({"x": values}, values)
+    assert dataset.inputs["x"].tolist() == [1, 2]
+    assert dataset.inputs["x"].dtype in (torch.int64, torch.float32)
+    assert dataset.labels is not None and dataset.labels.tolist() == [1, 2]
+
+
+def test_a_table_may_have_text_labels() -> None:
+    for make in (pa.table, pd.DataFrame):
+        table = make({"x": [1.0, 2.0, 3.0], "y": ["b", "a", "b"]})
+        dataset = Dataset.from_table(table, label="y")
+        assert dataset.classes == ("a", "b")
+        assert dataset.labels is not None and dataset.labels.tolist() == [1, 0, 1]
+    categories = pd.DataFrame({"x": [1.0, 2.0], "y": pd.Categorical(["b", "a"])})
+    assert Dataset.from_table(categories, label="y").classes == ("a", "b")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -161,13 +160,12 @@ def test_validation_rows_at_one_party_only_are_refused() -> None:
         celu.simulate(fed.job, fed.guest, fed.hosts)
 
 
-def test_validation_rows_of_one_class_have_no_auc_and_the_last_weights_are_delivered() -> None:
+def test_validation_rows_of_one_class_have_no_auc_and_are_refused_before_training() -> None:
     fed = overfitting(metric="auc", patience=1)
     assert fed.guest.validation is not None and fed.guest.validation.labels is not None
     fed.guest.validation.labels.fill_(1.0)
-    result, _ = train(fed)
-    assert result.rounds == 30 and result.best_round is None
-    assert math.isnan(result.evaluations[-1]["auc"])
+    with pytest.raises(celu.errors.DataError, match="validation rows: expected both classes"):
+        train(fed)
 
 
 def test_a_limit_of_rows_applies_to_validation_rows_and_all_test_rows_are_scored() -> None:

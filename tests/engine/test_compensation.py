@@ -113,7 +113,7 @@ def test_the_curvature_of_a_regression_crosses_a_network(tmp_path: Path) -> None
     weights = train_in_memory(fed)
     assert_same_bits(weights, train_over_grpc(fed, tmp_path))
     # A guest that claims a log loss sends 1: other weights, so the number is used.
-    fed.guest = replace(fed.guest, loss=replace(celu.LOSSES["regression"], is_log_loss=True))
+    fed.guest = replace(fed.guest, loss=replace(fed.guest.loss, is_log_loss=True))
     wrong = train_in_memory(fed)
     assert any(not torch.equal(weights[name], wrong[name]) for name in weights)
 

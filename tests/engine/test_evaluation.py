@@ -15,7 +15,7 @@ from celu.engine.evaluation import Evaluator
 from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.outcome import Outcome, Timings
 from celu.engine.schedule import Schedule
-from celu.errors import CheckpointError, NonFiniteError
+from celu.errors import CheckpointError, DataError, NonFiniteError
 from celu.models.losses import LOSSES
 from federation import federation
 
@@ -60,21 +60,36 @@ def test_a_metric_that_alone_is_nan_ends_the_run() -> None:
         celu.simulate(fed.job, guest, fed.hosts)
 
 
-def test_rows_of_one_class_have_no_auc_and_the_run_continues() -> None:
-    fed = federation(evaluation=celu.Evaluation(every=5, metric="auc", target=0.1))
-    assert fed.guest.test.labels is not None
-    one_class = celu.Dataset(
-        fed.guest.test.inputs, torch.ones_like(fed.guest.test.labels), fed.guest.test.sizes
-    )
-    guest = celu.Guest(
-        top=fed.guest.top,
-        bottom=fed.guest.bottom,
-        loss="binary",
-        train=fed.guest.train,
-        test=one_class,
-    )
-    result = celu.simulate(fed.job, guest, fed.hosts)
-    assert result.rounds == 14 and math.isnan(result.metrics["auc"])
+def scores_are_nan(self: GuestTrainer, *arguments: Any) -> Any:
+    scores = SCORE(self, *arguments)
+    return scores._replace(output=scores.output * math.nan)
+
+
+def test_an_auc_that_is_nan_with_a_finite_loss_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(GuestTrainer, "score", scores_are_nan)
+    fed = federation(evaluation=celu.Evaluation(every=5))
+    with pytest.raises(NonFiniteError, match="the auc of the evaluation after round 4") as caught:
+        celu.simulate(fed.job, fed.guest, fed.hosts)
+    assert caught.value.exit_code == 10
+
+
+def test_test_rows_of_one_class_are_refused_before_training() -> None:
+    fed = federation(evaluation=celu.Evaluation(every=5, rows=3))
+    rows = fed.guest.test
+    ones = celu.Dataset(rows.inputs, torch.ones(rows.num_rows), rows.sizes)
+    with pytest.raises(DataError, match="expected both classes, got one in all 192 rows"):
+        replace(fed.guest, test=ones)
+    last = torch.ones(rows.num_rows)
+    last[-1] = 0  # not among the rows that are evaluated
+    guest = replace(fed.guest, test=celu.Dataset(rows.inputs, last, rows.sizes))
+    with pytest.raises(DataError, match="expected both classes, got one in all 3 rows"):
+        celu.simulate(fed.job, guest, fed.hosts)
+    r2 = federation(loss="regression", evaluation=celu.Evaluation(every=5, metric="r2"))
+    same = celu.Dataset(rows.inputs, torch.ones(rows.num_rows), rows.sizes)
+    with pytest.raises(DataError, match="expected several labels for r2, got one in all 192 rows"):
+        celu.simulate(r2.job, replace(r2.guest, test=same), r2.hosts)
 
 
 @pytest.mark.parametrize("metric", ["loss", "rmse", "accuracy"])

@@ -265,7 +265,10 @@ CASES = {
     "empty ids": table("an id in every row, got 1 rows without", id=some({3: ""}, "7731")),
     "null labels": table("a label in every row, got 2 rows", y=some(NULLS, 1)),
     "NaN labels": table("finite labels .* got 1 that", y=some({3: float("nan")}, 0.5)),
-    "text labels": table("'y': expected numbers, got text in 40", y=["yes7731"] * ROWS),
+    "text labels all the same": table("'y': expected different labels", y=["yes7731"] * ROWS),
+    "numbers among text labels": table(
+        "'y': expected text, got numbers in 1 rows", y=some({3: "7731"}, "yes")
+    ),
     "dated labels": table(
         "'y': expected numbers for a label", y=pa.array([7731] * ROWS, pa.date32())
     ),

@@ -110,6 +110,18 @@ def test_columns_that_are_absent_or_of_two_lengths_are_refused(encoder: RowEncod
         encoder.encode({"plain": [1.0], "scaled": [1.0, 2.0], "hashed": ["a"], "listed": ["a"]})
 
 
+def test_numpy_scalars_of_a_lookup_are_encoded_as_python_values_are(encoder: RowEncoder) -> None:
+    python = {"plain": [1.5], "scaled": [2], "hashed": [7], "listed": ["v1"]}
+    numpy = {
+        "plain": np.array([1.5], np.float32),
+        "scaled": np.array([2]),
+        "hashed": np.array([7]),
+        "listed": np.array(["v1"]),
+    }
+    expected, got = encoder.encode(python), encoder.encode(numpy)
+    assert all(tensor.equal(got.inputs[name]) for name, tensor in expected.inputs.items())
+
+
 class Features:
     """A feature service of a test."""
 

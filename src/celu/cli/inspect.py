@@ -11,7 +11,7 @@ from rich.table import Table
 
 from celu.cli.console import Console
 from celu.config.columns import FittedBag, FittedCategory
-from celu.config.schema import LABEL, StoreSchema
+from celu.config.schema import LABEL, StoreSchema, describe_label
 from celu.data.alignment import read_alignment
 from celu.data.gate import ColumnFacts, Gate, check_store, raise_errors
 from celu.data.store import PARTS, Store, open_store
@@ -41,9 +41,12 @@ def inspect(
     _show_rows(console, opened, alignment)
     gate = check_store(opened)
     _show_columns(console, opened, gate)
-    label = gate.facts["train"].get(LABEL)
-    if label is not None and label.values == {0.0, 1.0}:
-        console.print(f"positive rate: {label.mean:.4f}")
+    text = describe_label(opened.schema)
+    if text is not None:
+        console.print(escape(text), soft_wrap=True)
+    rate = _positive_rate(opened, gate)
+    if rate is not None:
+        console.print(f"positive rate: {rate:.4f}")
     findings = gate.findings()
     for finding in findings:
         colour = "red" if finding.level == "error" else "yellow"
@@ -53,6 +56,18 @@ def inspect(
     raise_errors(opened, findings)
     if not findings:
         console.print("no problems found")
+
+
+def _positive_rate(store: Store, gate: Gate) -> float | None:
+    """The share of positive training rows, of a label with two values."""
+    label = gate.facts["train"].get(LABEL)
+    if label is None or len(label.values) != 2:
+        return None
+    low, high = sorted(label.values)
+    share = (label.mean - low) / (high - low)
+    classes = store.schema.classes or [low, high]
+    is_text = isinstance(classes[0], str)  # whose codes are 0 and 1
+    return share if is_text or classes[1] == high else 1 - share
 
 
 def _show_rows(console: Console, store: Store, alignment: Path | None) -> None:

@@ -170,6 +170,8 @@ def _print_reports(reports: list[Report]) -> None:
     for report in reports:
         rows = " and ".join(f"{count:,} {part}" for part, count in report.rows.items())
         console.print(f"{escape(str(report.out))}: {rows} rows")
+        if report.label is not None:
+            console.print(f"  {escape(report.label)}")
         for warning in report.warnings:
             console.print(f"  [yellow]warning[/yellow] {escape(warning)}")
         for column, count in report.unseen.items():

@@ -38,6 +38,10 @@ IDS, NUMBERS, BAGS = "ids", "numbers", "bags"
 _NOT_MEANING = {"format", "source", "split", "labelled", "rows", "missing"}
 ROW_NUMBER = "#row"  # as the id: the row number, for rows in the same order at all parties
 
+_CLASSES_SHOWN = 10
+
+# A class of labels: text, or a number as it is written.
+ClassLabel = str | int | float
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -90,11 +94,16 @@ class _Columns(Extended):
 
 
 class RawSchema(_Columns):
-    """The columns of a party's raw files (`schema.toml`)."""
+    """The columns of a party's raw files (`schema.toml`).
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"dates", "bags"})
+    `positive` is the label of two that counts as positive: by default the larger number, or the
+    second text in sorted order.
+    """
+
+    ADDED: ClassVar[frozenset[str]] = frozenset({"positive", "dates", "bags"})
 
     source: Source = Source()
+    positive: ClassLabel | None = None
     numbers: dict[ColumnName, Number] = {}
     categories: dict[ColumnName, Category] = {}
     dates: dict[ColumnName, Date] = {}
@@ -119,6 +128,8 @@ class RawSchema(_Columns):
             raise ValueError(
                 f"{sorted(reserved)[0]} is reserved for a column of the store: rename it"
             )
+        if self.positive is not None and self.label is None:
+            raise ValueError("positive: expected none without a label")
         twice = [name for name, count in stored.items() if count > 1]
         if twice:
             raise ValueError(
@@ -134,11 +145,14 @@ class RawSchema(_Columns):
 class StoreSchema(_Columns):
     """A store's `schema.json`."""
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"dates", "bags", "missing"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"classes", "dates", "bags", "missing"})
 
     format: Literal["celu-store-1"] = "celu-store-1"
     source: Source = Source()
     label_type: Literal["class", "number"] | None = None  # int64 or float32
+    # Of text labels, in the order of their codes; or of a number with two values: the negative and
+    # the positive one.
+    classes: list[ClassLabel] | None = None
     numbers: dict[ColumnName, FittedNumber] = {}
     categories: dict[ColumnName, FittedCategory] = {}
     dates: dict[ColumnName, FittedDate] = {}
@@ -156,6 +170,8 @@ class StoreSchema(_Columns):
     def digest(self) -> str:
         """Identifies the meaning of the columns; a model fits stores with the same digest."""
         meaning = self.model_dump(mode="json", exclude=_NOT_MEANING)
+        if self.classes == [0, 1]:  # which stores of earlier releases do not name
+            del meaning["classes"]
         return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -177,6 +193,20 @@ class StoreSchema(_Columns):
             BAGS: list(self.bags),
         }
         return {name: columns for name, columns in named.items() if columns}
+
+
+def describe_label(schema: StoreSchema) -> str | None:
+    """A store's label in words, with its positive class; for this party only."""
+    if not schema.has_labels:
+        return None
+    text = f"label {schema.label}: "
+    if schema.classes is None:
+        return text + ("classes by code" if schema.label_type == "class" else "a number")
+    if len(schema.classes) == 2:
+        return text + f"two classes, {schema.classes[0]} and {schema.classes[1]} (positive)"
+    shown = ", ".join(map(str, schema.classes[:_CLASSES_SHOWN]))
+    more = ", ..." if len(schema.classes) > _CLASSES_SHOWN else ""
+    return text + f"{len(schema.classes):,} classes: {shown}{more}"
 
 
 def number_columns(schema: RawSchema | StoreSchema) -> list[str]:

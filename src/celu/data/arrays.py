@@ -1,6 +1,6 @@
-"""Converts torch tensors and NumPy arrays to the tensors of a dataset.
+"""Converts torch tensors, NumPy arrays and pandas columns to the tensors of a dataset.
 
-It converts types only: it neither scales nor encodes values.
+It converts types, and text labels to codes: it neither scales nor encodes other values.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from torch import Tensor
 
 from celu.errors import DataError
 
-Array = Tensor | npt.NDArray[Any]
+Array = Tensor | npt.NDArray[Any] | Any  # or a pandas object, which need not be installed
 
 _TARGETS = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
     torch.float32: torch.float32,
     torch.float64: torch.float32,
     torch.bool: torch.float32,
@@ -26,7 +28,7 @@ _TARGETS = {
     torch.int32: torch.int64,
     torch.int64: torch.int64,
 }
-_EXPECTED = "a torch tensor or a NumPy array of floats (32 or 64 bits), integers or booleans"
+_EXPECTED = "a torch tensor or a NumPy array of floats (up to 64 bits), integers or booleans"
 
 
 def to_tensor(name: str, values: Array, *, are_codes: bool = False) -> Tensor:
@@ -36,6 +38,7 @@ def to_tensor(name: str, values: Array, *, are_codes: bool = False) -> Tensor:
     them, so a batch widens its own copy instead. Raises DataError naming the input for any other
     type.
     """
+    values = _unpack_pandas(values)
     if isinstance(values, np.ndarray):
         tensor = _from_numpy(name, values)
     elif isinstance(values, Tensor):
@@ -54,11 +57,50 @@ def to_tensor(name: str, values: Array, *, are_codes: bool = False) -> Tensor:
     return tensor.to(target)
 
 
+def to_labels(values: Array) -> tuple[Tensor, tuple[str, ...] | None]:
+    """Labels as a tensor; text as int64 codes of its sorted distinct values, which are returned.
+
+    Raises DataError as `to_tensor` does, and for text with missing values.
+    """
+    values = _unpack_pandas(values)
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "OSUT":
+        return to_tensor("labels", values), None
+    if values.ndim != 1:
+        raise DataError(f"labels: expected one text per row, got shape {list(values.shape)}")
+    if values.dtype.kind == "S":
+        values = values.astype(str)
+    texts = values.tolist()
+    num_others = sum(not isinstance(text, str) for text in texts)
+    if num_others:
+        raise DataError(
+            f"labels: expected text in every row, got a missing value or another type in "
+            f"{num_others:,} of {len(texts):,} rows; replace them or drop those rows"
+        )
+    classes, codes = np.unique(np.array(texts, dtype=object), return_inverse=True)
+    return torch.from_numpy(codes.astype(np.int64)), tuple(map(str, classes))
+
+
+def _unpack_pandas(values: Array) -> Array:
+    """A pandas object as a NumPy array, of numbers if it holds numbers."""
+    if type(values).__module__.partition(".")[0] != "pandas":
+        return values
+    array = np.asarray(values)
+    if array.dtype.kind == "O" and array.size:  # such as nullable integers, or categories
+        is_number = [isinstance(v, int | float | np.number | np.bool_) for v in array.flat]
+        if all(is_number):
+            return np.array(array.tolist())
+    return array
+
+
 def _from_numpy(name: str, values: npt.NDArray[Any]) -> Tensor:
     if values.dtype.kind not in "fiub":
         raise DataError(f"{name}: expected {_EXPECTED}, got a NumPy array of {values.dtype}")
-    if values.dtype in (np.uint16, np.uint32):  # torch supports these two for storage only
+    if values.dtype in (np.uint16, np.uint32, np.uint64):  # torch has these for storage only
+        if values.size and int(values.max()) > np.iinfo(np.int64).max:
+            raise DataError(f"{name}: expected integers below 2**63, got larger ones")
         values = values.astype(np.int64)
+    if values.dtype.kind == "f" and values.dtype.itemsize > 8:  # torch has no such type
+        values = values.astype(np.float64)
     native = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     # Torch has no read-only tensors and warns about memory that may not be written to.
     return torch.from_numpy(native if native.flags.writeable else native.copy())

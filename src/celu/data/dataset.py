@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from celu.data.arrays import Array, to_tensor
+from celu.config.schema import ClassLabel
+from celu.data.arrays import Array, to_labels, to_tensor
 from celu.data.table import read_table
 from celu.data.tags import Tags, commitment, digest_rows
 from celu.errors import DataError
@@ -65,16 +66,19 @@ class Batch:
 
 @dataclass(frozen=True, init=False)
 class Dataset:
-    """Rows as tensors: float32 or int64, converted from torch tensors or NumPy arrays.
+    """Rows as tensors: float32 or int64, converted from torch tensors, NumPy arrays or pandas.
 
     `sizes` gives, for an input of ids, the number of codes of each column. Without `tags` a row is
-    known by its number: the parties compare the order of the rows, not their identity.
+    known by its number: the parties compare the order of the rows, not their identity. Text labels
+    and categories become codes of `classes`, their sorted distinct values. Of labels that are codes
+    or two numbers already, `classes` may be given; of two, the second is the positive one.
     """
 
     inputs: dict[str, Tensor]
     labels: Tensor | None
     sizes: dict[str, tuple[int, ...]]
     tags: Tags | None
+    classes: tuple[ClassLabel, ...] | None
 
     def __init__(
         self,
@@ -82,6 +86,7 @@ class Dataset:
         labels: Array | None = None,
         sizes: Mapping[str, tuple[int, ...]] | None = None,
         tags: Tags | None = None,
+        classes: Sequence[ClassLabel] | None = None,
     ) -> None:
         if not isinstance(inputs, Mapping):
             raise DataError(f"inputs: expected arrays by name, got {type(inputs).__name__}")
@@ -90,11 +95,13 @@ class Dataset:
             name: to_tensor(f"input {name!r}", values, are_codes=name in sizes)
             for name, values in inputs.items()
         }
+        codes, found = (None, None) if labels is None else to_labels(labels)
         for name, value in {
             "inputs": tensors,
-            "labels": None if labels is None else to_tensor("labels", labels),
+            "labels": codes,
             "sizes": sizes,
             "tags": tags,
+            "classes": found if classes is None else tuple(classes),
         }.items():
             object.__setattr__(self, name, value)
         self._check()
@@ -184,6 +191,7 @@ class Dataset:
             None if self.labels is None else copy(self.labels),
             self.sizes,
             tags.take(order, axis=0),
+            self.classes,
         )
 
     @cached_property
@@ -195,7 +203,11 @@ class Dataset:
         """The same rows on a device; tags stay in main memory."""
         labels = None if self.labels is None else self.labels.to(device)
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
-        return Dataset(inputs, labels, self.sizes, self.tags)
+        return Dataset(inputs, labels, self.sizes, self.tags, self.classes)
+
+    def with_labels(self, labels: Tensor, classes: Sequence[ClassLabel]) -> Dataset:
+        """The same rows with labels that are codes of other classes."""
+        return Dataset(self.inputs, labels, self.sizes, self.tags, classes)
 
     def _on_device(self, rows: Tensor | slice) -> Tensor | slice:
         """Row numbers on the device of the inputs."""

@@ -72,6 +72,8 @@ class Gate:
             part: {name: ColumnFacts() for name in [ID, *self.columns]} for part in PARTS
         }
         self._tags: list[Tags] = []
+        classes = schema.classes  # text labels are stored as codes
+        self._num_codes = len(classes) if classes and isinstance(classes[0], str) else None
 
     def add(self, part: Part, batch: Any) -> None:
         """Add a record batch with the columns `id`, `tag` and all of `columns`."""
@@ -90,6 +92,10 @@ class Gate:
                 values = column.drop_null().to_numpy(zero_copy_only=False)
             if category is not None:
                 values = _add_codes(fact, values, category)
+            elif name == LABEL and self._num_codes is not None:
+                within = (values >= 0) & (values < self._num_codes)
+                fact.bad += int((~within).sum())
+                values = values[within]
             elif values.dtype.kind == "f":
                 finite = np.isfinite(values)
                 fact.bad += int((~finite).sum())
@@ -181,6 +187,7 @@ def _column_findings(part: Part, name: str, fact: ColumnFacts) -> Iterator[Findi
         yield Finding("error", part, name, f"expected no nulls, got {fact.nulls}")
     if fact.bad:
         what = "codes from 0 to below the declared size" if is_category else "finite numbers"
+        what = "finite numbers, or codes of the schema's classes" if name == LABEL else what
         yield Finding("error", part, name, f"expected {what}, got others in {fact.bad} rows")
     if name == LABEL:
         if len(fact.values) == 1:

@@ -120,7 +120,8 @@ def open_datasets(
         tags = mapped.pop(TAG)
         labels = torch.from_numpy(mapped.pop(LABEL)).reshape(-1) if label else None
         tensors = {name: torch.from_numpy(array) for name, array in mapped.items()}
-        datasets.append(Dataset(tensors, labels, sizes, tags))
+        classes = store.schema.classes if label else None
+        datasets.append(Dataset(tensors, labels, sizes, tags, classes))
     return StoreDatasets(datasets[0], datasets[1], warnings, store.schema)
 
 
@@ -143,7 +144,11 @@ def _key(store: Store, matrices: list[_Matrix], alignment: Alignment | None) -> 
         "files": [[s.st_size, s.st_mtime_ns, s.st_ino] for s in files],
         "schema": store.schema.model_dump(
             mode="json",
-            exclude={"categories": {"__all__": {"values"}}, "bags": {"__all__": {"values"}}},
+            exclude={
+                "categories": {"__all__": {"values"}},
+                "bags": {"__all__": {"values"}},
+                "classes": True,
+            },
         ),
         "matrices": [[m.name, m.columns] for m in matrices],
         "alignment": None if alignment is None else alignment.facts.commitments,

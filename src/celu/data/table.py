@@ -30,6 +30,7 @@ class TableContent(NamedTuple):
     labels: npt.NDArray[Any] | None
     sizes: dict[str, tuple[int, ...]]
     tags: Tags | None
+    classes: tuple[str, ...] | None = None  # of text labels, which are codes
 
 
 def read_table(
@@ -45,9 +46,8 @@ def read_table(
     if inputs is None:
         inputs = columns.by_type([name for name in columns.names if name not in (label, row_id)])
     _check_inputs(inputs, label, row_id)
-    content = TableContent(
-        {}, columns.label(label) if label else None, {}, columns.tags(row_id, seed)
-    )
+    labels, classes = columns.label(label) if label else (None, None)
+    content = TableContent({}, labels, {}, columns.tags(row_id, seed), classes)
     if inputs.get(IDS):
         codes, content.sizes[IDS] = zip(*map(columns.codes, inputs[IDS]), strict=True)
         content.inputs[IDS] = np.stack(codes, axis=1)
@@ -119,14 +119,20 @@ class _Columns:
             )
         return np.asarray(values, np.float32)
 
-    def label(self, name: str) -> npt.NDArray[Any]:
-        """Integers as int64, other numbers as float32."""
+    def label(self, name: str) -> tuple[npt.NDArray[Any], tuple[str, ...] | None]:
+        """Integers as int64, other numbers as float32, text as codes of its sorted classes."""
         import pyarrow as pa
 
         array = self._array(name)
+        if _is_text(array.type):
+            texts = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+            if not _is_text(texts.type):  # categories that are numbers
+                return texts.to_numpy(zero_copy_only=False), None
+            classes, codes = np.unique(texts.to_numpy(zero_copy_only=False), return_inverse=True)
+            return codes.astype(np.int64), tuple(map(str, classes))
         if not pa.types.is_integer(array.type):
-            return self.numbers(name)
-        return np.asarray(array.to_numpy(), np.int64)
+            return self.numbers(name), None
+        return np.asarray(array.to_numpy(), np.int64), None
 
     def codes(self, name: str) -> tuple[Codes, int]:
         """A column's codes, and the largest possible code + 1; integers are codes already."""

@@ -23,7 +23,6 @@ from celu.engine.checkpoint_tensors import CheckpointTensors
 from celu.engine.coding import Coding, check_same_rows
 from celu.engine.device import device_of, warm_up_autograd
 from celu.engine.evaluation import Evaluator, Scores
-from celu.engine.module_errors import reporting_module_errors
 from celu.engine.optimizer import Optimizer
 from celu.engine.randomness import seed_step
 from celu.engine.spans import Spans
@@ -36,12 +35,17 @@ from celu.engine.state_dict import (
     to_state_dict,
 )
 from celu.errors import ModelError
+from celu.label_map import LabelMap
 from celu.model_identity import weights_of
+from celu.models.fit_labels import check_output
+from celu.models.user_code import call_bottom, call_loss, call_top, name_of, user_code
 from celu.party import Guest
 from celu.transport.message import MAX_CURVATURE, Kind, Message, TensorSpec
 from celu.transport.wire import check_finite, num_bytes
 from celu.workset.weighting import StaleLosses
 from celu.workset.workset import Workset
+
+_HELD_OUT = "held_out.scores"  # in the last checkpoint of a run
 
 
 class GuestTrainer:
@@ -50,6 +54,7 @@ class GuestTrainer:
     def __init__(self, name: str, guest: Guest, job: Job, spans: Spans | None = None) -> None:
         warm_up_autograd()
         self._name = name
+        self._backward = f"{name}: the backward pass of {name_of(guest.top)}"
         self._guest = guest
         self._modules = {"top": guest.top}
         if guest.bottom is not None:
@@ -62,6 +67,7 @@ class GuestTrainer:
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
         self.loader = BatchLoader(guest.train, order, self._device)
         self.evaluator = Evaluator(guest.loss, job.evaluation, guest.metrics)
+        self.label_map = guest.label_map
         num_rounds = job.num_rounds(guest.train.num_rows // job.batch_size)
         self._optimizer = Optimizer(self._modules.values(), job.optimizer, name, num_rounds)
         self.workset = Workset.from_job(job, "guest")
@@ -94,7 +100,8 @@ class GuestTrainer:
         self.latest = (output.detach(), batch)
         loss = self._losses(batch, output).mean()
         check_finite(loss.detach(), "the loss", round_)
-        loss.backward()
+        with user_code(self._backward, leaves):
+            loss.backward()
         curvature = self._curvature(batch, output)
         derivatives, exact = [], []
         for leaf, (host, coding) in zip(leaves, self._codings.items(), strict=True):
@@ -133,11 +140,13 @@ class GuestTrainer:
         leaves = _leaves(entry.z)
         losses_B = self._losses(entry.batch, self._forward(entry.batch, leaves))
         if leaves and self.workset.weighting is not None:
-            fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
+            with user_code(self._backward, leaves):
+                fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
             stale = StaleLosses(torch.cat(fresh, dim=1), torch.cat(entry.dz, dim=1))
             weights_B = self.workset.weigh(stale, entry)
             losses_B = losses_B if weights_B is None else weights_B * losses_B
-        losses_B.mean().backward(inputs=self._optimizer.parameters)
+        with user_code(self._backward, leaves):
+            losses_B.mean().backward(inputs=self._optimizer.parameters)
         self._optimizer.step()
 
     def model_weights(self) -> dict[str, Tensor]:
@@ -153,10 +162,11 @@ class GuestTrainer:
             module.eval()
         with torch.no_grad():
             output = self._forward(batch, z)
-            losses_B = self._guest.loss.per_instance(output, batch.labels)
+            losses_B = self._losses(batch, output)
         for module in self._modules.values():
             module.train()
-        return Scores(output.cpu(), losses_B.cpu(), batch.labels.cpu())
+        output, labels = self.label_map.in_own_units(output), self.label_map.codes(batch.labels)
+        return Scores(output.cpu(), losses_B.cpu(), labels.cpu())
 
     def set_codecs(self, codecs: Codecs | None = None) -> None:
         """Switch to other codecs, by default the contract's; no round may be in flight."""
@@ -183,7 +193,16 @@ class GuestTrainer:
 
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
         """The contents of a checkpoint between two rounds."""
-        return to_state_dict(self.state(), self.workset)
+        metadata, tensors = to_state_dict(self.state(), self.workset)
+        label_map = None if self.label_map.leaves_labels else self.label_map
+        return metadata.model_copy(update={"label_map": label_map}), tensors
+
+    def final_tensors(self) -> dict[str, Tensor]:
+        """What the last checkpoint of a run has besides: the scores of the held-out rows."""
+        held_out = self.evaluator.held_out
+        if held_out is None or not held_out.has_one_per_row:
+            return {}
+        return {_HELD_OUT: torch.from_numpy(held_out.scores)}
 
     def parameter_names(self) -> set[str]:
         """The names of the trained parameters in `state_dict`."""
@@ -197,7 +216,15 @@ class GuestTrainer:
             metadata, checkpoint, self._modules, self._optimizer, self.loader, shapes
         )
         restore_counters(metadata, checkpoint, self.workset)
+        scores = checkpoint.pop_optional(_HELD_OUT)
+        if scores is not None:
+            assert self._guest.test.labels is not None  # checked before the run starts
+            self.evaluator.load_held_out(scores.cpu(), self._guest.test.labels.cpu())
         checkpoint.check_empty()
+        if metadata.label_map is not None:
+            self.label_map = metadata.label_map
+        elif not self.label_map.leaves_labels:  # an older release trained on labels as they are
+            self.label_map = LabelMap()
         self.roll_back(state)
 
     def repeated_bytes(self) -> dict[str, int]:
@@ -216,30 +243,23 @@ class GuestTrainer:
     def _forward(self, batch: Batch, z: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
         own: tuple[Tensor, ...] = ()
         if self._guest.bottom is not None:
-            with reporting_module_errors(self._name, "the bottom model"):
-                own = (self._guest.bottom(**batch.inputs),)
-        with reporting_module_errors(self._name, "the top model"):
-            output: Tensor = self._guest.top(*own, *z)
-        return output
+            own = (call_bottom(self._name, self._guest.bottom, batch.inputs),)
+        return call_top(self._name, self._guest.top, (*own, *z))
 
     def _losses(self, batch: Batch, output: Tensor) -> Tensor:
         assert batch.labels is not None
-        with reporting_module_errors(self._name, "the loss"):
-            losses_B: Tensor = self._guest.loss.per_instance(output, batch.labels)
-        # [B, 1] losses times [B] weights would silently broadcast to [B, B].
-        if tuple(losses_B.shape) != (len(batch.labels),):
-            raise ModelError(
-                f"{self._name}: the loss must return one value per instance, "
-                f"[{len(batch.labels)}], got {list(losses_B.shape)}"
-            )
-        return losses_B
+        check_output(self._name, self._guest.loss, self.label_map, output, len(batch.labels))
+        labels = self.label_map.for_loss(batch.labels)
+        return call_loss(self._name, self._guest.loss.per_instance, output, labels)
 
     def _curvature(self, batch: Batch, output: Tensor) -> float:
         if not self.workset.needs_curvature:
             return 1.0
         assert batch.labels is not None
         try:
-            return min(self._guest.loss.curvature(output, batch.labels), MAX_CURVATURE)
+            labels = self.label_map.for_loss(batch.labels)
+            with user_code(f"{self._name}: the curvature of the loss", [output, labels]):
+                return min(self._guest.loss.curvature(output, labels), MAX_CURVATURE)
         except ModelError as error:
             raise ModelError(f"{self._name}: {error}") from error
 

@@ -23,7 +23,6 @@ from celu.engine.best import Best
 from celu.engine.checkpoint_tensors import CheckpointTensors
 from celu.engine.coding import Coding, check_same_rows
 from celu.engine.device import device_of, warm_up_autograd
-from celu.engine.module_errors import reporting_module_errors
 from celu.engine.optimizer import Optimizer
 from celu.engine.randomness import seed_step
 from celu.engine.spans import Spans
@@ -37,6 +36,7 @@ from celu.engine.state_dict import (
 )
 from celu.errors import CheckpointError, ModelError, ProtocolError
 from celu.model_identity import weights_of
+from celu.models.user_code import call_bottom, name_of, user_code
 from celu.party import Host
 from celu.transport.message import Kind, Message, TensorSpec
 from celu.transport.wire import num_bytes
@@ -212,6 +212,10 @@ class HostTrainer:
                 tensors[f"in_flight_exact.{round_}"] = sent.exact_BD
         return metadata.model_copy(update={"in_flight": list(self._in_flight)}), tensors
 
+    def final_tensors(self) -> dict[str, Tensor]:
+        """What the last checkpoint of a run has besides: nothing, at a host."""
+        return {}
+
     def parameter_names(self) -> set[str]:
         """The names of the trained parameters in `state_dict`."""
         return parameter_names(self._modules)
@@ -263,7 +267,8 @@ class HostTrainer:
                 f"{self._name}: expected Z to depend on the bottom model's parameters, got a "
                 "tensor without a gradient; is it detached, or computed under torch.no_grad?"
             )
-        z_BD.backward(dz_BD)
+        with user_code(f"{self._name}: the backward pass of {name_of(self._bottom)}", [dz_BD]):
+            z_BD.backward(dz_BD)
         self._optimizer.step()
         self._drop_graphs()
 
@@ -273,8 +278,7 @@ class HostTrainer:
             sent.z_BD = None
 
     def _forward(self, batch: Batch) -> Tensor:
-        with reporting_module_errors(self._name, "the bottom model"):
-            z_BD: Tensor = self._bottom(**batch.inputs)
+        z_BD = call_bottom(self._name, self._bottom, batch.inputs)
         num_rows = len(next(iter(batch.inputs.values())))
         if tuple(z_BD.shape) != (num_rows, self._width):
             raise ModelError(

@@ -19,6 +19,7 @@ from celu.engine.optimizer import Optimizer, flatten_state
 from celu.engine.state import TrainerState
 from celu.errors import CheckpointError
 from celu.events import Count
+from celu.label_map import LabelMap
 from celu.workset.table import Entry
 from celu.workset.workset import Workset
 
@@ -43,6 +44,7 @@ class TrainerMetadata(BaseModel):
     bubbles: Count
     optimizer: dict[str, int | float | None]  # the optimizer state that is not tensors
     in_flight: list[Count] = []  # rounds whose Z was sent and whose dZ has not arrived
+    label_map: LabelMap | None = None  # at a guest; None: the loss takes labels as they are
 
 
 def to_state_dict(

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from celu.config.job import Job
-from celu.config.party import PartySettings
+from celu.config.party import ModelSpec, PartySettings
 from celu.data.alignment import read_alignment
 from celu.data.dataset import Dataset
 from celu.data.memory_map import StoreDatasets, open_datasets
+from celu.data.row_ids import read_ids
 from celu.data.store import open_store
+from celu.data.tags import Tags
 from celu.engine.device import find_device
 from celu.engine.randomness import seed_step
-from celu.errors import DataError
+from celu.errors import DataError, ModelError
 from celu.models.building import build_bottom, build_top, find_loss, find_metrics
+from celu.models.fit_labels import fit_label_map
+from celu.models.losses import Loss
 from celu.party import Guest, Host
 
 
@@ -49,16 +54,41 @@ def load_party(
         return Host(bottom=bottom, train=train, test=test)
     assert model.top is not None and model.loss is not None  # likewise for a guest
     widths = ([own_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
-    top = build_top(model.top.use, model.top.options, z_widths=widths, folder=folder).to(device)
-    metrics = model.metrics
+    loss, metrics = find_loss(model.loss, folder), model.metrics
+    top = build_top(
+        model.top.use,
+        model.top.options,
+        z_widths=widths,
+        num_classes=_num_classes(loss, model.top, datasets),
+        folder=folder,
+    ).to(device)
     return Guest(
         bottom=bottom,
         top=top,
-        loss=find_loss(model.loss, folder),
+        loss=loss,
         train=train,
         test=test,
         metrics=None if metrics is None else find_metrics(metrics, "model.metrics", folder),
     )
+
+
+def _num_classes(loss: Loss, top: ModelSpec, datasets: StoreDatasets) -> int | None:
+    """How many outputs a top needs, if it is one for each class.
+
+    Raises ModelError if its setting `outputs` is another number.
+    """
+    train, test = datasets.train, datasets.test
+    if loss.labels != "multiclass" or train.labels is None or test.labels is None:
+        return None
+    classes = fit_label_map(loss, train.labels, {"test": test.labels}, train.classes).classes or []
+    given = top.options.get("outputs")
+    has_names = bool(classes) and isinstance(classes[0], str)
+    if isinstance(given, int) and (given < len(classes) or (has_names and given > len(classes))):
+        raise ModelError(
+            f"model.top: outputs: expected {len(classes)}, one for each class of the labels, got "
+            f"{given}; leave it out, and it follows from the labels"
+        )
+    return len(classes)
 
 
 def read_datasets(settings: PartySettings) -> StoreDatasets:
@@ -80,3 +110,11 @@ def _to_device(dataset: Dataset, job: Job, device: torch.device) -> Dataset:
         return dataset
     free, _ = torch.cuda.mem_get_info(device)
     return dataset.to(device) if dataset.num_bytes < free // 3 else dataset
+
+
+def test_ids(settings: PartySettings, tags: Tags) -> Any:
+    """The ids of a party's first test rows, which have these tags; raises DataError."""
+    data = settings.require_data()
+    store = open_store(data.store)
+    alignment = None if data.alignment is None else read_alignment(data.alignment, store)
+    return read_ids(store, "test", alignment, tags)

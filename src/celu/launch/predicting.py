@@ -143,7 +143,13 @@ def _load(party: PredictParty, serving: Serving, fallback: Fallback) -> tuple[Mo
 def _parts(out: Path, model: Model) -> ScoringParts:
     assert model.facts.output is not None  # a guest's part has it
     hosts = ",".join(model.facts.hosts)
-    return ScoringParts(out, model=model.name, output=model.facts.output, hosts=hosts)
+    return ScoringParts(
+        out,
+        model=model.name,
+        output=model.facts.output,
+        hosts=hosts,
+        classes=model.facts.label_map.names,
+    )
 
 
 def _finish(

@@ -239,7 +239,7 @@ def serve_guest(party: ServeParty, stop: threading.Event) -> None:
         )
         scoring = LoopScoring(inference.begin, threads)
         health = Health(lambda: rollout.current, is_ready, lambda: rollout.is_complete)
-        app = HttpApp(serve, token, scoring, health, ServeMetrics(samples))
+        app = HttpApp(serve, token, scoring, health, ServeMetrics(samples), party.say)
         _freeze_memory()
         server = stack.enter_context(HttpServer(serve, app))
         party.say(f"{serve.name} at {server.url}/v2/models/{serve.name}")

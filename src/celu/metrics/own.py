@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from celu.errors import ConfigError, ModelError
 from celu.metrics.names import HIGHER_IS_BETTER
+from celu.traceback_lines import last_lines
 
 Function = Callable[[Any, Any], Any]
 MAX_NAME = 64
@@ -53,6 +54,7 @@ class Metric:
             raise ModelError(
                 f"the metric {self.name!r} failed for scores {list(scores.shape)} and labels "
                 f"{list(labels.shape)}, {type(error).__name__}: {error}; it must return a number"
+                + "".join(f"\n  {line}" for line in last_lines(error))
             ) from error
 
 

@@ -15,11 +15,12 @@ from typing import Any
 
 from torch import nn
 
-from celu.errors import ConfigError, ModelError
+from celu.errors import CeluError, ConfigError, ModelError
 from celu.metrics.names import HIGHER_IS_BETTER
 from celu.metrics.own import Metric, MetricLike
 from celu.models.built_in import BOTTOMS, TOPS, BuiltIn
 from celu.models.losses import LOSSES, Loss
+from celu.traceback_lines import last_lines
 
 
 def resolve(use: str, built_in: Mapping[str, Any], what: str, folder: Path | None = None) -> Any:
@@ -40,6 +41,9 @@ def resolve(use: str, built_in: Mapping[str, Any], what: str, folder: Path | Non
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{what}: cannot import {use!r}: {error}") from error
+    except Exception as error:
+        where = "; ".join([f"{type(error).__name__}: {error}", *last_lines(error)])
+        raise ModelError(f"{what}: {use!r} cannot be imported: {where}") from error
 
 
 def build_module(
@@ -65,6 +69,11 @@ def build_module(
         module = constructor(**arguments)
     except TypeError as error:
         raise ConfigError(f"{what}: {use}: {error}; got options {sorted(options)}") from error
+    except CeluError:
+        raise
+    except Exception as error:
+        where = "; ".join([f"{type(error).__name__}: {error}", *last_lines(error)])
+        raise ModelError(f"{what}: {use} cannot be created: {where}") from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{what}: {use}: expected an nn.Module, got {type(module).__name__}")
     return module
@@ -85,10 +94,20 @@ def build_bottom(
 
 
 def build_top(
-    use: str, options: Mapping[str, Any], *, z_widths: Sequence[int], folder: Path | None = None
+    use: str,
+    options: Mapping[str, Any],
+    *,
+    z_widths: Sequence[int],
+    num_classes: int | None = None,
+    folder: Path | None = None,
 ) -> nn.Module:
-    """A top model for Z of these widths; raises what `build_module` does."""
-    facts = {"z_widths": list(z_widths)}
+    """A top model for Z of these widths, with an output for each class if there are several.
+
+    Raises what `build_module` does.
+    """
+    facts: dict[str, Any] = {"z_widths": list(z_widths)}
+    if num_classes is not None:
+        facts["outputs"] = num_classes
     return build_module(use, options, facts, built_in=TOPS, what="model.top", folder=folder)
 
 

@@ -66,9 +66,13 @@ class BuiltIn:
                 raise ConfigError(f"{what}: option {name}: {problem}") from error
 
     def build(self, facts: Mapping[str, Any], options: Mapping[str, Any]) -> nn.Module:
-        """A new module, from checked options and those of `facts` that it needs."""
+        """A new module, from checked options and those of `facts` that it needs or has options for.
+
+        The number of classes is both: a fact unless `outputs` is given.
+        """
         needed = {name: value for name, value in facts.items() if name in self.facts}
-        return self.constructor(**needed, **{**self.defaults, **options})
+        implied = {name: value for name, value in facts.items() if name in self.options}
+        return self.constructor(**needed, **{**self.defaults, **implied, **options})
 
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)

@@ -31,11 +31,15 @@ class Loss:
     prediction is: "binary", the sigmoid of the model's output; "multiclass", its softmax;
     "regression", the output as it is. Where a loss does not declare it, a prediction is the output
     as it is, and a run reports the metrics that fit the labels whatever the output's scale.
+    `labels` says which labels it takes: "binary", any two values, as 0 and 1; "multiclass", codes
+    from 0; "regression", numbers, scaled to mean 0 and deviation 1, with predictions in their own
+    units; None, labels as they are.
     """
 
     per_instance: PerInstance
     is_log_loss: bool = False
     output: Output | None = None
+    labels: Output | None = None
 
     @property
     def prediction(self) -> Output:
@@ -176,7 +180,7 @@ def _regression(output: Tensor, labels: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {
-    "binary": Loss(_binary, is_log_loss=True, output="binary"),
-    "multiclass": Loss(_multiclass, is_log_loss=True, output="multiclass"),
-    "regression": Loss(_regression, output="regression"),
+    "binary": Loss(_binary, is_log_loss=True, output="binary", labels="binary"),
+    "multiclass": Loss(_multiclass, is_log_loss=True, output="multiclass", labels="multiclass"),
+    "regression": Loss(_regression, output="regression", labels="regression"),
 }

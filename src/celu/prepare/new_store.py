@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from celu.config.columns import FittedBag, FittedCategory
-from celu.config.schema import Part, RawSchema, StoreSchema
+from celu.config.schema import Part, RawSchema, StoreSchema, describe_label
 from celu.data.store import arrow_schema
 from celu.prepare.encoders.bags import BagEncoder
 from celu.prepare.encoders.categories import (
@@ -19,7 +19,7 @@ from celu.prepare.encoders.categories import (
 )
 from celu.prepare.encoders.dates import DateEncoder
 from celu.prepare.encoders.encoder import Encoder, Feature
-from celu.prepare.encoders.labels import LabelEncoder
+from celu.prepare.encoders.labels import FittedLabelEncoder, LabelEncoder
 from celu.prepare.encoders.numbers import NumberEncoder
 from celu.prepare.encoders.quantiles import QuantileEncoder
 from celu.prepare.parsing import Kind
@@ -33,6 +33,7 @@ class Report:
     rows: dict[Part, int]
     warnings: tuple[str, ...] = ()
     unseen: dict[str, int] = field(default_factory=dict)
+    label: str | None = None  # what the label is, in words
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class NewStore:
     """
 
     out: Path
-    label: LabelEncoder | None
+    label: LabelEncoder | FittedLabelEncoder | None
     features: Sequence[Feature]
     schema: Callable[[dict[Part, int]], StoreSchema]
 
@@ -68,12 +69,14 @@ class NewStore:
         """The report of a store with this number of rows."""
         warnings = [warning for encoder in self.encoders() for warning in encoder.warnings()]
         unseen = {feature.name: feature.unseen for feature in self.features if feature.unseen}
-        return Report(self.out, rows, tuple(warnings), unseen)
+        return Report(self.out, rows, tuple(warnings), unseen, describe_label(self.schema(rows)))
 
 
 def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> NewStore:
     """A store whose encoders are fitted on its own training rows."""
-    label = LabelEncoder(declared.label) if declared.label else None
+    label = None
+    if declared.label:
+        label = LabelEncoder(declared.label, declared.positive, declared.source.decimal)
     numbers = [NumberEncoder(name, number) for name, number in declared.numbers.items()]
     dates = [DateEncoder(name, date) for name, date in declared.dates.items()]
     filled: list[NumberEncoder | DateEncoder] = [*numbers, *dates]
@@ -107,6 +110,7 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
             split=declared.split,
             source=declared.source,
             label_type=label.type if label else None,
+            classes=label.classes if label else None,
             numbers={encoder.name: encoder.fitted() for encoder in numbers},
             categories={name: fitted_category(name) for name in categories},
             dates={encoder.name: encoder.fitted() for encoder in dates},
@@ -124,7 +128,10 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
 
 def fitted_store(fitted: StoreSchema, out: Path, *, labelled: bool) -> NewStore:
     """A store that uses the fitted encoders of an existing store, from its schema."""
-    label = LabelEncoder(fitted.label, fitted.label_type) if fitted.label and labelled else None
+    label: FittedLabelEncoder | None = None
+    decimal = fitted.source.decimal
+    if fitted.label and fitted.label_type and labelled:
+        label = FittedLabelEncoder(fitted.label, fitted.label_type, fitted.classes, decimal)
     features: list[Feature] = []
     features += [NumberEncoder(name, number) for name, number in fitted.numbers.items()]
     features += [DateEncoder(name, date) for name, date in fitted.dates.items()]

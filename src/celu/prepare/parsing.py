@@ -10,14 +10,15 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from celu.errors import DataError
 
-# text: string. number: float64. category, bag: dictionary of strings. label: float64.
+# text: string. number: float64. category, bag: dictionary of strings.
+# label: a dictionary of strings from text, Parquet's own type from Parquet; see `parse_labels`.
 # date: dictionary of strings, or timestamps in microseconds from Parquet.
 # as-is: string from a text file, Parquet's own type from Parquet.
 Kind = Literal["text", "number", "category", "date", "bag", "label", "as-is"]
@@ -52,6 +53,32 @@ class NumberParser:
             self.text_rows[name] += pc.sum(pa.array(is_text).take(array.indices)).as_py() or 0
             parsed = pc.if_else(pa.array(is_text), None, values).cast(pa.float64())
             return parsed.take(array.indices), are_integers
+
+
+class ParsedLabels(NamedTuple):
+    """Labels as float64, with null for a missing one; and how they are written."""
+
+    values: Any
+    are_integers: bool
+    num_text: int  # rows that hold no number; they are null in `values`
+
+    @property
+    def num_numbers(self) -> int:
+        """How many rows hold a number."""
+        return len(self.values) - int(self.values.null_count)
+
+
+def parse_labels(array: Any, decimal: str = ".") -> ParsedLabels:
+    """Labels of a raw file as numbers."""
+    if pa.types.is_dictionary(array.type):
+        parser = NumberParser(decimal)
+        values, are_integers = parser.parse("", array)
+        return ParsedLabels(values, are_integers, parser.text_rows[""])
+    are_integers = pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)
+    if pa.types.is_floating(array.type):
+        # Null means that a label is missing, NaN is an error: do not mix them.
+        return ParsedLabels(array.cast(pa.float64()), False, 0)
+    return ParsedLabels(to_float64(array), are_integers, 0)
 
 
 def to_float64(array: Any) -> Any:

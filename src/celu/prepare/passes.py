@@ -112,8 +112,6 @@ def _encode(ids: Any, tags: Tags, block: Block, train: Mask, stores: Sequence[Ne
     buffers = [None, pa.py_buffer(np.ascontiguousarray(tags))]
     arrays = [pa.FixedSizeBinaryArray.from_buffers(pa.binary(TAG_BYTES), len(tags), buffers), ids]
     for store in stores:
-        if store.label is not None:
-            store.label.note_format(block.labels_are_integers)
         for encoder in store.encoders():
             arrays.append(arrow(encoder.fit(block.columns[encoder.name], train)))
     return pa.record_batch(arrays, names=[str(number) for number in range(len(arrays))])
@@ -125,13 +123,11 @@ def _keys(tags: Tags) -> npt.NDArray[np.unsignedinteger[Any]]:
 
 
 def check_labels(source: str, stores: Sequence[NewStore]) -> None:
-    """Raise DataError if all training rows of a store have the same label."""
+    """Raise DataError if no model could be trained on the labels of a store."""
     for store in stores:
-        if store.label is not None and store.label.is_constant():
-            raise DataError(
-                f"{source}: column {store.label.name!r}: expected different labels in the training "
-                "rows, got the same in all"
-            )
+        problem = None if store.label is None else store.label.refusal()
+        if store.label is not None and problem is not None:
+            raise DataError(f"{source}: column {store.label.name!r}: {problem}")
 
 
 def write_parts(

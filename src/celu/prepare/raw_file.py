@@ -11,13 +11,11 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from celu.config.schema import Source
 from celu.errors import ConfigError, DataError
 from celu.prepare.delimited import DelimitedReader
 from celu.prepare.parquet import ParquetReader
-from celu.prepare.parsing import Kind, NumberParser, advice_on_text, to_float64
+from celu.prepare.parsing import Kind, NumberParser, advice_on_text
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".txt": "tsv", ".parquet": "parquet"}
 DELIMITERS = (",", ";", "\t", "|")  # that are noticed where another one is declared
@@ -30,7 +28,6 @@ class Block(NamedTuple):
     columns: dict[str, Any]
     num_rows: int
     position: int
-    labels_are_integers: bool  # every label of these rows is written as an integer
 
 
 class RawFile:
@@ -114,20 +111,12 @@ class RawFile:
         self.check(columns)
         num_rows = 0
         for arrays, position in self._reader.blocks(columns):
-            are_integers = True
-            for name, kind in columns.items():
-                if kind == "label":
-                    arrays[name], are_integers = self._labels(name, arrays[name])
             length = len(next(iter(arrays.values())))
             num_rows += length
-            yield Block(arrays, length, position, are_integers)
+            yield Block(arrays, length, position)
         problems = [
             f"column {name!r}: expected numbers, got text in {count:,} rows; "
-            + (
-                "write labels as numbers, such as 0 and 1"
-                if columns[name] == "label"
-                else advice_on_text(name)
-            )
+            + advice_on_text(name)
             for name, count in self._parser.text_rows.items()
             if count
         ]
@@ -135,13 +124,3 @@ class RawFile:
             problems = ["expected rows, got none"]
         if problems:
             raise DataError("\n".join(f"{self.path}: {problem}" for problem in problems))
-
-    def _labels(self, name: str, array: Any) -> tuple[Any, bool]:
-        """Labels as float64, and whether all are written as integers."""
-        if pa.types.is_dictionary(array.type):
-            return self._parser.parse(name, array)
-        are_integers = pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)
-        if pa.types.is_floating(array.type):
-            # Null means that a label is missing, NaN is an error: do not mix them.
-            return array.cast(pa.float64()), False
-        return to_float64(array), are_integers

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from celu.config.schema import ClassLabel
 from celu.errors import ConfigError, DataError
 from celu.metrics.measure import BinaryMeasure, Measure, make_measure
 from celu.metrics.names import METRICS, Output
@@ -44,11 +45,12 @@ Progress = Callable[[str], None]
 
 def evaluate(
     scores: Path | str | Any,
-    labels: Path | str | Any,
+    labels: Path | str | Any = None,
     *,
     by: Sequence[str] | Mapping[str, Any] = (),
     against: Path | str | Any = None,
     output: Output | None = None,
+    classes: Sequence[ClassLabel] | None = None,
     fallback: Any = None,
     id_column: str = "id",
     label_column: str = "label",
@@ -62,11 +64,13 @@ def evaluate(
 
     With files, `by` names columns of the labels file, or "hosts", which the scores file has, and
     `against` is the scores file of another model. All figures are then of the rows that both files
-    score. With arrays, `by` has an array for each name, and `output` ("binary", "multiclass" or
-    "regression") is required. `metrics` are the user's own (`celu.metric`), besides all that fit
-    the output. Intervals are at 95 %, from `resamples` resamples of the rows; 0 makes none. A slice
-    with fewer than `min_rows` rows, or a single class, gets a note and no figures. Raises
-    ConfigError, DataError, or ModelError if one of the user's own metrics fails.
+    score. The scores of a run's held-out rows (`scores.parquet` in its folder) have labels of their
+    own. With arrays, `by` has an array for each name, and `output` ("binary", "multiclass" or
+    "regression") is required; labels that are text also need `classes`, as predictions have them.
+    `metrics` are the user's own (`celu.metric`), besides all that fit the output. Intervals are at
+    95 %, from `resamples` resamples of the rows; 0 makes none. A slice with fewer than `min_rows`
+    rows, or a single class, gets a note and no figures. Raises ConfigError, DataError, or
+    ModelError if one of the user's own metrics fails.
     """
     if resamples != 0 and not MIN_RESAMPLES <= resamples <= MAX_RESAMPLES:
         raise ConfigError(
@@ -81,11 +85,14 @@ def evaluate(
     if len(kinds) > 1:
         raise ConfigError("scores, labels, against: expected files or arrays, got both")
     if isinstance(scores, str | Path):
-        if output is not None or fallback is not None or isinstance(by, Mapping):
-            raise ConfigError("output, fallback and arrays in by: expected for arrays, got files")
+        others = (output, fallback, classes)
+        if any(given is not None for given in others) or isinstance(by, Mapping):
+            raise ConfigError(
+                "output, fallback, classes and arrays in by: expected for arrays, got files"
+            )
         rows = rows_from_files(
             Path(scores),
-            Path(labels),
+            None if labels is None else Path(labels),
             by=by,
             against=None if against is None else Path(against),
             id_column=id_column,
@@ -94,9 +101,17 @@ def evaluate(
     else:
         if not isinstance(by, Mapping) and len(by):
             raise ConfigError("by: expected an array for each name, as scores are an array")
+        if labels is None:
+            raise ConfigError("labels: expected an array, as scores are an array")
         columns = by if isinstance(by, Mapping) else {}
         rows = rows_from_arrays(
-            output, scores, labels, by=columns, against=against, fallback=fallback
+            output,
+            scores,
+            labels,
+            by=columns,
+            against=against,
+            fallback=fallback,
+            classes=classes,
         )
     own = [one for one in as_metrics(metrics) or () if isinstance(one, Metric)]
     if len(own) < len(metrics):

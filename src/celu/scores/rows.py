@@ -15,12 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from celu.config.schema import Source
+from celu.config.schema import ClassLabel, Source
 from celu.errors import ConfigError, DataError
 from celu.metrics.names import Output
 from celu.metrics.values import Labels, check_labels, check_scores
-from celu.prepare.parsing import Kind
+from celu.prepare.parsing import Kind, parse_labels
 from celu.prepare.raw_file import RawFile
+from celu.scores.classes import are_text, number_codes, text_codes
 from celu.scores.file import Scores, read_scores
 from celu.scores.layout import check_num_rows
 from celu.scores.result import RowCounts
@@ -55,7 +56,7 @@ class Rows:
 
 def rows_from_files(
     scores: Path,
-    labels: Path,
+    labels: Path | None,
     *,
     by: Sequence[str] = (),
     against: Path | None = None,
@@ -64,8 +65,9 @@ def rows_from_files(
 ) -> Rows:
     """Read and join files by id; raises ConfigError or DataError.
 
-    `by` names columns of the labels file, or "hosts": the column of the scores file, unless the
-    labels file has one of that name.
+    Without `labels`, those in the scores file are used, which a run's own scores have. `by` names
+    columns of the labels file, or "hosts": the column of the scores file, unless the labels file
+    has one of that name.
     """
     used = [id_column, label_column, *by]
     if len(set(used)) != len(used):
@@ -77,10 +79,13 @@ def rows_from_files(
     other = None if against is None else read_scores(against)
     if other is not None:
         _check_same_output(scored, other)
-    raw = RawFile(labels, Source())
-    by_hosts = HOSTS in by and HOSTS not in raw.names()
+    raw = None if labels is None else RawFile(labels, Source())
+    by_hosts = HOSTS in by and (raw is None or HOSTS not in raw.names())
     columns = [name for name in by if not (by_hosts and name == HOSTS)]
-    ids, values, slices = _read_labels(raw, id_column, label_column, columns)
+    if raw is None:
+        ids, values, slices = _own_labels(scored, columns)
+    else:
+        ids, values, slices = _read_labels(raw, id_column, label_column, columns, scored.classes)
     at = _positions(scored.ids, ids)  # of each score's label, -1 if there is none
     is_labelled = at >= 0
     is_labelled[is_labelled] = ~np.isnan(values[at[is_labelled]])
@@ -106,8 +111,8 @@ def rows_from_files(
     )
     if not counts.evaluated:
         raise DataError(
-            f"{scores}: expected rows with a label in {labels}, got none of {len(scored):,}; "
-            "check the id column (--id) and that both files are of the same rows"
+            f"{scores}: expected rows with a label in {labels or scores}, got none of "
+            f"{len(scored):,}; check the id column (--id) and that both files are of the same rows"
         )
     at = at[is_used]
     classes = scored.scores.shape[1] if scored.scores.ndim > 1 else None
@@ -115,7 +120,9 @@ def rows_from_files(
     if by_hosts:
         found[HOSTS] = _hosts_column(scored.hosts.filter(pa.array(is_used)))
     used_labels = values[at]
-    check_labels(f"{labels}: column {label_column!r}", scored.output, used_labels, classes)
+    check_labels(
+        f"{labels or scores}: column {label_column!r}", scored.output, used_labels, classes
+    )
     return Rows(
         scored.output,
         scored.scores[is_used],
@@ -131,15 +138,31 @@ def rows_from_files(
 
 def _check_same_output(scored: Scores, other: Scores) -> None:
     ours, theirs = scored.scores.shape[1:], other.scores.shape[1:]
-    if (scored.output, ours) != (other.output, theirs):
+    if (scored.output, ours, scored.classes) != (other.output, theirs, other.classes):
         raise DataError(
             f"{other.path}: expected the output of {scored.path}, {scored.output} {list(ours)}, "
-            f"got {other.output} {list(theirs)}; compare models of the same task"
+            f"got {other.output} {list(theirs)}, or other classes; compare models of the same task"
         )
 
 
+def _own_labels(scored: Scores, by: Sequence[str]) -> tuple[Any, Labels, dict[str, SliceColumn]]:
+    """The labels of a scores file that has them."""
+    if scored.labels is None:
+        raise ConfigError(
+            f"--labels: expected the file of the labels: {scored.path} has scores only; the scores "
+            "of a run's own held-out rows have labels too"
+        )
+    if by:
+        raise ConfigError(f"--by: expected --labels, the file with the columns {', '.join(by)}")
+    return scored.ids, scored.labels, {}
+
+
 def _read_labels(
-    raw: RawFile, id_column: str, label_column: str, by: Sequence[str]
+    raw: RawFile,
+    id_column: str,
+    label_column: str,
+    by: Sequence[str],
+    classes: Sequence[ClassLabel] | None,
 ) -> tuple[Any, Labels, dict[str, SliceColumn]]:
     """The ids, the labels (NaN if missing) and the columns to slice by."""
     path = raw.path
@@ -161,15 +184,29 @@ def _read_labels(
                 f"{path}: column {id_column!r}: expected each id once, got {count:,} {problem}; "
                 "correct the file or choose the column with --id"
             )
-    given = pa.chunked_array(parts[label_column])
+    slices = {name: _slice_column(parts[name]) for name in by}
+    where = f"{path}: column {label_column!r}"
+    has_text = pa.types.is_dictionary(parts[label_column][0].type)  # else codes, as in a store
+    if classes is not None and are_text(classes) and has_text:
+        given = pa.chunked_array(parts[label_column]).cast(pa.string())
+        texts = pc.utf8_trim_whitespace(given).to_numpy()
+        return ids, text_codes(where, texts, classes), slices
+    parsed = [parse_labels(part) for part in parts[label_column]]
+    num_text = sum(part.num_text for part in parsed)
+    if num_text:
+        raise DataError(
+            f"{where}: expected numbers, got text in {num_text:,} rows; the model was trained on "
+            "numbers: choose another label column"
+        )
+    given = pa.chunked_array([part.values for part in parsed])
     labels = given.to_numpy().astype(np.float64)  # null becomes NaN
     not_finite = int((~np.isfinite(labels)).sum()) - given.null_count
     if not_finite:
         raise DataError(
-            f"{path}: column {label_column!r}: expected finite labels, or nothing where there is "
+            f"{where}: expected finite labels, or nothing where there is "
             f"none, got NaN or Inf in {not_finite:,} rows; correct the file"
         )
-    return ids, labels, {name: _slice_column(parts[name]) for name in by}
+    return ids, number_codes(where, labels, classes), slices
 
 
 def _slice_column(parts: list[Any]) -> SliceColumn:
@@ -201,17 +238,21 @@ def rows_from_arrays(
     by: Mapping[str, Any],
     against: Any,
     fallback: Any,
+    classes: Sequence[ClassLabel] | None = None,
 ) -> Rows:
-    """Check arrays with one value, or K probabilities, for each row; raises DataError."""
+    """Check arrays with one value, or K probabilities, for each row; raises DataError.
+
+    `classes` are those of labels that are text, or two numbers other than 0 and 1.
+    """
     if output not in ("binary", "multiclass", "regression"):
         raise ConfigError(
             f"output: expected 'binary', 'multiclass' or 'regression' for arrays, got {output!r}"
         )
-    values = _numbers("labels", labels).astype(np.float64)
+    values = _label_values(labels, classes)
     num_rows = len(values) if values.ndim == 1 else -1
     scored = _scores("scores", output, scores, num_rows)
-    classes = scored.shape[1] if scored.ndim > 1 else None
-    check_labels("labels", output, values, classes)
+    num_classes = scored.shape[1] if scored.ndim > 1 else None
+    check_labels("labels", output, values, num_classes)
     other = None
     if against is not None:
         other = _scores("against", output, against, num_rows)
@@ -229,6 +270,18 @@ def rows_from_arrays(
     return Rows(
         output, scored, values, RowCounts(num_rows), "model", other, other_name, flags, columns
     )
+
+
+def _label_values(labels: Any, classes: Sequence[ClassLabel] | None) -> Labels:
+    array = np.asarray(labels) if type(labels).__module__.startswith(("numpy", "pandas")) else None
+    if array is None or array.dtype.kind not in "OSUT":
+        return number_codes("labels", _numbers("labels", labels).astype(np.float64), classes)
+    if classes is None or not are_text(classes):
+        raise ConfigError(
+            "classes: expected those of text labels, in the order of the model's probabilities "
+            "(such as the classes of celu.predict's result), got none"
+        )
+    return text_codes("labels", array.reshape(-1), classes)
 
 
 def _scores(name: str, output: Output, scores: Any, num_rows: int) -> npt.NDArray[Any]:

@@ -35,7 +35,7 @@ _LIMITS = (
 _PICKLE = (
     "A .pt2 file contains a pickle, which may execute code when it is loaded: load one only if you "
     "trust who had access to it. celu writes these files and never loads them. The output of "
-    "`top` is a logit or a value, not yet a probability."
+    "`top` is a logit, not yet a probability, or a number in the units of the label."
 )
 
 
@@ -106,6 +106,20 @@ def _modules(facts: ModelFacts, record: RunRecord) -> Iterable[tuple[str, Any]]:
             yield f"width of the Z of {host}", width
     if facts.output is not None:
         yield "output", f"{facts.output}: {_OUTPUTS[facts.output]}"
+        yield from _labels(facts)
+
+
+def _labels(facts: ModelFacts) -> Iterable[tuple[str, Any]]:
+    classes = facts.label_map.classes
+    if classes is not None and facts.output == "binary":
+        yield "positive class", classes[1]
+    if facts.label_map.names is not None and facts.output == "multiclass":
+        shown = ", ".join(map(str, facts.label_map.names[:_MAX_COLUMNS]))
+        rest = len(facts.label_map.names) - _MAX_COLUMNS
+        yield "classes", shown + (f" and {rest:,} more" if rest > 0 else "")
+    if facts.label_map.is_scaled:
+        yield "mean of the label", f"{facts.label_map.mean:g}"
+        yield "deviation of the label", f"{facts.label_map.deviation:g}"
 
 
 def _metrics(record: RunRecord) -> Iterable[tuple[str, Any]]:

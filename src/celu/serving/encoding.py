@@ -102,7 +102,9 @@ class RowEncoder:
 
     def _parse_texts(self, name: str, values: Sequence[Any]) -> list[str | None]:
         parsed: list[str | None] = []
-        for value in values:
+        for given in values:
+            # A user's own lookup may return scalars of NumPy.
+            value = given.item() if isinstance(given, np.generic) else given
             if value is None:
                 parsed.append(None)
                 continue

@@ -105,6 +105,7 @@ def _facts(
             bottom=None if model is None else model.bottom,
             top=None if model is None else model.top,
             output=trained.output,
+            label_map=trained.label_map,
             mean_z=trained.mean_z,
             schema_digest=None if schema is None else schema.digest(),
         )

@@ -38,6 +38,7 @@ class FewRows:
         self._bottom = numpy_bottom(model.bottom) if on_cpu else None
         self._top = numpy_top(model.top) if on_cpu else None
         self._kind = model.facts.output
+        self._label_map = model.facts.label_map
         self._widths = list(model.facts.hosts.values())
 
     def is_quick(self, num_rows: int) -> bool:
@@ -69,7 +70,10 @@ class FewRows:
         for z, width in zip_longest(z_of_hosts, self._widths):
             if z is None or z.shape != (num_rows, width):
                 return self._torch_scores(own_z, z_of_hosts)  # which says what does not fit
-        return numpy_scores(self._top(zs), self._kind)
+        output = self._top(zs)
+        if self._label_map.is_scaled:
+            output = output.astype(np.float64) * self._label_map.deviation + self._label_map.mean
+        return numpy_scores(output, self._kind)
 
     def _torch_scores(self, own_z: Sequence[Array], z_of_hosts: Sequence[Array]) -> list[Any]:
         tensors = [[torch.from_numpy(z) for z in some] for some in (own_z, z_of_hosts)]

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from celu.config.serve import ServeSettings
-from celu.errors import CeluError, DataError, RequestError
+from celu.errors import CeluError, DataError, ModelError, RequestError
 from celu.http_limits import AllowedHosts
 from celu.serving.batching import Job, Outcome
 from celu.serving.inference_protocol import (
@@ -73,12 +73,15 @@ class HttpApp:
         scoring: Scoring,
         health: Health,
         metrics: ServeMetrics,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._settings = settings
         self._token = token
         self._scoring = scoring
         self._health = health
         self._metrics = metrics
+        self._say = say
+        self._said = ""
         is_open = token or settings.ca or settings.is_exposed
         self._allows_host = None if is_open else lru_cache(_MAX_HOSTS)(AllowedHosts().allows)
         self._infer_path = f"/v2/models/{settings.name}/infer"
@@ -105,6 +108,11 @@ class HttpApp:
             status, body = error.status, render_error(str(error))
         except (DataError, UnicodeError) as error:
             status, body = 400, render_error(str(error))
+        except ModelError as error:  # it quotes code, which is not for clients
+            status, body = 500, render_error("the model failed; the server's output says why")
+            if str(error) != self._said:  # once, not for every request
+                self._said = str(error)
+                self._say(f"a request failed: {error}")
         except CeluError as error:
             status, body = 500, render_error(str(error))
         if is_infer:
@@ -161,7 +169,9 @@ class HttpApp:
         if rest:
             raise RequestError("no such path", status=404)
         columns = {} if served.encoder is None else served.encoder.columns
-        content = metadata(self._settings.name, served.name, columns, num_classes(served.model))
+        model = served.model
+        names = model.facts.label_map.names
+        content = metadata(self._settings.name, served.name, columns, num_classes(model), names)
         return 200, json.dumps(content).encode(), _JSON
 
     def _find_model(self, path: str) -> tuple[ServedModel, list[str]]:

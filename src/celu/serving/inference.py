@@ -223,7 +223,7 @@ def _checked_answer(served: ServedModel, scores: list[Any], missing: list[list[s
     numbers = scores if isinstance(scores[0], float) else [x for row in scores for x in row]
     if not all(map(math.isfinite, numbers)):
         return NonFiniteError("a score is NaN or Inf; look for extreme values in the inputs")
-    return Answer(served.name, scores, missing)
+    return Answer(served.name, scores, missing, served.class_names)
 
 
 def _encode(served: ServedModel, values: dict[str, list[object]]) -> Arrays | None:

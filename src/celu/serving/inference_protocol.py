@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from celu.config.schema import ClassLabel
 from celu.errors import RequestError
 
 ID = "id"
@@ -56,6 +57,7 @@ class Answer:
     model: str
     scores: list[Any]
     missing: list[list[str]]
+    classes: tuple[ClassLabel, ...] | None = None  # if they are other than codes
 
 
 def parse_request(body: bytes, max_rows: int) -> InferRequest:
@@ -130,9 +132,9 @@ def render_answer(name: str, request: InferRequest, answer: Answer) -> bytes:
     model, missing, scores = answer.model, answer.missing, answer.scores
     num_classes = len(scores[0]) if scores and isinstance(scores[0], list) else None
     if any(missing) or request.outputs != OUTPUTS:
-        text = _render(name, model, num_classes, missing, request.outputs)
+        text = _render(name, model, num_classes, missing, request.outputs, answer.classes)
     else:
-        text = _template(name, model, num_classes, len(missing))
+        text = _template(name, model, num_classes, len(missing), answer.classes)
     if num_classes is not None:
         scores = [x for row in scores for x in row]
     text = text.replace(_SCORES_JSON, str(scores))  # Python writes floats as JSON does
@@ -142,9 +144,15 @@ def render_answer(name: str, request: InferRequest, answer: Answer) -> bytes:
 
 
 @lru_cache(_MAX_TEMPLATES)
-def _template(name: str, model: str, num_classes: int | None, num_rows: int) -> str:
+def _template(
+    name: str,
+    model: str,
+    num_classes: int | None,
+    num_rows: int,
+    classes: tuple[ClassLabel, ...] | None,
+) -> str:
     """An answer for which no host is missing, without its scores."""
-    return _render(name, model, num_classes, [[]] * num_rows, OUTPUTS)
+    return _render(name, model, num_classes, [[]] * num_rows, OUTPUTS, classes)
 
 
 def _render(
@@ -153,6 +161,7 @@ def _render(
     num_classes: int | None,
     missing: Sequence[Sequence[str]],
     outputs: Sequence[str],
+    classes: Sequence[ClassLabel] | None,
 ) -> str:
     """The JSON of an answer with _SCORES in the place of its scores."""
     shape = [len(missing)]
@@ -167,28 +176,41 @@ def _render(
     content: dict[str, Any] = {
         "model_name": name,
         "model_version": model,
-        "parameters": {"model": model},
+        "parameters": {"model": model, **({"classes": _json_names(classes)} if classes else {})},
         "outputs": [{"name": output, **tensors[output]} for output in outputs],
     }
     return _encode_json(content)
 
 
+def _json_names(classes: Sequence[ClassLabel]) -> str:
+    """The classes as JSON: a parameter is text, a number or a boolean."""
+    return _encode_json(list(classes))
+
+
 def metadata(
-    name: str, version: str, columns: Mapping[str, str], classes: int | None
+    name: str,
+    version: str,
+    columns: Mapping[str, str],
+    num_classes: int | None,
+    classes: Sequence[ClassLabel] | None = None,
 ) -> dict[str, Any]:
-    """What a client has to know of a model. `columns` has the kind of each raw one."""
+    """What a client has to know of a model. `columns` has the kind of each raw one.
+
+    `classes` are those of the labels, if they are other than codes.
+    """
     inputs = [{"name": ID, "datatype": "BYTES", "shape": [-1]}]
     for column, kind in columns.items():
         datatype = "FP64" if kind == "number" else "BYTES"
         inputs.append({"name": column, "datatype": datatype, "shape": [-1]})
-    shape: Sequence[int] = [-1] if classes is None else [-1, classes]
+    shape: Sequence[int] = [-1] if num_classes is None else [-1, num_classes]
+    names = {"parameters": {"classes": _json_names(classes)}} if classes else {}
     return {
         "name": name,
         "versions": [version],
         "platform": PLATFORM,
         "inputs": inputs,
         "outputs": [
-            {"name": "score", "datatype": "FP64", "shape": shape},
+            {"name": "score", "datatype": "FP64", "shape": shape, **names},
             {"name": "degraded", "datatype": "BOOL", "shape": [-1]},
             {"name": "missing", "datatype": "BYTES", "shape": [-1]},
         ],

@@ -13,6 +13,7 @@ from celu.config.schema import StoreSchema
 from celu.data.dataset import Batch, Dataset
 from celu.errors import DataError, ModelError
 from celu.models.losses import to_scores
+from celu.models.user_code import call_bottom, call_top
 
 if TYPE_CHECKING:
     from celu.serving.model_folder import ModelFacts
@@ -57,7 +58,7 @@ class Model:
         if self.bottom is None:
             raise ModelError(f"{self.facts.party}: model {self.name} has no bottom model here")
         with torch.no_grad():
-            z_BD: Tensor = self.bottom(**batch.to(self.device).inputs)
+            z_BD = call_bottom(self.facts.party, self.bottom, batch.to(self.device).inputs)
         rows, width = next(iter(batch.inputs.values())).shape[0], self.facts.z_width
         if z_BD.shape[:1] != (rows,) or (width is not None and z_BD.shape != (rows, width)):
             raise ModelError(
@@ -88,8 +89,9 @@ class Model:
             raise ModelError(f"{self.facts.party}: model {self.name} has no top model here")
         self._check_z([*own_z, *z_of_hosts], len(own_z))
         with torch.no_grad():
-            output: Tensor = self.top(*own_z, *(z.to(self.device) for z in z_of_hosts))
-        return to_scores(output.cpu(), self.facts.output)
+            zs = [*own_z, *(z.to(self.device) for z in z_of_hosts)]
+            output = call_top(self.facts.party, self.top, zs)
+        return to_scores(self.facts.label_map.in_own_units(output.cpu()), self.facts.output)
 
     def _check_z(self, zs: Sequence[Tensor], num_own: int) -> None:
         """Raise ModelError unless each host's Z has its width, and all have the same rows."""

@@ -27,6 +27,7 @@ from celu.config.reading import PartyName, Settings, describe
 from celu.config.schema import SCHEMA_FILE, StoreSchema, read_store_schema
 from celu.engine.device import find_device
 from celu.errors import CeluError, ConfigError, ModelError
+from celu.label_map import LabelMap
 from celu.metrics.names import Output
 from celu.model_identity import InputSpec, ModelIdentity, digest_weights
 from celu.models.building import build_bottom, build_top
@@ -57,6 +58,7 @@ class ModelFacts(Settings):
     bottom: ModelSpec | None  # None at a guest without a bottom, and for modules from Python
     top: ModelSpec | None  # of the guest; None for modules from Python
     output: Output | None  # at the guest
+    label_map: LabelMap = LabelMap()  # at the guest
     mean_z: dict[PartyName, list[float]] = {}  # of each host; at the guest
     schema_digest: str | None  # of the store that it was trained on
 
@@ -78,8 +80,11 @@ class ModelFacts(Settings):
             if {host: len(mean) for host, mean in self.mean_z.items()} != self.hosts:
                 raise ValueError(f"mean_z: expected numbers of {self.hosts}")
         else:
-            if self.top is not None or self.output is not None or self.mean_z:
-                raise ValueError("top, output, mean_z: expected none, they belong to the guest")
+            belong_to_guest = (self.top, self.output, self.mean_z or None)
+            if any(b is not None for b in belong_to_guest) or self.label_map != LabelMap():
+                raise ValueError(
+                    "top, output, label_map, mean_z: expected none, they belong to the guest"
+                )
             if self.z_width != self.hosts[self.party]:
                 raise ValueError(f"z_width: expected {self.hosts[self.party]}")
         return self
@@ -245,7 +250,11 @@ def _top_builder(facts: ModelFacts, folder: Path | None) -> Callable[[], nn.Modu
     spec = facts.top
     assert spec is not None
     widths = ([] if facts.z_width is None else [facts.z_width]) + list(facts.hosts.values())
-    return lambda: build_top(spec.use, spec.options, z_widths=widths, folder=folder)
+    classes = facts.label_map.classes if facts.output == "multiclass" else None
+    num_classes = len(classes) if classes else None
+    return lambda: build_top(
+        spec.use, spec.options, z_widths=widths, num_classes=num_classes, folder=folder
+    )
 
 
 def _check_fit(

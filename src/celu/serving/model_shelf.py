@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from celu.config.reading import PartyName
+from celu.config.schema import ClassLabel
 from celu.data.store import Store
 from celu.errors import CeluError, ConfigError
 from celu.serving.encoding import RowEncoder
@@ -37,6 +38,11 @@ class ServedModel:
     def name(self) -> str:
         """The model's name, the same at all parties; hashed once."""
         return self.model.name
+
+    @cached_property
+    def class_names(self) -> tuple[ClassLabel, ...] | None:
+        """The classes that the scores are of, if they are other than codes."""
+        return self.model.facts.label_map.names
 
     @cached_property
     def few_rows(self) -> FewRows:

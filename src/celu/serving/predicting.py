@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from celu.config.reading import validate
-from celu.config.schema import ID
+from celu.config.schema import ID, ClassLabel
 from celu.config.serving import Serving
 from celu.data.alignment import Alignment, read_alignment
 from celu.data.dataset import Batch, Dataset
@@ -48,6 +48,8 @@ HostRows = tuple[Model, Rows] | tuple[Model, Store, Alignment | Path | str | Non
 class Predictions:
     """The scores of rows: [N], or [N, K] probabilities of K classes.
 
+    `classes` are those of the labels, in this order; of two, a score is the probability of the
+    second. None: they are the codes from 0, or the model predicts a number.
     `fallback` says for which rows the mean Z of the hosts stands in for rows that they lack.
     """
 
@@ -57,6 +59,7 @@ class Predictions:
     scores: npt.NDArray[np.float64]
     fallback: npt.NDArray[np.bool_]
     hosts: tuple[str, ...]
+    classes: tuple[ClassLabel, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -78,10 +81,13 @@ class Predictions:
 
     def write(self, path: Path | str) -> None:
         """Write a scores file; raises ConfigError, or DataError for repeated ids."""
-        classes = self.scores.shape[1] if self.scores.ndim > 1 else None
         names = ",".join(self.hosts)
         with ScoreWriter(
-            Path(path), model=self.model, output=self.output, num_classes=classes
+            Path(path),
+            model=self.model,
+            output=self.output,
+            num_classes=self.scores.shape[1] if self.scores.ndim > 1 else None,
+            classes=self.classes,
         ) as file:
             file.write(
                 self.arrow_ids, self.scores, ["" if f else names for f in self.fallback],
@@ -222,6 +228,7 @@ class _Arrays:
             np.concatenate([empty, *scores]),
             np.repeat(flags, [len(part) for part in scores]),
             tuple(model.facts.hosts),
+            model.facts.label_map.names,
         )
 
     def _ids(self) -> Any:

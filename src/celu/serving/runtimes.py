@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from celu.errors import ConfigError, ModelError
+from celu.label_map import LabelMap
 from celu.serving.model import Model
 from celu.serving.model_folder import ModelFacts
 
@@ -117,7 +118,22 @@ def _examples(model: Model) -> Iterator[_Example]:
             random = torch.Generator().manual_seed(0)
             return {f"z_{n}": torch.randn(rows, w, generator=random) for n, w in widths.items()}
 
-        yield _Example("top", model.top, zs, False, "output")
+        top = model.top
+        if model.facts.label_map.is_scaled:
+            top = _InOwnUnits(top, model.facts.label_map).eval()
+        yield _Example("top", top, zs, False, "output")
+
+
+class _InOwnUnits(nn.Module):
+    """A top whose output is in the units of the labels."""
+
+    def __init__(self, top: nn.Module, label_map: LabelMap) -> None:
+        super().__init__()
+        self.top, self._label_map = top, label_map
+
+    def forward(self, *zs: Tensor) -> Tensor:
+        output: Tensor = self.top(*zs)
+        return output * self._label_map.deviation + self._label_map.mean
 
 
 def _rows(facts: ModelFacts, rows: int) -> dict[str, Tensor]:

@@ -14,13 +14,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from celu.config.schema import ClassLabel
 from celu.data.folder import sync
 from celu.errors import ConfigError, DataError
 from celu.metrics.names import Output
@@ -38,17 +39,26 @@ PART_ROWS, _PART_BYTES = 1 << 16, 64 << 20
 class ScoringParts:
     """Buffers the scores of chunks and writes them part by part; use as a context manager.
 
-    `hosts` are the names in the column `hosts` of aligned rows. Raises ConfigError if another
+    `hosts` are the names in the column `hosts` of aligned rows, `classes` those of the labels, if
+    they are other than codes. Raises ConfigError if another
     process works on the same scores file, or if the folder cannot be written.
     """
 
     def __init__(
-        self, out: Path, *, model: str, output: Output, hosts: str, part_rows: int = PART_ROWS
+        self,
+        out: Path,
+        *,
+        model: str,
+        output: Output,
+        hosts: str,
+        classes: Sequence[ClassLabel] | None = None,
+        part_rows: int = PART_ROWS,
     ) -> None:
         self._out = out
         self.folder = out.parent / f".{out.name}.work"
         self._model = model
         self._output: Output = output
+        self._classes = classes
         self._hosts = hosts
         self._part_rows = part_rows
         self._lock = -1
@@ -145,6 +155,7 @@ class ScoringParts:
             model=self._model,
             output=self._output,
             num_classes=num_classes,
+            classes=self._classes,
             ids_are_unique=True,  # those of the store are
         )
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from celu.config.job import Job
 from celu.errors import ConfigError, ModelError
+from celu.label_map import LabelMap
 from celu.model_identity import InputSpec, digest_weights, weights_of
 from celu.party import Guest, Host
 from celu.serving.model import Model
@@ -65,6 +66,7 @@ def _facts(name: str, party: Guest | Host, job: Job, result: Result) -> ModelFac
         bottom=None,
         top=None,
         output=party.loss.prediction if isinstance(party, Guest) else None,
+        label_map=result.label_map if isinstance(party, Guest) else LabelMap(),
         mean_z=result.mean_z if isinstance(party, Guest) else {},
         schema_digest=None,
     )

@@ -1,0 +1,153 @@
+"""An exception in a user's module, loss or metric is a ModelError that says where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import celu
+from celu.errors import ModelError
+from celu.models.building import build_bottom
+from federation import Federation, federation
+
+
+class Failing(nn.Module):
+    """Calls a module, and fails from the n-th call on."""
+
+    def __init__(self, module: nn.Module, calls: int = 0, mode: str = "any") -> None:
+        super().__init__()
+        self.module, self.calls, self.mode = module, calls, mode
+
+    def forward(self, *zs: Tensor, **inputs: Tensor) -> Tensor:
+        if self.mode in ("any", "train" if self.training else "eval"):
+            self.calls -= 1
+            if self.calls < 0:
+                raise ValueError("three is too many")
+        output: Tensor = self.module(*zs, **inputs)
+        return output
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        raise ValueError("no way back")
+
+
+def fail_backward(module: nn.Module) -> nn.Module:
+    module.register_forward_hook(lambda module, args, output: _Backward.apply(output))
+    return module
+
+
+def failing_loss(output: Tensor, labels: Tensor) -> Tensor:
+    raise KeyError("weights")
+
+
+@celu.metric(higher_is_better=True)
+def failing_metric(scores: Any, labels: Any) -> float:
+    return 1 / 0
+
+
+def with_top(fed: Federation, make: Callable[[nn.Module], nn.Module]) -> None:
+    fed.guest = replace(fed.guest, top=make(fed.guest.top))
+
+
+def with_bottom(fed: Federation, make: Callable[[nn.Module], nn.Module]) -> None:
+    assert fed.guest.bottom is not None
+    fed.guest = replace(fed.guest, bottom=make(fed.guest.bottom))
+
+
+def with_host(fed: Federation, make: Callable[[nn.Module], nn.Module]) -> None:
+    fed.hosts["host"] = replace(fed.hosts["host"], bottom=make(fed.hosts["host"].bottom))
+
+
+LINE = r"test_user_code.py, line \d+, in forward: raise ValueError"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: with_top(f, Failing), rf"guest: the top model, .*Failing, raised ValueError: "
+         rf"three is too many\n  it got \[32, 5\] float32, \[32, 6\] float32\n(.*\n)*  {LINE}"),
+        (lambda f: with_bottom(f, Failing), rf"guest: the bottom model, .*Failing, raised (.*\n)*"
+         rf"  it got numbers \[32, 4\] float32, ids \[32, 3\] int64\n(.*\n)*  {LINE}"),
+        (lambda f: with_host(f, Failing), rf"host: the bottom model, .*Failing, (.*\n)*  {LINE}"),
+        (lambda f: with_host(f, lambda m: Failing(m, 4, "train")), "host: the bottom model"),
+        (lambda f: with_top(f, lambda m: Failing(m, 4, "train")), "guest: the top model"),
+        (lambda f: with_top(f, lambda m: Failing(m, 0, "eval")), "guest: the top model"),
+        (lambda f: with_host(f, lambda m: Failing(m, 0, "eval")), "host: the bottom model"),
+        (lambda f: with_top(f, fail_backward), "guest: the backward pass of .*no way back"),
+        (lambda f: with_host(f, fail_backward), "host: the backward pass of .*no way back"),
+        (lambda f: setattr(f, "guest", replace(f.guest, loss=failing_loss)),
+         r"guest: the loss, .*failing_loss, raised KeyError(.*\n)*  it got output \[32, 1\] float32"
+         r", labels \[32\] float32\n(.*\n)*  .*in failing_loss"),
+        (lambda f: setattr(f, "guest", replace(f.guest, metrics=[failing_metric])),
+         r"metric 'failing_metric' failed for scores \[192\] and labels \[192\], ZeroDivisionError"
+         r"(.*\n)*  test_user_code.py, line \d+, in failing_metric: return 1 / 0"),
+    ],
+    ids=["top", "bottom", "host", "host's local step", "local step", "evaluation",
+         "host's evaluation", "backward", "host's backward", "loss", "metrics"],
+)  # fmt: skip
+def test_an_exception_in_training_is_a_model_error_with_shapes_and_lines(
+    change: Callable[[Federation], None], message: str
+) -> None:
+    fed = federation(method=celu.Method(R=3, W=3))
+    change(fed)
+    with pytest.raises(ModelError, match=message) as caught:
+        celu.simulate(fed.job, fed.guest, fed.hosts)
+    assert caught.value.exit_code == 5
+    assert caught.value.public() == "ModelError"  # what the peers read
+
+
+def test_an_exception_in_a_prediction_is_a_model_error() -> None:
+    fed = federation(rounds=2)
+    result = celu.simulate(fed.job, fed.guest, fed.hosts)
+    models = celu.models_of(result, fed.job, fed.guest, fed.hosts)
+    hosts = {"host": (models["host"], fed.hosts["host"].test)}
+    assert models["guest"].top is not None and models["host"].bottom is not None
+    failing = replace(models["guest"], top=Failing(models["guest"].top))
+    with pytest.raises(ModelError, match=r"guest: the top model, .*Failing, raised ValueError"):
+        celu.predict(failing, fed.guest.test, hosts)
+    broken = replace(models["host"], bottom=Failing(models["host"].bottom))
+    with pytest.raises(ModelError, match=r"host: the bottom model, .*Failing, raised ValueError"):
+        celu.predict(models["guest"], fed.guest.test, {"host": (broken, fed.hosts["host"].test)})
+
+
+@pytest.mark.parametrize("value", [np.zeros((32, 6)), None, [1.0]])
+def test_a_module_that_returns_no_tensor_is_named(value: Any) -> None:
+    class Other(nn.Module):
+        def forward(self, **inputs: Tensor) -> Any:
+            return value
+
+    fed = federation()
+    with_host(fed, lambda module: Other())
+    message = rf"the bottom model, .*Other, must return a tensor, got {type(value).__name__}"
+    with pytest.raises(ModelError, match=message):
+        celu.simulate(fed.job, fed.guest, fed.hosts)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("1 +", "cannot be imported: SyntaxError"),
+        ("x = 1 / 0", r"cannot be imported: ZeroDivisionError.*broken_\d.py, line 1, in <module>"),
+        ("class Net:\n  def __init__(self):\n    raise ValueError('no')", "cannot be created.*no"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_or_created_is_a_model_error(
+    tmp_path: Path, code: str, message: str
+) -> None:
+    name = f"broken_{len(code)}"
+    (tmp_path / f"{name}.py").write_text(code)
+    with pytest.raises(ModelError, match=message.replace(r"\d", r"\d+")):
+        build_bottom(f"{name}:Net", {}, z_width=4, columns={}, sizes={}, folder=tmp_path)
