@@ -96,7 +96,7 @@ def test_the_summary_has_the_evaluations_and_says_which_time_is_which() -> None:
     Console(file=out).print(summary_table("simulation", result, 12.8, 3.4), width=120)
     assert f"{len(result.evaluations)}, the best auc {best['auc']:.4f} after" in out.getvalue()
     assert "training time" in out.getvalue() and "3.4 s, as in the report" in out.getvalue()
-    assert "12.8 s, with reading rows and waiting for peers" in out.getvalue()
+    assert "12.8 s, all of this command" in out.getvalue()
 
 
 LONG = "average_spending_of_the_last_twelve_months"

@@ -228,7 +228,7 @@ def summary_table(
     if training_s is not None:
         shown = f"{training_s:,.1f} s{' (virtual time)' if virtual else ''}"
         table.add_row("training time", f"{shown}, as in the report")
-    table.add_row("time in total", f"{seconds:,.1f} s, with reading rows and waiting for peers")
+    table.add_row("time in total", f"{seconds:,.1f} s, all of this command")
     return table
 
 
