@@ -36,7 +36,7 @@ from celu.metrics.names import LOSS
 
 if TYPE_CHECKING:
     from celu.config.job import Tuning
-    from celu.session import Result
+    from celu.result import Result
 
 
 def megabytes(num_bytes: float) -> str:
