@@ -176,6 +176,8 @@ LOW = {
     "prepare/delimited.py": {"parsing", "prefetch"},
     "prepare/parquet.py": {"parsing"},
     "prepare/raw_file.py": {"delimited", "parquet", "parsing"},
+    "prepare/guessing.py": {"encoders", "parsing"},
+    "prepare/draft.py": {"guessing", "parsing", "raw_file"},
     "prepare/spill.py": set(),
     "prepare/encoders/encoder.py": {"parsing"},
     "prepare/encoders/statistics.py": set(),

@@ -43,6 +43,13 @@ def prepare(
     like: Annotated[
         Path | None, typer.Option(help="An existing store: encode new rows in the same way.")
     ] = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(help="Write a new schema.toml instead, guessed from the first rows."),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(help="With --draft: the column that a guest predicts.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing store.")] = False,
     seed: Annotated[
         int | None, typer.Option(min=0, help="criteo, avazu: seed of the split; by default 1.")
@@ -65,6 +72,8 @@ def prepare(
 ) -> None:
     """Make a store from raw files: check, encode, split into training and test rows.
 
+    celu prepare FILE --draft schema.toml    guess the columns of a raw file, to check and edit
+
     celu prepare FILE... --schema schema.toml --out STORE
 
     celu prepare FILE... --like STORE --out NEW    new rows, encoded like an existing store
@@ -76,12 +85,19 @@ def prepare(
     from celu.prepare.presets import HASHED, PRESETS
 
     preset = files[0] if files[0] in PRESETS else None
-    schemas = [given for given in (preset, schema, like) if given is not None]
+    schemas = [given for given in (preset, schema, like, draft) if given is not None]
     if len(schemas) != 1:
         raise ConfigError(
-            "expected one of --schema, --like, and criteo or avazu as the first argument, "
+            "expected one of --draft, --schema, --like, and criteo or avazu as the first argument, "
             f"got {len(schemas)}"
         )
+    if draft is not None:
+        if out is not None or force:
+            raise ConfigError("--draft makes no store: expected neither --out nor --force")
+        _write_draft(files, draft, label)
+        return
+    if label is not None:
+        raise ConfigError("--label is for --draft; a schema.toml names the label itself")
     if preset is None and (seed, test, buckets, min_count) != (None,) * 4:
         raise ConfigError("--seed, --test, --buckets and --min-count are for criteo and avazu only")
     if buckets is not None and min_count is not None:
@@ -109,6 +125,23 @@ def prepare(
                 sources, [Target(read_raw_schema(schema), out)], progress, replace=force
             )
         _print_reports(reports)
+
+
+def _write_draft(files: list[str], path: Path, label: str | None) -> None:
+    from celu.prepare.draft import write_draft
+
+    if len(files) != 1:
+        raise ConfigError(f"--draft: expected one file, the first of them, got {len(files)}")
+    made = write_draft(Path(files[0]), path, label=label)
+    console = Console(soft_wrap=True)
+    found = ", ".join(f"{table}: {count}" for table, count in made.counts.items() if count)
+    left_out = f"; left out: {made.left_out}" if made.left_out else ""
+    row_id = "id not found" if made.id is None else f"id {made.id}"
+    console.print(escape(f"{path}: {row_id}; {found or 'no features'}{left_out}"))
+    first = "Name the id in it, check" if made.id is None else "Check"
+    console.print(
+        escape(f"{first} every line, then: celu prepare {files[0]} --schema {path} --out store")
+    )
 
 
 def _prepare_preset(
