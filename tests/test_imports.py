@@ -26,7 +26,7 @@ LAYERS = [
     ["engine", "psi", "scores"],
     ["session", "doctor"],
     ["serving"],
-    ["simulation", "launch", "report", "dashboard", "tracking"],
+    ["simulation", "launch", "report", "dashboard", "tracking", "search"],
     ["__init__"],  # the public names
     ["testing"],
     ["cli"],
@@ -91,6 +91,9 @@ LOW = {
     "config/reading.py": set(),
     "config/optimizer.py": {"reading"},
     "config/job.py": {"reading", "optimizer"},
+    "config/job_toml.py": {"job"},
+    "config/replay.py": {"job", "job_toml"},
+    "config/space.py": {"job", "reading"},
     "config/columns.py": {"reading"},
     "config/schema.py": {"columns", "reading"},
     "config/link.py": {"reading"},

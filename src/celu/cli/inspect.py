@@ -14,7 +14,7 @@ from celu.config.columns import FittedBag, FittedCategory
 from celu.config.schema import LABEL, StoreSchema, describe_label
 from celu.data.alignment import read_alignment
 from celu.data.gate import ColumnFacts, Gate, check_store, raise_errors
-from celu.data.store import PARTS, Store, open_store
+from celu.data.store import Store, open_store
 
 
 def register(app: typer.Typer) -> None:
@@ -70,15 +70,18 @@ def _positive_rate(store: Store, gate: Gate) -> float | None:
 def _show_rows(console: Console, store: Store, alignment: Path | None) -> None:
     schema = store.schema
     console.print(f"[bold]{escape(str(store.path))}[/bold]", soft_wrap=True)
-    counts = ", ".join(f"{schema.rows[part]:,} {part}" for part in PARTS)
+    counts = ", ".join(f"{schema.rows[part]:,} {part}" for part in store.parts)
+    shares = f"test share {schema.split.test:.0%}, "
+    if schema.split.validation:
+        shares = f"validation share {schema.split.validation:.0%}, {shares}"
     console.print(
-        f"rows: {counts} (test share {schema.split.test:.0%}, seed {schema.split.seed}), "
+        f"rows: {counts} ({shares}seed {schema.split.seed}), "
         f"id column {escape(schema.id)}, schema {schema.digest()[:12]}",
         soft_wrap=True,
     )
     if alignment is not None:
         facts = read_alignment(alignment, store).facts
-        for part in PARTS:
+        for part in store.parts:
             share = facts.rows[part] / max(1, schema.rows[part])
             console.print(f"aligned: {facts.rows[part]:,} {part} rows, {share:.1%} of the store")
         for peer, count in facts.common.items():

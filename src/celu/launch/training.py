@@ -98,6 +98,7 @@ def run_party(
             DataOpened(
                 schema_digest=datasets.schema.digest(),
                 train_rows=datasets.train.num_rows,
+                validation_rows=0 if datasets.validation is None else datasets.validation.num_rows,
                 test_rows=datasets.test.num_rows,
             )
         )
