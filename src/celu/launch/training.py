@@ -90,6 +90,7 @@ def run_party(
     retain_freed_memory()
     with recording_failure([folder]):
         _restart(folder, restart_from)
+        endpoint_of(settings)  # refuse wrong keys before reading rows, which may take long
         datasets = read_datasets(settings)
         for warning in datasets.warnings:
             folder.emit(Warned(message=warning))
