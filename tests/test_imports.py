@@ -149,6 +149,7 @@ LOW = {
     "transport/websocket_socket.py": set(),
     "transport/websocket_carrier.py": {
         "carrier",
+        "connection",
         "preflight",
         "message",
         "handshakes",

@@ -104,6 +104,7 @@ def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None
         label_map=result.label_map if isinstance(party, Guest) else LabelMap(),
         mean_z=result.mean_z if isinstance(party, Guest) else {},
         train_rows=train.num_rows,
+        validation_rows=0 if party.validation is None else party.validation.num_rows,
         test_rows=party.test.num_rows,
     )
     folder.write(TRAINED, trained.to_json())
