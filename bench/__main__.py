@@ -124,10 +124,17 @@ def codec(
     ] = None,
     out: _Out = Path("bench-out/codec"),
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
+    device: Annotated[
+        str, typer.Option(help="cpu; or cuda, which measures only encoding and decoding there.")
+    ] = "cpu",
 ) -> None:
     """Bytes, time and rounds with each codec (about 15 minutes)."""
     from bench.codec import bench_codec
+    from bench.device_codec import bench_device_codec
 
+    if device != "cpu":
+        _report(lambda log: bench_device_codec(log, device), out)
+        return
     _report(lambda log: bench_codec(log, folder, list(range(1, seeds + 1))), out)
 
 

@@ -1,10 +1,9 @@
 """The codec interface: encode Z or dZ into fewer bytes, and decode them.
 
-Both parties continue with the decoded tensor, the sender too, so decoding must give the same bits
-on every machine. It therefore uses only elementwise operations and sums in a fixed order, never
-a matrix product. In training, rounding is stochastic, so that errors average out over rows and
-rounds; only the sender needs the random generator, which the caller seeds. Without a generator,
-rounding is to nearest: the same rows always give the same bytes.
+Decoding on a CPU gives the same bits on every machine: it uses only elementwise operations and sums
+in a fixed order, never a matrix product. In training, rounding is stochastic, so that errors
+average out over rows and rounds; only the sender needs the random generator, which the caller
+seeds. Without a generator, rounding is to nearest: the same rows always give the same bytes.
 """
 
 from __future__ import annotations

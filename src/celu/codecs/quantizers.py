@@ -1,10 +1,14 @@
-"""Quantizers: rounding to evenly spaced levels between the min and max of a row."""
+"""Quantizers: rounding to evenly spaced levels between the min and max of a row.
+
+On a GPU with Triton, `gpu_quantizers` does the arithmetic.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from functools import cache
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -14,7 +18,7 @@ from torch.nn import functional
 from celu.codecs.codec import check_size, from_bytes
 
 # On a CPU rows are processed in chunks, so that intermediate results stay in the cache. On a GPU
-# all rows are processed at once, since kernel launches dominate.
+# without Triton all rows are processed at once, since kernel launches dominate.
 _CHUNK = 1 << 16
 
 
@@ -36,6 +40,10 @@ class RowQuantizer:
         """See `Codec`."""
         payload = torch.empty(self.max_bytes(*x_BD.shape), dtype=torch.uint8, device=x_BD.device)
         ranges, codes = self._parts(payload, len(x_BD))
+        if (kernels := _kernels(x_BD.device, x_BD.shape[1])) is not None:
+            into, seed = kernels.Parts(ranges, codes), _seed_of(generator)
+            kernels.encode(x_BD, into, self._bits, limit=_limit(4), seed=seed)
+            return payload
         x_BD = _clamp(x_BD, headroom=4)
         noise_BD = _rounding_noise(x_BD.shape, generator, x_BD.device)
         for chunk in _chunks(x_BD):
@@ -47,6 +55,9 @@ class RowQuantizer:
         check_size(payload, self.max_bytes(rows, width))
         x_BD = torch.empty((rows, width), device=payload.device)
         ranges, codes = self._parts(payload, rows)
+        if (kernels := _kernels(payload.device, width)) is not None:
+            kernels.decode(kernels.Parts(ranges, codes), x_BD, self._bits)
+            return x_BD
         for chunk in _chunks(x_BD):
             x_BD[chunk] = self._decode_rows(ranges[:, chunk], codes[chunk], width)
         return x_BD
@@ -115,10 +126,17 @@ class RotatedQuantizer(RowQuantizer):
         payload = torch.empty(self.max_bytes(rows, width), dtype=torch.uint8, device=x_BD.device)
         rotated = _rotated_width(width)
         # The mean adds up rows; the rotations, one each way, add up E numbers and E**0.5 of these.
-        x_BD = _clamp(x_BD, headroom=8 * max(rows, rotated**1.5))
+        headroom = 8 * max(rows, rotated**1.5)
+        x_BD = _clamp(x_BD, headroom)
         mean_D = from_bytes(payload[: 4 * width])
         mean_D.copy_(x_BD.mean(dim=0))
         ranges, codes = self._parts(payload[4 * width :], rows)
+        if (kernels := _kernels(x_BD.device, rotated)) is not None:
+            into, seed = kernels.Parts(ranges, codes), _seed_of(generator)
+            rotation = kernels.Rotation(mean_D, _signs(rotated, x_BD.device))
+            limit = _limit(headroom)
+            kernels.encode(x_BD, into, self._bits, limit=limit, seed=seed, rotation=rotation)
+            return payload
         noise_BE = _rounding_noise((rows, rotated), generator, x_BD.device)
         signs_E = _signs(rotated, x_BD.device)
         for chunk in _chunks(noise_BE):
@@ -134,6 +152,10 @@ class RotatedQuantizer(RowQuantizer):
         rotated = _rotated_width(width)
         x_BD = torch.empty((rows, width), device=payload.device)
         signs_E = _signs(rotated, payload.device)
+        if (kernels := _kernels(payload.device, rotated)) is not None:
+            rotation = kernels.Rotation(mean_D, signs_E)
+            kernels.decode(kernels.Parts(ranges, codes), x_BD, self._bits, rotation=rotation)
+            return x_BD
         for chunk in _chunks(x_BD):
             rest_BE = hadamard(self._decode_rows(ranges[:, chunk], codes[chunk], rotated))
             torch.add(rest_BE.mul_(signs_E)[:, :width], mean_D, out=x_BD[chunk])
@@ -162,8 +184,31 @@ def hadamard(x_BE: Tensor) -> Tensor:
 
 def _clamp(x_BD: Tensor, headroom: float) -> Tensor:
     """Clamp to the float32 range divided by `headroom`, so that no sum of numbers overflows."""
-    max_ = torch.finfo(torch.float32).max / headroom
+    max_ = _limit(headroom)
     return x_BD.clamp(-max_, max_)
+
+
+def _limit(headroom: float) -> float:
+    return torch.finfo(torch.float32).max / headroom
+
+
+def _kernels(device: torch.device, width: int) -> ModuleType | None:
+    """The GPU kernels, if they can be used for rows of this width."""
+    kernels = _gpu_quantizers() if device.type == "cuda" else None
+    return kernels if kernels is not None and width <= kernels.MAX_WIDTH else None
+
+
+@cache
+def _gpu_quantizers() -> ModuleType | None:
+    try:
+        from celu.codecs import gpu_quantizers
+    except ImportError:  # torch without Triton
+        return None
+    return gpu_quantizers
+
+
+def _seed_of(generator: torch.Generator | None) -> int | None:
+    return None if generator is None else generator.initial_seed()
 
 
 def _round_down(x_B: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,7 @@ It neither reads files nor decides an order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -46,8 +46,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same rows on a device; copied from main memory through page-locked memory."""
-        tensors = [*self.inputs.values(), *([] if self.labels is None else [self.labels])]
-        if all(tensor.device.type == device.type for tensor in tensors):
+        if all(tensor.device.type == device.type for tensor in self.tensors()):
             return self
 
         def move(tensor: Tensor) -> Tensor:
@@ -57,6 +56,16 @@ class Batch:
 
         labels = None if self.labels is None else move(self.labels)
         return Batch({n: move(t) for n, t in self.inputs.items()}, labels, self.tags)
+
+    def tensors(self) -> list[Tensor]:
+        """The inputs, and the labels if there are any."""
+        return [*self.inputs.values(), *([] if self.labels is None else [self.labels])]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Batch:
+        """The same batch with others for its `tensors`, in their order."""
+        inputs = dict(zip(self.inputs, tensors, strict=False))
+        labels = None if self.labels is None else tensors[len(inputs)]
+        return replace(self, inputs=inputs, labels=labels)
 
     @cached_property
     def row_digest(self) -> bytes:

@@ -39,7 +39,7 @@ def add_decay(parameters: Sequence[nn.Parameter], weight_decay: float) -> None:
 
 
 @torch.no_grad()
-def decay_weights(parameters: Sequence[nn.Parameter], share: float) -> None:
+def decay_weights(parameters: Sequence[nn.Parameter], share: float | Tensor) -> None:
     """Reduce the weights that have a gradient by a share of themselves."""
     _coalesce(parameters)
     for parameter in parameters:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from celu.config.optimizer import Optimizer as Settings
+from celu.engine import update_rules
 from celu.engine.gradients import add_decay, clip_gradients, decay_weights
 from celu.engine.learning_rate import LearningRate
-from celu.engine.update_rules import Adagrad, Adam, Rule, RuleState, Sgd
+from celu.engine.update_rules import Rule, RuleState
 from celu.errors import CheckpointError, ConfigError
 
 _NAME = re.compile(r"(\d{1,6})\.(\d{1,9})\.(\w+)")
@@ -80,6 +83,11 @@ class Optimizer:
             rule.step()
         for parameter in self.parameters:
             parameter.grad = None
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that steps change in place, besides the parameters."""
+        states = [values for rule in self._rules for values in rule.state().values()]
+        return [v for values in states for v in values.values() if isinstance(v, Tensor)]
 
     def state(self) -> list[RuleState]:
         """A copy of the state of every rule."""
@@ -150,8 +158,23 @@ def _is_adam(settings: Settings) -> bool:
 def _make_rule(
     parameters: list[nn.Parameter], lr: float, settings: Settings, *, sparse: bool
 ) -> Rule:
+    rules = _rules_for(parameters)
+    rule: Rule
     if settings.name == "adagrad":
-        return Adagrad(parameters, lr, settings.initial_accumulator or 0.0)
-    if settings.name == "sgd":
-        return Sgd(parameters, lr, settings.momentum or 0.0)
-    return Adam(parameters, lr, sparse=sparse)
+        rule = rules.Adagrad(parameters, lr, settings.initial_accumulator or 0.0)
+    elif settings.name == "sgd":
+        rule = rules.Sgd(parameters, lr, settings.momentum or 0.0)
+    else:
+        rule = (rules.SparseAdam if sparse else rules.Adam)(parameters, lr)
+    return rule
+
+
+def _rules_for(parameters: list[nn.Parameter]) -> ModuleType:
+    """The module with the update rules of these parameters."""
+    if not all(p.is_cuda and p.dtype == torch.float32 for p in parameters):
+        return update_rules
+    try:
+        from celu.engine import gpu_update_rules
+    except ImportError:  # torch without Triton
+        return update_rules
+    return gpu_update_rules

@@ -1,8 +1,8 @@
 """Update rules: AdaGrad and SGD with fewer operations than torch's, and torch's Adam.
 
 On a CPU the results equal those of `torch.optim` bit for bit. Ours are faster on sparse gradients
-of wide embeddings. On a GPU training is launch-bound, so they launch fewer kernels. And they do not
-import torch's compiler, which takes a second or two at the start of a run.
+of wide embeddings, and do not import torch's compiler, which takes a second or two at the start of
+a run. On a GPU with Triton, `gpu_update_rules` are used instead.
 """
 
 from __future__ import annotations
@@ -25,10 +25,17 @@ class Rule(Protocol):
     """An optimizer for a group of parameters."""
 
     name: str
-    lr: float  # the learning rate of the next step
     parameters: Sequence[nn.Parameter]
     state_keys: set[str]  # of each parameter; values are numbers or tensors of its shape
     has_initial_state: bool  # False if a parameter has no state before its first update
+
+    @property
+    def lr(self) -> float | Tensor:
+        """The learning rate of the next step."""
+        ...
+
+    @lr.setter
+    def lr(self, lr: float) -> None: ...
 
     def step(self) -> None:
         """Apply the gradients."""
@@ -75,7 +82,7 @@ class Adagrad:
             torch._foreach_addcmul_(sums, gradients, gradients, value=1.0)
             roots = torch._foreach_sqrt(sums)
             torch._foreach_add_(roots, self._EPS)
-            torch._foreach_addcdiv_(weights, gradients, roots, value=-self.lr)
+            self._apply_dense(weights, gradients, roots)
 
     def state(self) -> RuleState:
         """See `Rule`."""
@@ -84,6 +91,11 @@ class Adagrad:
     def load_state(self, state: RuleState) -> None:
         """See `Rule`."""
         self._sums = [state[index]["sum"] for index in range(len(self.parameters))]
+
+    def _apply_dense(
+        self, weights: list[Tensor], gradients: list[Tensor], roots: tuple[Tensor, ...]
+    ) -> None:
+        torch._foreach_addcdiv_(weights, gradients, roots, value=-self.lr)
 
     def _apply_sparse(self, weight: Tensor, total: Tensor, gradient: Tensor) -> None:
         rows, values = sum_rows(gradient)
@@ -111,7 +123,7 @@ class Sgd:
         for index, weight in enumerate(self.parameters):
             if weight.grad is not None:
                 direction = self._accumulate(index, weight.grad) if self._momentum else weight.grad
-                weight.add_(direction, alpha=-self.lr)
+                self._apply(weight, direction)
 
     def state(self) -> RuleState:
         """See `Rule`."""
@@ -120,6 +132,9 @@ class Sgd:
     def load_state(self, state: RuleState) -> None:
         """See `Rule`."""
         self._buffers = {index: values["momentum_buffer"] for index, values in state.items()}
+
+    def _apply(self, weight: Tensor, direction: Tensor) -> None:
+        weight.add_(direction, alpha=-self.lr)
 
     def _accumulate(self, index: int, gradient: Tensor) -> Tensor:
         """The momentum buffer after adding a gradient."""
@@ -131,16 +146,18 @@ class Sgd:
 
 
 class Adam:
-    """torch's Adam, or its SparseAdam for sparse gradients."""
+    """torch's Adam."""
 
+    name = "Adam"
     state_keys = {"step", "exp_avg", "exp_avg_sq"}
     has_initial_state = False
 
-    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, *, sparse: bool) -> None:
-        kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
-        self.name = kind.__name__
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float) -> None:
         self.parameters = parameters
-        self._optimizer: torch.optim.Optimizer = kind(parameters, lr=lr)
+        self._optimizer = self._make(lr)
+
+    def _make(self, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters, lr=lr)
 
     @property
     def lr(self) -> float:
@@ -164,3 +181,12 @@ class Adam:
     def load_state(self, state: RuleState) -> None:
         """See `Rule`."""
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
+
+
+class SparseAdam(Adam):
+    """torch's SparseAdam, for sparse gradients."""
+
+    name = "SparseAdam"
+
+    def _make(self, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SparseAdam(self.parameters, lr=lr)
