@@ -32,6 +32,7 @@ NAVIGATION = (
     ("docs/models.md", "Built-in models"),
     ("docs/own-model.md", "Your own model"),
     ("docs/choosing.md", "Choosing settings"),
+    ("docs/baseline.md", "What federation adds"),
     ("docs/serving.md", "Use the model"),
     ("docs/operations.md", "Operations"),
     ("docs/gateway.md", "Gateways"),

@@ -113,6 +113,14 @@ class Connected(Event):
     secure: bool = True
 
 
+class ClientRejected(Event):
+    """The party that listens refused a client, or a client refused it; others may still connect."""
+
+    event: str = "client_rejected"
+    reason: Printable
+    address: Printable = ""  # of the client, or of a gateway; not always known
+
+
 class LinkDown(Event):
     """A connection ended; the link tries to reconnect."""
 
@@ -294,7 +302,8 @@ class CheckpointTaken(RoundEvent):
 EVENT_TYPES: dict[str, type[Event]] = {
     kind.model_fields["event"].default: kind
     for kind in (
-        *(Attempt, Warned, DataOpened, Connected, LinkDown, LinkUp, Restarted, CheckpointDamaged),
+        *(Attempt, Warned, DataOpened, ClientRejected, Connected, LinkDown, LinkUp, Restarted),
+        CheckpointDamaged,
         *(AlignmentProgress, ScoringProgress, TrainingStarted, TrainingResumed),
         *(RoundDone, Evaluated, ModelTested, TuningChosen, CheckpointTaken),
     )

@@ -78,6 +78,11 @@ def check_contract(
     differing = contract_differences(name, (ours.body or {})["contract"], peer, body["contract"])
     if differing:
         advice = f"Use the same {file} at all parties, and start again"
+        if any(field.startswith("split.") for field in differing):
+            advice = (
+                "Use the same [split] in schema.toml at all parties, prepare the store again where "
+                'it changed ("celu prepare"), and align again'
+            )
         if any(field.startswith("model:") for field in differing):
             advice = 'Use the parts of one model: run "celu export" on the same run at all parties'
         if any(field.startswith(("train_", "validation_", "test_")) for field in differing):

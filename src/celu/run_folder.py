@@ -2,8 +2,9 @@
 
 It contains `settings.json` (contract, private settings, versions), `events.jsonl` (one JSON object
 per line: seconds since the start, event, fields), `weights.safetensors`, `trained.json` (the
-identity of the model), `summary.json` and, with `method = "auto"`, the guest's `replay.toml`. A run
-that can be resumed also has `run.json` and `checkpoints/` (see `checkpoint`).
+identity of the model), `summary.json`, the guest's `scores.parquet` (of the held-out rows, with
+their labels) and, with `method = "auto"`, its `replay.toml`. A run that can be resumed also has
+`run.json` and `checkpoints/` (see `checkpoint`).
 
 The folder is private to its party: what is created here is readable by its owner only. `record`
 reads it.
@@ -34,6 +35,9 @@ from celu.version import __version__
 
 if TYPE_CHECKING:
     from torch import nn
+
+SCORES = "scores.parquet"
+BASELINE = "baseline"  # in a guest's run folder: the run of the guest alone
 
 
 class RunFolder:
@@ -114,7 +118,7 @@ class RunFolder:
                 number = re.search(r"os error (\d+)", str(error))
                 raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
 
-        with self._atomic("weights.safetensors") as partial:
+        with self.atomic("weights.safetensors") as partial:
             open_files.retry(save)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -127,11 +131,11 @@ class RunFolder:
 
     def write(self, name: str, text: str) -> None:
         """Write a file atomically."""
-        with self._atomic(name) as partial:
+        with self.atomic(name) as partial:
             open_files.retry(lambda: partial.write_text(text, encoding="utf-8"))
 
     @contextmanager
-    def _atomic(self, name: str) -> Iterator[Path]:
+    def atomic(self, name: str) -> Iterator[Path]:
         """A temporary path that replaces the file on success."""
         partial = self.path / f"{name}.partial"
         with reporting_write_errors(self.path / name):
@@ -140,7 +144,7 @@ class RunFolder:
                     pass  # with its permissions before it has any content
                 yield partial
                 partial.replace(self.path / name)
-            except OSError:
+            except Exception:
                 partial.unlink(missing_ok=True)  # free its space: the disk may be full
                 raise
 

@@ -14,6 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from celu.cli.app import app
+from celu.cli.run import invitation, job_option
+from celu.config.party import PartySettings
 from celu.data.memory_map import open_datasets
 from celu.data.store import open_store
 from celu.errors import CeluError, DataError
@@ -21,7 +23,8 @@ from stores import write_store
 
 COMMANDS = (
     *("demo", "certs", "data", "prepare", "split", "inspect", "models", "align", "check"),
-    *("doctor", "run", "simulate", "export", "predict", "evaluate", "report", "bench", "version"),
+    *("doctor", "run", "simulate", "baseline", "export", "predict", "evaluate", "report"),
+    *("bench", "version"),
 )
 
 
@@ -180,3 +183,19 @@ def test_an_error_is_coloured_on_a_terminal_and_plain_elsewhere(
     assert process.returncode == 3
     assert b"ConfigError" in printed and b"job.toml" in printed
     assert (b"\x1b[" in printed) is on_a_terminal
+
+
+@pytest.mark.parametrize(
+    ("job", "option"),
+    [("job.toml", "--job job.toml"), ("flights 2013/job.toml", "--job 'flights 2013/job.toml'")],
+)
+def test_the_line_for_the_other_side_names_the_contract_as_it_was_given(
+    job: str, option: str
+) -> None:
+    settings = PartySettings(
+        role="guest", name="bank", insecure=True, listen="10.0.0.7:0", peers={"shop": {}}
+    )
+    assert invitation(settings, 7443, "align", job_option(Path(job))) == (
+        "bank listens on port 7443. The other side runs:\n"
+        f"  shop:  celu align party.toml {option} --connect bank=10.0.0.7:7443"
+    )

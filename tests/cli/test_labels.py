@@ -140,6 +140,9 @@ def test_two_texts_train_and_the_schema_names_the_positive_one(companies: Compan
     is_low = np.array([low[id_] for id_ in found.ids])
     assert found.scores[is_low].mean() > found.scores[~is_low].mean() + 0.1
     assert companies.evaluate()["auc"] > 0.75
+    held_out = read_scores(companies.folder / "run-1" / "scores.parquet")  # with labels of its own
+    assert held_out.classes == (">50K", "<=50K")
+    assert celu.evaluate(held_out.path, resamples=0).metrics["auc"] > 0.75
     assert "| positive class | \\<=50K |" in companies.card()
 
 

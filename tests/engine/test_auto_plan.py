@@ -99,6 +99,16 @@ def test_without_a_weight_only_the_guest_repeats_batches() -> None:
     assert "only the guest repeats" in stages[1].reason
 
 
+def test_the_guests_local_steps_end_with_the_first_epoch() -> None:
+    # A stage would end at round 288, too shortly before the epoch does.
+    stages = run_plan(auto_plan(**FROM_ZERO, rounds_per_epoch=317), weight=lambda _: 0.5)
+    by_start = dict(zip(starts(stages), pairs(stages), strict=True))
+    assert {start: by_start[start] for start in (0, 72, 317)} == {
+        0: GUEST_ONLY, 72: GUEST_ONLY, 317: NO_STEPS}  # fmt: skip
+    assert 288 not in by_start and by_start[max(by_start)] == NO_STEPS
+    assert "the next epoch repeats every row: no local steps" in {s.reason for s in stages}
+
+
 def test_held_out_scores_that_no_longer_improve_end_local_steps_after_the_first_epoch() -> None:
     def falls(stage: Stage) -> list[float]:
         return [0.8 - 1e-4 * stage.segment.stop]

@@ -146,6 +146,10 @@ def score_files(folder: Path) -> Iterator[Reader]:
         values = np.stack([1 - scores, scores], axis=1) if num_classes else scores
         with ScoreWriter(folder / name, model="m", output=output, num_classes=num_classes) as file:
             file.write(rows, values, ["bank"] * NUM_ROWS, labels.astype(np.bool_))
+    with ScoreWriter(
+        folder / "held-out.parquet", model="m", output="binary", with_labels=True
+    ) as f:
+        f.write(rows, scores, ["bank"] * NUM_ROWS, [False] * NUM_ROWS, labels.astype(np.float64))
     lines = [f"{row},{label}" for row, label in zip(rows, labels, strict=True)]
     (folder / "labels.csv").write_text("\n".join(["id,label", *lines, ""]))
 
@@ -154,6 +158,12 @@ def score_files(folder: Path) -> Iterator[Reader]:
 
     for name in ("scores.parquet", "classes.parquet"):
         yield Reader(name, name, mutated_bytes, lambda path, name=name: read(path, name))
+    yield Reader(
+        "held-out.parquet",
+        "held-out.parquet",
+        mutated_bytes,
+        lambda path: evaluate(path / "held-out.parquet", resamples=0),
+    )
     yield Reader(
         "labels.csv", "labels.csv", mutated_cells, lambda path: read(path, "scores.parquet")
     )

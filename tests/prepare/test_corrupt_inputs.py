@@ -133,8 +133,8 @@ CASES = {
         "row 1: expected 3 fields, got 4$",
         schema='source = { names = ["id", "y", "x"] }\n' + SCHEMA.replace("c =", "# c ="),
     ),
-    "tabs in a .csv": raw(csv().replace(b",", b"\t"), "got none of the declared"),
-    "commas in a .tsv": raw(csv(), "got none of the declared", "rows.tsv"),
+    "tabs in a .csv": raw(csv().replace(b",", b"\t"), "between its fields, set source.delimiter"),
+    "commas in a .tsv": raw(csv(), "',' is between its fields, set source.delimiter", "rows.tsv"),
     # ids
     "ids empty": raw(
         csv(id={3: "", 8: ""}), "column 'id': expected an id in every row, got 2 rows without"
@@ -171,6 +171,18 @@ CASES = {
     "numbers of text": raw(
         csv(x={1: "abc7731", 20: "1_7731"}), "column 'x': expected numbers, got text in 2 rows"
     ),
+    "text says what to do": raw(
+        csv(x={1: "abc7731"}),
+        r"declare 'x' under \[categories\] .* list it in missing of \[source\]",
+    ),
+    "dates": raw(
+        csv(x={1: "2013-01-31", 2: "7731-02-01 10:00", 3: "31.01.2013"}),
+        "'x': expected numbers, got text in 3 rows; they look like dates: declare",
+    ),
+    "some dates": raw(
+        csv(x={1: "2013-01-31", 2: "abc7731"}), "got text in 2 rows; declare 'x' under"
+    ),
+    "semicolons": raw(csv().replace(b",", b";"), "';' is between its fields, set source.delimiter"),
     "numbers with a comma": raw(
         csv(x={1: '"7,731"'}), "column 'x': expected numbers, got text in 1"
     ),
@@ -269,6 +281,9 @@ CASES = {
     ),
     "dates as numbers": table(
         "'x': expected numbers, got date", x=pa.array([7731] * ROWS, pa.date32())
+    ),
+    "dates in Parquet": table(
+        "got date.*declare 'x' under .dates. in schema.toml", x=pa.array([7731] * ROWS, pa.date32())
     ),
     "text as numbers": table(
         "'x': expected numbers, got text in 1 rows", x=some({3: "a7731"}, "7")

@@ -141,6 +141,8 @@ def test_differing_terms_are_named_and_refused(tmp_path: Path, change: dict[str,
     for outcome in outcomes.values():
         assert isinstance(outcome, (ContractMismatch, PeerFailed))
         assert f"{field}: " in str(outcome)
+        file = "[split] in schema.toml" if field.startswith("split.") else "same job.toml"
+        assert file in str(outcome)
 
 
 def test_differing_chunk_sizes_are_named_and_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from celu.cli.console import Console
 from celu.cli.progress import link_message, megabytes
-from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, with_options
+from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, job_option, with_options
 from celu.config.job import read_job
 from celu.config.party import DataSettings, PartySettings, check_names, read_party
 from celu.errors import ConfigError
@@ -54,7 +54,9 @@ def align(
         alignment, traffic = align_party(
             settings,
             contract,
-            lambda port: console.print(escape(invitation(settings, port, "align")), soft_wrap=True),
+            lambda port: console.print(
+                escape(invitation(settings, port, "align", job_option(job))), soft_wrap=True
+            ),
             bar.event,
         )
     facts = alignment.facts
@@ -114,7 +116,7 @@ class _ProgressBar:
     def event(self, event: Event) -> None:
         """Show an event."""
         if (text := link_message(event)) is not None:
-            self._console.print(f"{self._name}: {text}")
+            self._console.print(f"{self._name}: {text}", soft_wrap=True)
         if not isinstance(event, AlignmentProgress):
             return
         done, total = event.done, event.total

@@ -11,10 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from celu.cli.console import Console
-from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, with_options
+from celu.cli.progress import link_message
+from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, job_option, with_options
 from celu.config.job import read_job
 from celu.config.party import check_names, read_party
 from celu.errors import ConfigError
+from celu.events import Event
 
 if TYPE_CHECKING:
     from celu.doctor.facts import Finding, LinkFacts
@@ -60,12 +62,19 @@ def doctor(
     from celu.doctor.measure import ProbePlan  # seconds
     from celu.launch.diagnosing import diagnose_party
 
+    def on_event(event: Event) -> None:
+        if (text := link_message(event)) is not None:
+            console.print(f"{settings.name}: {text}", soft_wrap=True)
+
     all_facts = diagnose_party(
         settings,
         contract,
         ProbePlan(bulk_s=seconds),
-        lambda port: console.print(escape(invitation(settings, port, "doctor")), soft_wrap=True),
+        lambda port: console.print(
+            escape(invitation(settings, port, "doctor", job_option(job))), soft_wrap=True
+        ),
         lambda text: console.print(f"{settings.name}: {escape(text)} ..."),
+        on_event,
     )
     findings = {facts.peer: advise(facts) for facts in all_facts}
     for facts in all_facts:

@@ -27,8 +27,13 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    scores: Annotated[Path, typer.Argument(help="A scores file that celu predict wrote.")],
-    labels: Annotated[Path, typer.Option(help="The labels: Parquet, CSV or TSV.")],
+    scores: Annotated[
+        Path, typer.Argument(help="A scores file that celu predict wrote, or a run folder's own.")
+    ],
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="The labels: Parquet, CSV or TSV. A run folder's scores have their own."),
+    ] = None,
     by: Annotated[
         list[str] | None,
         typer.Option(
@@ -121,7 +126,8 @@ def _show(console: Console, found: ScoreEvaluation) -> None:
     if found.overall.note:
         console.echo(found.overall.note)
     if found.against_model is not None:
-        console.print(_lift_table(found))
+        title = f"lift over {escape(str(found.against_model))} on the same rows"
+        console.print(lift_table(found, title))
     console.print(_bins_table(found))
     for column in dict.fromkeys(group.column for group in found.slices):
         _show_groups(console, found, [g for g in found.slices if g.column == column])
@@ -147,12 +153,15 @@ def _metrics_table(found: ScoreEvaluation) -> Table:
     return table
 
 
-def _lift_table(found: ScoreEvaluation) -> Table:
+def lift_table(
+    found: ScoreEvaluation, title: str, models: tuple[str, str] = ("value", "other")
+) -> Table:
+    """The metrics of two models, and the lift of the first over the second."""
     from celu.metrics.names import title_of
 
-    table = _narrow_table(f"lift over {escape(str(found.against_model))} on the same rows")
+    table = _narrow_table(title)
     table.add_column("metric")
-    _add_columns(table, _LIFT)
+    _add_columns(table, (*models, *_LIFT[2:]))
     for name in found.overall.lift:
         table.add_row(title_of(name), *_lift_cells(found.overall, name))
     other = None if found.against_details is None else found.against_details.calibration_error

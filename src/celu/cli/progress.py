@@ -19,6 +19,7 @@ from rich.table import Table
 from celu.cli.console import Console
 from celu.events import (
     CheckpointDamaged,
+    ClientRejected,
     Evaluated,
     Event,
     LinkDown,
@@ -44,7 +45,13 @@ def megabytes(num_bytes: float) -> str:
 
 
 def link_message(event: Event) -> str | None:
-    """The text for a link that goes down or comes up again; None for another event."""
+    """The text for a link that goes down or comes up again, or a client that could not connect.
+
+    None for another event.
+    """
+    if isinstance(event, ClientRejected):
+        where = f" at {escape(event.address)}" if event.address else ""
+        return f"[yellow]a client{where} could not connect[/yellow]: {escape(event.reason)}"
     if isinstance(event, LinkDown):
         return f"[yellow]the link to {escape(event.peer)} is down[/yellow]: {escape(event.reason)}"
     if isinstance(event, LinkUp):
@@ -97,7 +104,7 @@ class RunProgress:
                 f"{escape(event.why)}"
             )
         elif (text := link_message(event)) is not None:
-            self._console.print(f"{self._name}: {text}")
+            self._console.print(f"{self._name}: {text}", soft_wrap=True)
         elif isinstance(event, RoundDone):
             if event.loss is not None:
                 self._latest["loss"] = f"loss {event.loss:.4f}"

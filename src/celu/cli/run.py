@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import time
 from pathlib import Path
@@ -99,7 +100,9 @@ def run(
             contract,
             party.parent.resolve(),
             folder,
-            lambda port: console.print(escape(invitation(settings, port, "run")), soft_wrap=True),
+            lambda port: console.print(
+                escape(invitation(settings, port, "run", job_option(job))), soft_wrap=True
+            ),
             restart_from,
         )
     console.print(summary_table(settings.name, result, time.monotonic() - started))
@@ -130,9 +133,12 @@ def with_options(
     return validate(PartySettings, values, Path("the command line"))
 
 
-def invitation(
-    settings: PartySettings, port: int, command: str, options: str = "--job job.toml"
-) -> str:
+def job_option(job: Path) -> str:
+    """The option with which the other side names the contract: as it was given here."""
+    return f"--job {shlex.quote(str(job))}"
+
+
+def invitation(settings: PartySettings, port: int, command: str, options: str) -> str:
     """The text with which a listening party's operator invites the other side."""
     host = (settings.listen or "").rsplit(":", 1)[0]
     if host in ("0.0.0.0", "[::]", "::"):  # noqa: S104 - compared with, not bound to

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -84,7 +85,7 @@ def simulate(
     folder = folders[contract.guest]
     import torch
 
-    from celu.launch.loading import load_party, read_datasets
+    from celu.launch.loading import load_party, read_datasets, test_ids
     from celu.launch.recording import record_model, record_result, recording_failure
     from celu.party import Guest, Host
     from celu.simulation import simulate as run_all
@@ -119,7 +120,8 @@ def simulate(
                 callbacks=[folder.emit],
                 host_callbacks={name: [folders[name].emit] for name in hosts},
             )
-        record_result(folder, contract, result, guest)
+        read_ids = partial(test_ids, settings[contract.guest][0])
+        record_result(folder, contract, result, guest, read_ids)
         for name, host in hosts.items():
             record_model(folders[name], result, host)
             folders[name].finish(

@@ -242,7 +242,7 @@ class Job(Settings):
             try:
                 super().__init__(**fields)
             except ValidationError as error:
-                raise ConfigError("\n".join(describe(error))) from error
+                raise ConfigError("\n".join(describe(error, type(self)))) from error
 
     @model_validator(mode="before")
     @classmethod

@@ -5,10 +5,12 @@ Nothing else is read: no environment variables, no other files.
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -77,25 +79,54 @@ def validate(model: type[_T], values: dict[str, Any], path: Path) -> _T:
     try:
         return model.model_validate(values, context={"folder": path.parent})
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in describe(error))) from error
+        raise ConfigError(
+            "\n".join(f"{path}: {line}" for line in describe(error, model))
+        ) from error
     except ConfigError as error:  # from a model that reports its fields itself
         lines = str(error).splitlines()
         raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from error
 
 
-def describe(error: ValidationError) -> list[str]:
-    """One line for each problem: key, expected, got."""
+def describe(error: ValidationError, model: type[BaseModel] | None = None) -> list[str]:
+    """One line for each problem: key, expected, got; for an unknown key, those of `model`."""
     lines = []
     for problem in error.errors(include_url=False):
         key = ".".join(str(part) for part in problem["loc"])
         expected = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "missing":
-            expected = "expected a value, got nothing"
+            section = ".".join(str(part) for part in problem["loc"][:-1])
+            where = f"[{section}]" if section else "the top of the file"
+            expected = f"expected a value, got nothing; add it to {where}"
         elif problem["type"] == "extra_forbidden":
-            expected = "expected no such key; is it misspelt?"
+            expected = f"expected no such key; {_next_step(model, problem['loc'])}"
         elif problem["type"] != "value_error":
             expected = re.sub(r"^\w+ should be", "expected", expected)
             expected = re.sub(r"^\w+ should", "expected to", expected)
             expected = f"{expected}, got {problem['input']!r}"
         lines.append(f"{key}: {expected}" if key else expected)
     return lines
+
+
+def _next_step(model: type[BaseModel] | None, location: Sequence[int | str]) -> str:
+    """What to write instead of an unknown key."""
+    *section, key = map(str, location)
+    for part in section:
+        if model is not None and part in model.model_fields:  # else a name, such as a peer's
+            model = _settings_in(model.model_fields[part].annotation)
+    if model is None:
+        return "remove it"
+    known = list(model.model_fields)
+    if close := difflib.get_close_matches(key, known, 1, cutoff=0.75):
+        return f"did you mean {close[0]}?"
+    for name, field in model.model_fields.items():
+        inner = _settings_in(field.annotation)
+        if inner is not None and key in inner.model_fields:
+            return f"did you mean {key} in [{'.'.join([*section, name])}]?"
+    return f"the keys here are {', '.join(known)}"
+
+
+def _settings_in(annotation: Any) -> type[BaseModel] | None:
+    """The settings inside the type of a key, if any: of a table, or of each entry of one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_settings_in, get_args(annotation))), None)

@@ -9,9 +9,9 @@ theirs: the mean weight of the instances of a batch at its third use. With compe
 that is the share of the step, which the derivative asked for, that is still to be done. If nearly
 all of it is, training is limited by the number of updates, and all parties repeat batches. If not,
 a batch is learned as fast as it arrives: repeating it at the hosts would fit its noise. The trial
-is rolled back, and only the guest, which has the labels, repeats a batch a little. While hosts
-repeat batches, every later stage decides again. From the second epoch on, local steps end once
-held-out scores no longer improve.
+is rolled back, and only the guest, which has the labels, repeats a batch a little, until the
+second epoch repeats every row. While hosts repeat batches, every later stage decides again, and
+from the second epoch on local steps end once held-out scores no longer improve.
 
 It starts with what helps most, and watches the losses of fresh batches. If they explode, or are
 above the loss of a constant prediction after some dozens of rounds and do not fall, then the
@@ -216,7 +216,9 @@ class AutoPlan:
         if no_longer_unseen and scores and max(scores) < best:
             return _NO_STEPS, "held-out scores no longer improve: no local steps"
         if R == _GUEST_ONLY:
-            return R, ""
+            if outcome.segment.stop < self._schedule.rounds_per_epoch:
+                return R, ""
+            return _NO_STEPS, "the next epoch repeats every row: no local steps"
         weights = [host.reuse_weight for host in outcome.hosts if host.reuse_weight > 0]
         if not weights:
             return _GUEST_ONLY, "no host has used a batch twice: only the guest repeats batches"
@@ -262,7 +264,8 @@ class AutoPlan:
         """The end of the stage that starts at `round_`.
 
         Between two stages the link idles for a round trip. Stages also end with epochs, unless too
-        few rounds would be left to decide by.
+        few rounds would be left to decide by; one that would end shortly before an epoch does is
+        longer instead.
         """
         num_rounds = self._schedule.num_rounds
         if round_ < _FIRST_STOP:
@@ -270,7 +273,8 @@ class AutoPlan:
         epochs = self._schedule.rounds_per_epoch
         while epochs < round_ + _MIN_LATER:
             epochs *= 2
-        return min(_GROWTH * round_, epochs, num_rounds)
+        stop = min(_GROWTH * round_, epochs, num_rounds)
+        return epochs if stop < epochs < min(stop + _MIN_LATER, num_rounds) else stop
 
 
 def _initial_loss(losses: list[float]) -> ConstantLoss | None:

@@ -18,7 +18,7 @@ from celu.engine.best import BestModel
 from celu.engine.held_out import HeldOutMetrics, HeldOutScores
 from celu.engine.observer import Observer
 from celu.engine.schedule import Schedule
-from celu.errors import NonFiniteError
+from celu.errors import CheckpointError, NonFiniteError
 from celu.metrics.names import LOSS
 from celu.metrics.own import MetricLike
 from celu.models.losses import Loss
@@ -61,6 +61,16 @@ class Evaluator:
         output, losses, labels = (torch.cat(part) for part in zip(*scores, strict=True))
         self.held_out = HeldOutScores.of(self._loss, output, labels)
         return {LOSS: float(losses.double().mean()), **self._metrics.compute(self.held_out)}
+
+    def load_held_out(self, scores: Tensor, labels: Tensor) -> None:
+        """Restore the scores of the last evaluation from a checkpoint; raises CheckpointError."""
+        if scores.ndim not in (1, 2) or scores.dtype != torch.float64 or len(scores) > len(labels):
+            raise CheckpointError(
+                f"the scores in the checkpoint: expected float64 for at most {len(labels)} rows, "
+                f"got {scores.dtype} of {list(scores.shape)}"
+            )
+        own = labels[: len(scores)].reshape(-1).double().numpy()
+        self.held_out = HeldOutScores(self._loss.prediction, scores.numpy(), own)
 
     def check(self, metrics: Mapping[str, float], round_: int) -> None:
         """Raise NonFiniteError if the loss or the contract's metric is NaN or Inf.

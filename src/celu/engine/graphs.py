@@ -12,7 +12,9 @@ why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -157,9 +159,16 @@ class Graphs:
     def _record(self, step: Step, inputs: Sequence[Tensor]) -> _Captured:
         own = [tensor.detach().clone() for tensor in inputs]
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as the one that gathers rows, may use the device meanwhile.
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            outputs = step(*own)
+        with torch.cuda.stream(self._stream), _no_garbage_collection():
+            # Other threads, such as the one that gathers rows, may use the device meanwhile.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                outputs = step(*own)
+            except BaseException:
+                with suppress(RuntimeError):  # the capture is invalid already
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         gradients = [parameter.grad for parameter in self._parameters]
         return _Captured(graph, _signature(inputs), own, outputs, gradients)
 
@@ -209,6 +218,18 @@ class _Snapshot:
             [*tensors, *(_values(g) for g in mine if g is not None)],
             [*others, *(_values(g) for g in theirs if g is not None)],
         )
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Freeing a tensor or a graph of another step would end a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _agree(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:

@@ -47,6 +47,8 @@ from celu.transport.wire import check_finite, num_bytes
 from celu.workset.weighting import StaleLosses, Weights
 from celu.workset.workset import Workset
 
+_HELD_OUT = "held_out.scores"  # in the last checkpoint of a run
+
 
 class GuestTrainer:
     """The guest's models, optimizer and workset."""
@@ -229,6 +231,13 @@ class GuestTrainer:
         label_map = None if self.label_map.leaves_labels else self.label_map
         return metadata.model_copy(update={"label_map": label_map}), tensors
 
+    def final_tensors(self) -> dict[str, Tensor]:
+        """What the last checkpoint of a run has besides: the scores of the held-out rows."""
+        held_out = self.evaluator.held_out
+        if held_out is None or not held_out.has_one_per_row:
+            return {}
+        return {_HELD_OUT: torch.from_numpy(held_out.scores)}
+
     def parameter_names(self) -> set[str]:
         """The names of the trained parameters in `state_dict`."""
         return parameter_names(self._modules)
@@ -241,6 +250,10 @@ class GuestTrainer:
             metadata, checkpoint, self._modules, self._optimizer, self.loader, shapes
         )
         restore_counters(metadata, checkpoint, self.workset)
+        scores = checkpoint.pop_optional(_HELD_OUT)
+        if scores is not None:
+            assert self._guest.test.labels is not None  # checked before the run starts
+            self.evaluator.load_held_out(scores.cpu(), self._guest.test.labels.cpu())
         checkpoint.check_empty()
         if metadata.label_map is not None:
             self.label_map = metadata.label_map

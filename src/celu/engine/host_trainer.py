@@ -236,6 +236,10 @@ class HostTrainer:
                 tensors[f"in_flight_exact.{round_}"] = sent.exact_BD
         return metadata.model_copy(update={"in_flight": list(self._in_flight)}), tensors
 
+    def final_tensors(self) -> dict[str, Tensor]:
+        """What the last checkpoint of a run has besides: nothing, at a host."""
+        return {}
+
     def parameter_names(self) -> set[str]:
         """The names of the trained parameters in `state_dict`."""
         return parameter_names(self._modules)

@@ -15,6 +15,7 @@ from celu.doctor.measure import ProbePlan
 from celu.doctor.probes import Clocks
 from celu.engine.coding import Coding
 from celu.errors import ConfigError
+from celu.events import Callback, ignore
 from celu.launch.endpoint import endpoint_of
 from celu.transport.connect import open_links
 from celu.transport.link import run_blocking
@@ -26,6 +27,7 @@ def diagnose_party(
     plan: ProbePlan,
     listening: Callable[[int], None],
     say: Callable[[str], None],
+    on_event: Callback = ignore,
 ) -> list[LinkFacts]:
     """Measure the link to each peer. It reads no rows.
 
@@ -36,7 +38,7 @@ def diagnose_party(
         raise ConfigError("peers: expected at least one peer to measure the link to, got none")
     for host in job.hosts:
         Coding(job, host)  # raises ConfigError for an unknown codec before it connects
-    endpoint = endpoint_of(settings)
+    endpoint = endpoint_of(settings, on_event)
     certificates = []
     if endpoint.keys is not None:
         certificates = read_certificates(settings.name, endpoint.keys, dt.datetime.now(dt.UTC))

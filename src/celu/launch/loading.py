@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,7 +12,9 @@ from celu.config.party import ModelSpec, PartySettings
 from celu.data.alignment import read_alignment
 from celu.data.dataset import Dataset
 from celu.data.memory_map import StoreDatasets, open_datasets
+from celu.data.row_ids import read_ids
 from celu.data.store import open_store
+from celu.data.tags import Tags
 from celu.engine.device import find_device
 from celu.engine.randomness import seed_step
 from celu.errors import DataError, ModelError
@@ -107,3 +110,11 @@ def _to_device(dataset: Dataset, job: Job, device: torch.device) -> Dataset:
         return dataset
     free, _ = torch.cuda.mem_get_info(device)
     return dataset.to(device) if dataset.num_bytes < free // 3 else dataset
+
+
+def test_ids(settings: PartySettings, tags: Tags) -> Any:
+    """The ids of a party's first test rows, which have these tags; raises DataError."""
+    data = settings.require_data()
+    store = open_store(data.store)
+    alignment = None if data.alignment is None else read_alignment(data.alignment, store)
+    return read_ids(store, "test", alignment, tags)

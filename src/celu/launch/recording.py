@@ -1,35 +1,89 @@
-"""Records the end of a run in its folder: weights, `replay.toml`, summary, or the failure."""
+"""Records the end of a run in its folder: weights, scores, summary and more, or the failure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from typing import Any
 
+import numpy as np
 from torch import nn
 
 from celu.config.job import Job
 from celu.config.replay import replay_toml
-from celu.errors import CeluError, CheckpointError
+from celu.data.dataset import Dataset
+from celu.data.tags import Tags
+from celu.errors import CeluError, CheckpointError, ConfigError, DataError
+from celu.events import Warned
 from celu.label_map import LabelMap
 from celu.model_identity import TRAINED, InputSpec, TrainedModel
 from celu.party import Guest, Host
-from celu.run_folder import RunFolder
+from celu.run_folder import SCORES, RunFolder
+from celu.scores.file import ScoreWriter
 from celu.session import Result
 
 
-def record_result(folder: RunFolder, job: Job, result: Result, party: Guest | Host) -> None:
-    """Write the weights, the model's identity, the choices of `auto` and the summary.
+def record_result(
+    folder: RunFolder,
+    job: Job,
+    result: Result,
+    party: Guest | Host,
+    read_ids: Callable[[Tags], Any] | None = None,
+) -> None:
+    """Write the weights, the model's identity, scores, the choices of `auto` and the summary.
 
+    `read_ids` returns the ids of held-out rows with these tags; without it they are numbered.
     Raises CheckpointError.
     """
     record_model(folder, result, party)
+    if result.scores is not None:
+        try:
+            record_scores(folder, job, result, party.test, read_ids)
+        except DataError as error:
+            folder.emit(Warned(message=f"{SCORES} was not written: {error}"))
     if result.choices:
         folder.write("replay.toml", replay_toml(job, result.choices))
     facts = asdict(replace(result, scores=None, mean_z={}))
     summary = {**facts, "choices": len(result.choices), "model": result.model.name}
     del summary["mean_z"], summary["scores"], summary["label_map"]
     folder.finish({"status": "done", **summary})
+
+
+def record_scores(
+    folder: RunFolder,
+    job: Job,
+    result: Result,
+    test: Dataset,
+    read_ids: Callable[[Tags], Any] | None = None,
+) -> None:
+    """Write the scores of the held-out rows with their labels, as `celu evaluate` reads them.
+
+    Raises CheckpointError; DataError for scores that the file cannot hold.
+    """
+    held_out = result.scores
+    if held_out is None or not held_out.has_one_per_row:
+        raise DataError("expected one score, or one per class, for each label, got several labels")
+    num_rows, multiclass = len(held_out), held_out.scores.ndim > 1
+    ids: Any = [str(row) for row in range(num_rows)]
+    if read_ids is not None and test.tags is not None:
+        ids = read_ids(test.tags[:num_rows])
+    with folder.atomic(SCORES) as partial:
+        try:
+            with ScoreWriter(
+                partial,
+                model=result.model.name,
+                output=held_out.output,
+                num_classes=held_out.scores.shape[1] if multiclass else None,
+                classes=result.label_map.names,
+                with_labels=True,
+            ) as file:
+                hosts = [",".join(job.hosts)] * num_rows
+                flags = np.zeros(num_rows, np.bool_)  # every host took part
+                file.write(ids, held_out.scores, hosts, flags, held_out.labels)
+        except ConfigError as error:  # it names the temporary file
+            raise CheckpointError(f"{folder.path / SCORES}: {error}") from error
+        partial.chmod(0o600)
 
 
 def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None:

@@ -25,7 +25,7 @@ from celu.errors import (
     ContractMismatch,
     PeerLost,
 )
-from celu.events import Event, LinkDown, LinkUp
+from celu.events import ClientRejected, Event, LinkDown, LinkUp
 from celu.launch.blas import limit_blas_threads
 from celu.launch.endpoint import endpoint_of
 from celu.launch.memory import retain_freed_memory
@@ -113,6 +113,9 @@ class ServeParty:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, LinkDown):
             self.say(f"the link to {event.peer} is down: {event.reason}")
+        elif isinstance(event, ClientRejected):
+            where = f" at {event.address}" if event.address else ""
+            self.say(f"a client{where} could not connect: {event.reason}")
         elif isinstance(event, LinkUp):
             self.say(f"the link to {event.peer} is up again after {event.seconds:g} s")
 

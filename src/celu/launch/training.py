@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,11 +15,12 @@ from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
 from celu.config.party import PartySettings, check_names, read_party
 from celu.config.schema import SCHEMA_FILE
+from celu.data.tags import Tags
 from celu.errors import ConfigError, PeerLost, PeerRestarted
 from celu.events import Callback, Connected, DataOpened, Restarted, Warned, call_all
 from celu.launch.endpoint import endpoint_of
 from celu.launch.folder import open_run_folder
-from celu.launch.loading import load_party, read_datasets
+from celu.launch.loading import load_party, read_datasets, test_ids
 from celu.launch.memory import retain_freed_memory
 from celu.launch.recording import modules_of, record_result, recording_failure
 from celu.party import Guest, Host
@@ -99,7 +102,12 @@ def run_party(
             )
         )
         return _run_recorded(
-            settings, job, lambda: load_party(settings, job, source, datasets), folder, listening
+            settings,
+            job,
+            lambda: load_party(settings, job, source, datasets),
+            folder,
+            listening,
+            partial(test_ids, settings),
         )
 
 
@@ -116,6 +124,7 @@ def _run_recorded(
     make_party: Callable[[], Guest | Host],
     folder: RunFolder,
     listening: Callable[[int], None],
+    read_ids: Callable[[Tags], Any] | None = None,
 ) -> Result:
     """Train until done; if a peer's process restarts, start over from the last checkpoint.
 
@@ -124,6 +133,8 @@ def _run_recorded(
     open_files.raise_limit()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
+    if settings.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
     num_restarts, newest = 0, ""
     while True:
         party = make_party()
@@ -140,7 +151,7 @@ def _run_recorded(
                     "checkpoint in between; find the cause at their side, and start again at all "
                     "parties to resume"
                 ) from error
-    record_result(folder, job, result, party)
+    record_result(folder, job, result, party, read_ids)
     return result
 
 
@@ -157,11 +168,12 @@ def _run_once(
     with open_links(endpoint_of(settings, folder.try_emit), listening) as links:
         folder.emit(Connected(peers=sorted(links), secure=not settings.insecure))
         name, emit = settings.name, folder.emit
+        options: dict[str, Any] = {"checkpoints": checkpoints, "graphs": settings.graphs}
         if isinstance(party, Guest):
-            session = guest_session(name, party, job, links, emit, checkpoints=checkpoints)
+            session = guest_session(name, party, job, links, emit, **options)
         else:
             link = links[job.guest]
-            session = host_session(name, party, job, link, emit, checkpoints=checkpoints)
+            session = host_session(name, party, job, link, emit, **options)
         return run_blocking(session)
 
 

@@ -11,7 +11,14 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from celu.errors import DataError
-from celu.prepare.parsing import CellTypeError, Kind, classify_cell, readable
+from celu.prepare.parsing import (
+    CellTypeError,
+    Kind,
+    advice_on_text,
+    classify_cell,
+    is_date,
+    readable,
+)
 from celu.prepare.prefetch import prefetch
 
 # Blocks of this size are parsed within the CPU's cache. Several are then joined, because the cost
@@ -91,6 +98,7 @@ class DelimitedReader:
         """Read the whole file again as bytes, to count the cells that cannot be converted."""
         undecodable: Counter[str] = Counter()
         text: Counter[str] = Counter()
+        dates: Counter[str] = Counter()
         with readable(self._path, block_bytes=BLOCK_BYTES), self._open() as stream:
             for batch in self._parse(stream, dict.fromkeys(columns, pa.binary())):
                 for name, kind in columns.items():
@@ -98,15 +106,19 @@ class DelimitedReader:
                         found = classify_cell(value, self._decimal)
                         undecodable[name] += found == "bytes"
                         text[name] += kind == "number" and found == "text"
-        problems = [
-            f"{self._path}: column {name!r}: expected {expected}, got {got} in {count[name]:,} rows"
-            for count, expected, got in (
-                (undecodable, "UTF-8", "other bytes"),
-                (text, "numbers", "text"),
-            )
-            for name in columns
-            if count[name]
-        ]
+                        dates[name] += found == "text" and is_date(value)
+        problems = []
+        for count, expected, got in (
+            (undecodable, "UTF-8", "other bytes"),
+            (text, "numbers", "text"),
+        ):
+            for name in columns:
+                if count[name]:
+                    what = f"expected {expected}, got {got} in {count[name]:,} rows"
+                    fix = "write the file again as UTF-8"
+                    if count is text:
+                        fix = advice_on_text(name, are_dates=dates[name] == text[name])
+                    problems.append(f"{self._path}: column {name!r}: {what}; {fix}")
         return DataError("\n".join(problems) or f"{self._path}: expected numbers, got text")
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from celu.data.parquet_sizes import check_sizes
 from celu.errors import DataError
-from celu.prepare.parsing import Kind, NumberParser, readable, to_float64
+from celu.prepare.parsing import Kind, NumberParser, advice_on_text, readable, to_float64
 
 PARQUET_ROWS = 65_536
 # A few kilobytes can declare gigabytes: one long text in all rows (see also `parquet_sizes`).
@@ -100,7 +100,10 @@ class ParquetReader:
                 "bag": "text with separators for a bag",
                 "as-is": "a type that is not nested",
             }[kind]
-            raise DataError(f"{self._path}: column {name!r}: expected {expected}, got {given}")
+            fix = ""
+            if kind == "number" and pa.types.is_temporal(given):
+                fix = f"; {advice_on_text(name, are_dates=True)}"
+            raise DataError(f"{self._path}: column {name!r}: expected {expected}, got {given}{fix}")
 
     def _convert(self, name: str, kind: Kind, array: Any) -> Any:
         is_date = pa.types.is_date(array.type) or pa.types.is_timestamp(array.type)

@@ -23,6 +23,9 @@ from celu.errors import DataError
 # as-is: string from a text file, Parquet's own type from Parquet.
 Kind = Literal["text", "number", "category", "date", "bag", "label", "as-is"]
 
+_DATE = re.compile(
+    rb"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([T ].*)?\s*$"
+)
 _RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 
 
@@ -97,6 +100,21 @@ def classify_cell(value: bytes, decimal: str = ".") -> Literal["bytes", "text", 
     except ValueError:
         return "text"
     return "number" if text.isascii() and "_" not in text else "text"
+
+
+def is_date(value: bytes) -> bool:
+    """Whether a cell looks like a date or a time stamp."""
+    return _DATE.match(value) is not None
+
+
+def advice_on_text(name: str, *, are_dates: bool = False) -> str:
+    """What to do about text in a column of numbers."""
+    if are_dates:
+        return f"they look like dates: declare {name!r} under [dates] in schema.toml"
+    return (
+        f"declare {name!r} under [categories] in schema.toml, or, if the text means a missing "
+        "value, list it in missing of [source]"
+    )
 
 
 class CellTypeError(Exception):

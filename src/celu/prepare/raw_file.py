@@ -15,7 +15,7 @@ from celu.config.schema import Source
 from celu.errors import ConfigError, DataError
 from celu.prepare.delimited import DelimitedReader
 from celu.prepare.parquet import ParquetReader
-from celu.prepare.parsing import Kind, NumberParser
+from celu.prepare.parsing import Kind, NumberParser, advice_on_text
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".txt": "tsv", ".parquet": "parquet"}
 DELIMITERS = (",", ";", "\t", "|")  # that are noticed where another one is declared
@@ -115,7 +115,8 @@ class RawFile:
             num_rows += length
             yield Block(arrays, length, position)
         problems = [
-            f"column {name!r}: expected numbers, got text in {count:,} rows"
+            f"column {name!r}: expected numbers, got text in {count:,} rows; "
+            + advice_on_text(name)
             for name, count in self._parser.text_rows.items()
             if count
         ]

@@ -13,6 +13,7 @@ from celu.record.series import learning_series, throughput_series
 from celu.record.summary import describe_event, summarize
 from celu.record.timeline import POSITIONS, choose_window, group_by_run, spans_in
 from celu.report.clocks import clock_offset_s
+from celu.report.comparison import what_federation_adds
 
 
 def content(records: Sequence[RunRecord]) -> dict[str, Any]:
@@ -29,6 +30,7 @@ def _run(record: RunRecord, label: str) -> dict[str, Any]:
     return {
         "label": label,
         "summary": summarize(record),
+        "federation": what_federation_adds(record),
         **learning_series(record.rounds, record.evaluations),
         **throughput_series(record.rounds),
         "warnings": [[f.topic, f.message, f.fix] for f in warnings(RunStatus.from_record(record))],

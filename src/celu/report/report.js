@@ -1,7 +1,7 @@
 /* The report: lays out the data of `content.py` as charts and tables. */
 "use strict";
 (() => {
-  const { el, table, data } = Page;
+  const { el, number, table, data } = Page;
   const { runs } = data;
   const byId = (id) => document.getElementById(id);
   const view = Runs.view(runs);
@@ -33,10 +33,27 @@
     }
   }
 
+  /** A guest's run compared with its baseline, where it has one. */
+  function federation() {
+    const compared = runs.filter((run) => run.federation);
+    if (!compared.length) return byId("federation").remove();
+    const interval = (bounds) => (bounds ? `${number(bounds[0])} to ${number(bounds[1])}` : "–");
+    for (const { label, federation: { metrics, caption, notes } } of compared) {
+      if (metrics.length) {
+        const rows = metrics.map(([title, together, alone, lift, bounds, verdict]) =>
+          [title, together, alone, lift, interval(bounds), verdict]);
+        byId("federation").append(table(["metric", "together", "alone", "added", "95 % interval", "verdict"], rows,
+          { caption: `${label}. ${caption}`, full: true }));
+      }
+      for (const note of notes) byId("federation").append(el("p", { class: "faint" }, `${label}: ${note}`));
+    }
+  }
+
   const done = runs.filter((run) => run.summary.status === "done").length;
   byId("subtitle").textContent = `${runs.length} run${runs.length > 1 ? "s" : ""}, ${done} done`;
   view.controls(byId("legend"), byId("x-axis"));
   view.summary(byId("numbers"));
+  federation();
   view.warnings(byId("warning-list"));
   view.learning(byId("learning"));
   Runs.radios(byId("positions"), "position", Object.fromEntries(Object.keys(data.windows).map((n) => [n, n])), position,

@@ -45,7 +45,7 @@ Progress = Callable[[str], None]
 
 def evaluate(
     scores: Path | str | Any,
-    labels: Path | str | Any,
+    labels: Path | str | Any = None,
     *,
     by: Sequence[str] | Mapping[str, Any] = (),
     against: Path | str | Any = None,
@@ -64,7 +64,8 @@ def evaluate(
 
     With files, `by` names columns of the labels file, or "hosts", which the scores file has, and
     `against` is the scores file of another model. All figures are then of the rows that both files
-    score. With arrays, `by` has an array for each name, and `output` ("binary", "multiclass" or
+    score. The scores of a run's held-out rows (`scores.parquet` in its folder) have labels of their
+    own. With arrays, `by` has an array for each name, and `output` ("binary", "multiclass" or
     "regression") is required; labels that are text also need `classes`, as predictions have them.
     `metrics` are the user's own (`celu.metric`), besides all that fit the output. Intervals are at
     95 %, from `resamples` resamples of the rows; 0 makes none. A slice with fewer than `min_rows`
@@ -91,7 +92,7 @@ def evaluate(
             )
         rows = rows_from_files(
             Path(scores),
-            Path(labels),
+            None if labels is None else Path(labels),
             by=by,
             against=None if against is None else Path(against),
             id_column=id_column,
@@ -100,6 +101,8 @@ def evaluate(
     else:
         if not isinstance(by, Mapping) and len(by):
             raise ConfigError("by: expected an array for each name, as scores are an array")
+        if labels is None:
+            raise ConfigError("labels: expected an array, as scores are an array")
         columns = by if isinstance(by, Mapping) else {}
         rows = rows_from_arrays(
             output,

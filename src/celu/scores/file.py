@@ -22,10 +22,10 @@ from celu.data.folder import sync
 from celu.data.parquet_sizes import check_sizes
 from celu.errors import ConfigError, DataError
 from celu.metrics.names import Output
-from celu.metrics.values import check_scores
+from celu.metrics.values import Labels, check_labels, check_scores
 from celu.prepare.parsing import readable
 from celu.scores.layout import (
-    COLUMNS,
+    LABEL,
     MAX_CLASSES,
     MAX_NAME,
     ROWS_PER_GROUP,
@@ -34,6 +34,7 @@ from celu.scores.layout import (
     check_schema,
     check_unique,
     classes_of,
+    columns_of,
     decode_ids,
     make_schema,
     num_values,
@@ -44,7 +45,10 @@ _BATCH_CELLS = 1 << 22
 
 @dataclass(frozen=True)
 class Scores:
-    """The rows of a scores file, in its order. `scores` has shape [N], or [N, K] for K classes."""
+    """The rows of a scores file, in its order. `scores` has shape [N], or [N, K] for K classes.
+
+    `labels` are in the file of a run's own held-out rows only.
+    """
 
     path: Path
     model: str
@@ -53,6 +57,7 @@ class Scores:
     scores: npt.NDArray[np.float64]
     hosts: Any  # an Arrow array: a dictionary of strings
     fallback: npt.NDArray[np.bool_]
+    labels: Labels | None = None  # codes of the classes
     classes: tuple[ClassLabel, ...] | None = None  # if they are other than codes
 
     def __len__(self) -> int:
@@ -65,8 +70,9 @@ class ScoreWriter:
     The file appears under its name on exit, complete and with unique ids, and replaces one that
     exists. After an error nothing is left. `num_classes` is for the output "multiclass"; `classes`
     are those of the labels, if they are other than codes. With `ids_are_unique` the caller has
-    checked the ids, which takes memory for all of them. Raises ConfigError if the file cannot be
-    written, DataError for scores that a reader would refuse.
+    checked the ids, which takes memory for all of them. With `with_labels`, the file has labels
+    too. Raises ConfigError if the file cannot be written, DataError for scores that a reader would
+    refuse.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class ScoreWriter:
         num_classes: int | None = None,
         classes: Sequence[ClassLabel] | None = None,
         ids_are_unique: bool = False,
+        with_labels: bool = False,
     ) -> None:
         if (output == "multiclass") != (num_classes is not None):
             raise ConfigError(
@@ -93,7 +100,7 @@ class ScoreWriter:
         self._path = path
         self._ids_are_unique = ids_are_unique
         self._output: Output = output
-        self._schema = make_schema(output, num_classes, model, classes)
+        self._schema = make_schema(output, num_classes, model, classes, with_labels=with_labels)
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         self._file: Any = None
 
@@ -129,10 +136,11 @@ class ScoreWriter:
         scores: npt.NDArray[Any],
         hosts: Sequence[str],
         fallback: npt.NDArray[np.bool_] | Sequence[bool],
+        labels: Labels | None = None,
     ) -> None:
         """Append rows: one id, score, joined host names and fallback flag for each.
 
-        `ids` are strings or an Arrow array of them.
+        `ids` are strings or an Arrow array of them. `labels` are for a file with labels.
         """
         num_rows = len(ids)
         flat = np.ascontiguousarray(scores, np.float64)
@@ -150,6 +158,13 @@ class ScoreWriter:
             values = pa.FixedSizeListArray.from_arrays(values, num_classes)
         names = pa.array(hosts, pa.string()).dictionary_encode()
         rows = [_text(ids), values, names, pa.array(fallback, pa.bool_())]
+        if LABEL in self._schema.names:
+            if labels is None or labels.shape != (num_rows,):
+                raise DataError(
+                    f"expected {num_rows} labels, got {None if labels is None else labels.shape}"
+                )
+            check_labels(f"{self._path}: column 'label'", self._output, labels, num_classes)
+            rows.append(pa.array(labels, pa.float64()))
         table = pa.Table.from_arrays(rows, schema=self._schema)
         check_rows(self._path, table)
         try:
@@ -172,7 +187,7 @@ def read_scores(path: Path | str) -> Scores:
         schema = pq.read_schema(path)
     model, output = check_schema(path, schema)
     check_sizes(path, _Everything())
-    ids, hosts, scores, fallback = [], [], [], []
+    ids, hosts, scores, fallback, labels = [], [], [], [], []
     with readable(path):
         file = pq.ParquetFile(
             path,
@@ -181,9 +196,9 @@ def read_scores(path: Path | str) -> Scores:
             page_checksum_verification=True,
         )
         with file:
-            num_rows, num_classes = 0, num_values(schema)
+            num_rows, num_classes, columns = 0, num_values(schema), columns_of(schema)
             size = max(1, min(ROWS_PER_GROUP, _BATCH_CELLS // num_classes))
-            for batch in file.iter_batches(size, columns=list(COLUMNS), use_threads=False):
+            for batch in file.iter_batches(size, columns=list(columns), use_threads=False):
                 num_rows += batch.num_rows
                 check_num_rows(path, num_rows, num_classes)
                 check_rows(path, batch)
@@ -191,11 +206,17 @@ def read_scores(path: Path | str) -> Scores:
                 hosts.append(batch.column("hosts").cast(pa.dictionary(pa.int32(), pa.string())))
                 scores.append(_values(path, output, batch.column("score")))
                 fallback.append(batch.column("fallback").to_numpy(zero_copy_only=False))
+                if LABEL in columns:
+                    labels.append(batch.column(LABEL).to_numpy())
         if not ids:
             raise DataError(f"{path}: expected rows, got none; score the rows again")
         all_ids = _joined(ids)
         all_hosts = pa.chunked_array(hosts).unify_dictionaries().combine_chunks()
     check_unique(path, all_ids)
+    all_labels = np.concatenate(labels) if labels else None
+    if all_labels is not None:
+        classes = num_classes if output == "multiclass" else None
+        check_labels(f"{path}: column 'label'", output, all_labels, classes)
     return Scores(
         path,
         model,
@@ -204,6 +225,7 @@ def read_scores(path: Path | str) -> Scores:
         np.concatenate(scores),
         all_hosts,
         np.concatenate(fallback),
+        all_labels,
         classes_of(path, schema, output),
     )
 

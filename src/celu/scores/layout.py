@@ -5,6 +5,7 @@
                fixed_size_list<float64, K>: the probabilities of the K classes (multiclass)
     hosts      dictionary<string>: the names of the hosts that took part, joined by ","
     fallback   bool: whether a fallback stands in for the model
+    label      float64: the label, only in the scores of a run's own held-out rows
 
 The schema's metadata has `celu.format`, `celu.model` (the model's name), `celu.output` and, unless
 they are the codes 0 to K - 1, `celu.classes`: the classes of the labels as JSON, in the order of
@@ -29,6 +30,7 @@ from celu.text import printable
 
 FORMAT = "celu-scores-1"
 COLUMNS = ("id", "score", "hosts", "fallback")
+LABEL = "label"
 ROWS_PER_GROUP = 1 << 16
 MAX_CLASSES = 10_000
 MAX_NAME = 200
@@ -44,14 +46,24 @@ def make_schema(
     num_classes: int | None,
     model: str,
     classes: Sequence[ClassLabel] | None = None,
+    *,
+    with_labels: bool = False,
 ) -> Any:
     """The Arrow schema of a scores file."""
     score = pa.float64() if num_classes is None else pa.list_(pa.float64(), num_classes)
     types = (pa.string(), score, pa.dictionary(pa.int32(), pa.string()), pa.bool_())
+    fields = list(zip(COLUMNS, types, strict=True))
+    if with_labels:
+        fields.append((LABEL, pa.float64()))
     metadata = {"celu.format": FORMAT, "celu.model": model, "celu.output": output}
     if classes is not None:
         metadata["celu.classes"] = to_metadata(classes)
-    return pa.schema(list(zip(COLUMNS, types, strict=True)), metadata=metadata)
+    return pa.schema(fields, metadata=metadata)
+
+
+def columns_of(schema: Any) -> tuple[str, ...]:
+    """The columns that a reader uses: all of `COLUMNS`, and the label where there is one."""
+    return (*COLUMNS, LABEL) if LABEL in schema.names else COLUMNS
 
 
 def num_values(schema: Any) -> int:
@@ -85,7 +97,7 @@ def check_schema(path: Path, schema: Any) -> tuple[str, Output]:
             f"{path}: expected celu.model, and celu.output to be one of "
             f"{', '.join(get_args(Output))}, got {model!r} and {output!r}; {_AGAIN}"
         )
-    for name in COLUMNS:
+    for name in columns_of(schema):
         if schema.names.count(name) != 1:
             raise DataError(f"{path}: expected one column {name!r}; {_AGAIN}")
         given = schema.field(name).type
@@ -99,7 +111,8 @@ def check_schema(path: Path, schema: Any) -> tuple[str, Output]:
 
 def _expected(name: str, output: str) -> str:
     score = "fixed_size_list<float64, K>" if output == "multiclass" else "float64"
-    return {"id": "string", "score": score, "hosts": "dictionary<string>", "fallback": "bool"}[name]
+    expected = {"id": "string", "score": score, "hosts": "dictionary<string>", "fallback": "bool"}
+    return {**expected, LABEL: "float64"}[name]
 
 
 def _is_valid(name: str, given: Any, output: str) -> bool:
@@ -109,7 +122,7 @@ def _is_valid(name: str, given: Any, output: str) -> bool:
         return bool(pa.types.is_dictionary(given) and pa.types.is_string(given.value_type))
     if name == "fallback":
         return bool(pa.types.is_boolean(given))
-    if output != "multiclass":
+    if name == LABEL or output != "multiclass":
         return bool(given == pa.float64())
     is_list = pa.types.is_fixed_size_list(given) and given.value_type == pa.float64()
     return bool(is_list and 2 <= given.list_size <= MAX_CLASSES)
@@ -130,7 +143,7 @@ def check_num_rows(path: Path, num_rows: int, num_classes: int = 1) -> None:
 def check_rows(path: Path, batch: Any) -> None:
     """Raise DataError for nulls; pyarrow's own error for text that is not UTF-8."""
     batch.validate(full=True)  # text in a Parquet file may be any bytes
-    for name in COLUMNS:
+    for name in columns_of(batch.schema):
         if nulls := batch.column(name).null_count:
             raise DataError(
                 f"{path}: column {name!r}: expected a value in every row, got {nulls:,} nulls; "

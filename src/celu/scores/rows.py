@@ -56,7 +56,7 @@ class Rows:
 
 def rows_from_files(
     scores: Path,
-    labels: Path,
+    labels: Path | None,
     *,
     by: Sequence[str] = (),
     against: Path | None = None,
@@ -65,8 +65,9 @@ def rows_from_files(
 ) -> Rows:
     """Read and join files by id; raises ConfigError or DataError.
 
-    `by` names columns of the labels file, or "hosts": the column of the scores file, unless the
-    labels file has one of that name.
+    Without `labels`, those in the scores file are used, which a run's own scores have. `by` names
+    columns of the labels file, or "hosts": the column of the scores file, unless the labels file
+    has one of that name.
     """
     used = [id_column, label_column, *by]
     if len(set(used)) != len(used):
@@ -78,10 +79,13 @@ def rows_from_files(
     other = None if against is None else read_scores(against)
     if other is not None:
         _check_same_output(scored, other)
-    raw = RawFile(labels, Source())
-    by_hosts = HOSTS in by and HOSTS not in raw.names()
+    raw = None if labels is None else RawFile(labels, Source())
+    by_hosts = HOSTS in by and (raw is None or HOSTS not in raw.names())
     columns = [name for name in by if not (by_hosts and name == HOSTS)]
-    ids, values, slices = _read_labels(raw, id_column, label_column, columns, scored.classes)
+    if raw is None:
+        ids, values, slices = _own_labels(scored, columns)
+    else:
+        ids, values, slices = _read_labels(raw, id_column, label_column, columns, scored.classes)
     at = _positions(scored.ids, ids)  # of each score's label, -1 if there is none
     is_labelled = at >= 0
     is_labelled[is_labelled] = ~np.isnan(values[at[is_labelled]])
@@ -107,8 +111,8 @@ def rows_from_files(
     )
     if not counts.evaluated:
         raise DataError(
-            f"{scores}: expected rows with a label in {labels}, got none of {len(scored):,}; "
-            "check the id column (--id) and that both files are of the same rows"
+            f"{scores}: expected rows with a label in {labels or scores}, got none of "
+            f"{len(scored):,}; check the id column (--id) and that both files are of the same rows"
         )
     at = at[is_used]
     classes = scored.scores.shape[1] if scored.scores.ndim > 1 else None
@@ -116,7 +120,9 @@ def rows_from_files(
     if by_hosts:
         found[HOSTS] = _hosts_column(scored.hosts.filter(pa.array(is_used)))
     used_labels = values[at]
-    check_labels(f"{labels}: column {label_column!r}", scored.output, used_labels, classes)
+    check_labels(
+        f"{labels or scores}: column {label_column!r}", scored.output, used_labels, classes
+    )
     return Rows(
         scored.output,
         scored.scores[is_used],
@@ -137,6 +143,18 @@ def _check_same_output(scored: Scores, other: Scores) -> None:
             f"{other.path}: expected the output of {scored.path}, {scored.output} {list(ours)}, "
             f"got {other.output} {list(theirs)}, or other classes; compare models of the same task"
         )
+
+
+def _own_labels(scored: Scores, by: Sequence[str]) -> tuple[Any, Labels, dict[str, SliceColumn]]:
+    """The labels of a scores file that has them."""
+    if scored.labels is None:
+        raise ConfigError(
+            f"--labels: expected the file of the labels: {scored.path} has scores only; the scores "
+            "of a run's own held-out rows have labels too"
+        )
+    if by:
+        raise ConfigError(f"--by: expected --labels, the file with the columns {', '.join(by)}")
+    return scored.ids, scored.labels, {}
 
 
 def _read_labels(

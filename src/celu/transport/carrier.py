@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from celu.errors import CertificateError, PeerLost
+from celu.errors import CeluError, CertificateError, PeerLost
+from celu.events import Callback, ClientRejected, ignore
 from celu.text import printable
 from celu.transport.connection import Connection
 from celu.transport.inner_tls import InnerTls
@@ -26,6 +27,7 @@ NAME_KEY = "celu-name"  # the client's name: only a claim, unless its certificat
 IDENTIFY_S = 10.0  # deadline of each step in which a client identifies itself
 # Clients behind a gateway whose inner TLS handshake may be in progress at the same time.
 _MAX_UNAUTHENTICATED = 8
+_MAX_REPORTED = 20  # rejected clients, of one listener
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ class Admission:
     """Which clients are expected, which have connected, and why others were rejected.
 
     The certificate of a client comes from its connection or, behind a gateway, from the inner TLS.
-    Without `credentials` the run is insecure, and the name of a client is not verified.
+    Without `credentials` the run is insecure, and the name of a client is not verified. `on_event`
+    is called with each `ClientRejected`, on any thread.
     """
 
     def __init__(
@@ -102,11 +105,14 @@ class Admission:
         credentials: Credentials | None,
         *,
         behind_gateway: bool = False,
+        on_event: Callback = ignore,
     ) -> None:
         self.peers = list(links)
         self.credentials = credentials
         self.behind_gateway = behind_gateway
         self.rejections: deque[str] = deque(maxlen=5)  # for error messages, so only the latest
+        self._on_event = on_event
+        self._num_reported = 0
         self._links = dict(links)
         self._connected = {name: threading.Event() for name in links}
         self._unauthenticated: list[Connection] = []
@@ -151,11 +157,27 @@ class Admission:
             oldest.abort(PeerLost("too many clients at the same time; try again later"))
         return connection
 
-    def note_rejection(self, problem: str) -> None:
-        """Record why a client was rejected; the reason may quote it."""
-        problem = printable(problem)
-        if problem not in self.rejections:  # each of many stripes may report the same
+    def note_rejection(self, error: CeluError, address: str = "") -> None:
+        """Record why a client was rejected; the reason may quote it.
+
+        It is also reported at once, unless it is a PeerLost: that client may try again.
+        """
+        problem = printable(str(error))
+        with self._lock:
+            if problem in self.rejections:  # each of many stripes may report the same
+                return
             self.rejections.append(problem)
+            if isinstance(error, PeerLost) or self._stopping:
+                return
+            self._num_reported += 1
+            if self._num_reported > _MAX_REPORTED:  # strangers must not fill the log
+                return
+        self._on_event(ClientRejected(reason=problem, address=printable(address)))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every peer has connected."""
+        return all(connected.is_set() for connected in self._connected.values())
 
     def wait(self, connect_s: float) -> dict[str, StreamLink]:
         """Return the links once every peer has connected; raises PeerLost at the deadline."""

@@ -33,7 +33,8 @@ class Endpoint:
     `connect` maps the peers that we dial to their routes; `accept` names those that dial us, at
     `listen`, which is plain HTTP for our own gateway if `behind_gateway`. `keys` are our
     certificate, our key and each peer's authority; None: an insecure run. `make_emulator` returns
-    an emulator for each link; `on_event` is called when a link goes down or comes up again.
+    an emulator for each link; `on_event` is called when a link goes down or comes up again, and
+    when a client is rejected.
     """
 
     name: str
@@ -83,6 +84,7 @@ def open_links(
                 {peer: links[peer] for peer in endpoint.accept},
                 credentials,
                 behind_gateway=endpoint.behind_gateway,
+                on_event=endpoint.on_event,
             )
             listener = carrier.listen(endpoint.listen, admission)
             stack.callback(listener.stop)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import secrets
 import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 # gRPC reads this once, when it is first used. It limits TLS 1.2 to a suite with pre-shared keys,
 # which cannot work because there are none. The suites of TLS 1.3 are not affected, so TLS 1.3 is
@@ -29,6 +31,7 @@ from celu.threads import DaemonThreads
 from celu.transport import carrier
 from celu.transport.carrier import IDENTIFY_S, NAME_KEY, Admission, MakeConnection, Route
 from celu.transport.connection import Connection
+from celu.transport.handshakes import HandshakeWatch, unexplained
 from celu.transport.inner_tls import MAX_ENCRYPTED_BYTES, InnerTls
 from celu.transport.stripes import (
     RoundRobin,
@@ -107,6 +110,7 @@ class Listener(carrier.Listener):
         # A gateway may carry all streams on one connection; without one, each is of one peer.
         per_connection = max_streams if admission.behind_gateway else self._max_stripes
         limits = _server_limits(per_connection, max_pending, window)
+        self._watch = HandshakeWatch(self._report_handshake)
         self._threads = DaemonThreads(max_streams, "celu-listen")
         self._server: Any = grpc.server(
             self._threads,
@@ -135,15 +139,24 @@ class Listener(carrier.Listener):
         credentials = self.admission.credentials
         if credentials is None or self.admission.behind_gateway:
             return int(self._server.add_insecure_port(address))
-        server_credentials = grpc.ssl_server_credentials(
+        configuration = grpc.ssl_server_certificate_configuration(
             [(credentials.key, credentials.certificate)],
             root_certificates=b"\n".join(credentials.authorities.values()),
-            require_client_auth=True,
+        )
+        # gRPC calls the function whenever a client connects; None: the certificate has not changed.
+        server_credentials = grpc.dynamic_ssl_server_credentials(
+            configuration, self._watch.began, require_client_authentication=True
         )
         return int(self._server.add_secure_port(address, server_credentials))
 
+    def _report_handshake(self) -> None:
+        credentials = self.admission.credentials
+        if credentials is not None and not self.admission.is_complete:
+            self.admission.note_rejection(unexplained(self.admission.peers, credentials.files[0]))
+
     def stop(self) -> None:
         """See `carrier.Listener`."""
+        self._watch.stop()
         self._groups.stop(PeerLost("no longer listening"))
         self.admission.stop()
         self._server.stop(grace=1.0).wait(2.0)
@@ -157,6 +170,7 @@ class Listener(carrier.Listener):
             _start_receiving(connection, gather(streams))
             return connection
 
+        self._watch.opened_stream()
         try:
             metadata = _headers(context)
             name = self.admission.authenticate(metadata.get(NAME_KEY, ""), _certificate(context))
@@ -167,7 +181,7 @@ class Listener(carrier.Listener):
             if not connection.protocol.greeted and connection.problem is not None:
                 raise connection.problem  # why the client was rejected
         except CeluError as error:
-            self.admission.note_rejection(str(error))
+            self.admission.note_rejection(error, _address(context))
             context.abort(_status(error), str(error))
 
 
@@ -182,6 +196,11 @@ def _is_free(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _address(context: Any) -> str:
+    """Where a client connects from, without its port."""
+    return re.sub(r"^ipv[46]:(.*):\d+$", r"\1", unquote(context.peer()))
 
 
 def _headers(context: Any) -> dict[str, str]:

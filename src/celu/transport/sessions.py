@@ -75,6 +75,7 @@ class Sessions:
                 {peer: self._links[peer] for peer in endpoint.accept},
                 self._credentials,
                 behind_gateway=endpoint.behind_gateway,
+                on_event=endpoint.on_event,
             )
             self._listener = self._carrier.listen(endpoint.listen, admission)
             self._on_listening(self._listener.port)

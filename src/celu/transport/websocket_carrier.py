@@ -16,6 +16,7 @@ from celu.errors import CeluError, CertificateError, ConfigError, PeerLost
 from celu.text import printable
 from celu.transport import carrier, inner_tls
 from celu.transport.carrier import IDENTIFY_S, NAME_KEY, Admission, MakeConnection, Route
+from celu.transport.handshakes import report_handshakes
 from celu.transport.inner_tls import MAX_ENCRYPTED_BYTES, InnerTls
 from celu.transport.preflight import ALPN, PREFLIGHT_PATH
 from celu.transport.tls import Credentials, client_context, read_authority, server_context
@@ -83,6 +84,9 @@ class Listener(carrier.Listener):
         if credentials is not None and not self.admission.behind_gateway:
             context = server_context(credentials, self.admission.peers)
             context.set_alpn_protocols([ALPN["websocket"]])
+            report_handshakes(
+                context, self.admission.peers, credentials.files[0], self.admission.note_rejection
+            )
         found = await asyncio.get_running_loop().getaddrinfo(
             host.strip("[]"), int(port), type=sockets.SOCK_STREAM, flags=sockets.AI_PASSIVE
         )
@@ -129,7 +133,7 @@ class Listener(carrier.Listener):
             self._clients.identify(socket.transport)
             return None
         except CeluError as error:
-            self.admission.note_rejection(str(error))
+            self.admission.note_rejection(error, _address(socket))
             return socket.respond(403, f"{error}\n")
 
     def _authenticate(self, socket: ServerConnection) -> str:
@@ -145,7 +149,7 @@ class Listener(carrier.Listener):
             name = self._authenticate(socket)
             connection = self.admission.admit(name)
         except CeluError as error:
-            self.admission.note_rejection(str(error))
+            self.admission.note_rejection(error, _address(socket))
             await reject(socket, error)
             return
         start(connection, socket, self._loop)
@@ -155,7 +159,7 @@ class Listener(carrier.Listener):
         await socket.wait_closed()
         deadline.cancel()
         if not connection.protocol.greeted and connection.problem is not None:
-            self.admission.note_rejection(str(connection.problem))
+            self.admission.note_rejection(connection.problem, _address(socket))
 
 
 class OutgoingConnection:
@@ -242,6 +246,12 @@ async def _dial(route: Route, context: ssl.SSLContext | None, name: str, peer: s
         create_connection=ClientSocket,
         **_LIMITS,
     )
+
+
+def _address(socket: ServerConnection) -> str:
+    """Where a client connects from, without its port."""
+    address = socket.remote_address
+    return str(address[0]) if address else ""
 
 
 def _text(response: Response) -> str:

@@ -1,0 +1,165 @@
+"""A run leaves the scores of its held-out rows, with ids and labels, and a resumed one has them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import celu
+from celu.checkpoint.generations import Checkpoints
+from celu.cli.app import app
+from celu.data.row_ids import read_ids
+from celu.data.tags import TAG_BYTES
+from celu.errors import ConfigError
+from celu.launch.recording import record_result
+from celu.run_folder import RunFolder
+from celu.scores.file import read_scores
+from cli.pair import pair_at
+from federation import Federation, federation
+from scores.samples import write_scores
+from stores import write_store
+
+
+def invoke(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def flights(tmp_path: Path) -> Path:
+    pair_at(tmp_path, tmp_path / "keys")
+    path = tmp_path / "job.toml"
+    path.write_text(path.read_text().replace("rounds = 60", "rounds = 20"))
+    return tmp_path
+
+
+def simulate(folder: Path, out: str = "run") -> Path:
+    parties = [folder / name / "party.toml" for name in ("airline", "weather")]
+    invoke("simulate", *parties, "--job", folder / "job.toml", "--out", folder / out)
+    return folder / out
+
+
+def last_evaluation(run: Path) -> dict[str, float]:
+    lines = (run / "events.jsonl").read_text().splitlines()
+    found: dict[str, float] = [e for e in map(json.loads, lines) if e["event"] == "evaluation"][-1]
+    return found
+
+
+def test_a_run_leaves_the_scores_of_its_test_rows_by_id_with_their_labels(flights: Path) -> None:
+    run = simulate(flights)
+    scores = read_scores(run / "scores.parquet")
+    store = celu.open_store(flights / "airline" / "store")
+    rows = [row for batch in store.batches("test", ["id", "label"]) for row in batch.to_pylist()]
+    assert scores.ids.to_pylist() == [row["id"] for row in rows]
+    assert scores.labels is not None
+    assert scores.labels.tolist() == [row["label"] for row in rows]
+    assert scores.hosts.to_pylist() == ["weather"] * len(rows) and not scores.fallback.any()
+    assert scores.model == json.loads((run / "summary.json").read_text())["model"]
+    assert (run / "scores.parquet").stat().st_mode & 0o777 == 0o600
+    assert not list(run.glob("*.partial"))
+
+
+def test_celu_evaluate_reads_them_and_finds_the_figures_of_the_run(flights: Path) -> None:
+    run = simulate(flights)
+    out = flights / "e.json"
+    text = invoke(
+        "evaluate", run / "scores.parquet", "--resamples", "100", "--by", "hosts", "--json", out
+    )
+    assert "1,024 rows evaluated" in text and "weather" in text
+    found = json.loads(out.read_text())["overall"]["metrics"]
+    reported = last_evaluation(run)
+    assert len(found) == 6
+    for name, figure in found.items():
+        assert figure["value"] == reported[name], name
+
+
+def test_columns_to_slice_by_and_scores_without_labels_need_a_labels_file(flights: Path) -> None:
+    run = simulate(flights)
+    with pytest.raises(ConfigError, match="--by: expected --labels, the file with the columns cit"):
+        invoke("evaluate", run / "scores.parquet", "--by", "city")
+    write_scores(flights / "s.parquet", np.linspace(0, 1, 20))
+    with pytest.raises(ConfigError, match=r"--labels: expected .*s.parquet has scores only"):
+        invoke("evaluate", flights / "s.parquet")
+
+
+def test_party_toml_chooses_metrics_and_names_ones_own(
+    flights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (flights / "airline" / "airline_metrics.py").write_text(
+        "import celu\n"
+        "@celu.metric(higher_is_better=False)\n"
+        "def miss(scores, labels):\n    return abs(scores - labels).mean()\n"
+    )
+    path = flights / "airline" / "party.toml"
+    own = 'loss = "binary"\nmetrics = ["ks", "airline_metrics:miss"]'
+    path.write_text(path.read_text().replace('loss = "binary"', own))
+    job = flights / "job.toml"
+    job.write_text(job.read_text().replace("[evaluation]", '[evaluation]\nmetric = "miss"'))
+    run = simulate(flights)
+    reported = last_evaluation(run)
+    assert {"loss", "ks", "miss"} <= reported.keys() and "auc" not in reported
+
+
+def results(fed: Federation, folder: Path) -> tuple[celu.Result, celu.Result]:
+    """Of a run, and of the same run started again after its last checkpoint."""
+    names = (fed.job.guest, *fed.hosts)
+    first, again = (
+        celu.simulate(
+            fed.job,
+            fed.guest,
+            fed.hosts,
+            checkpoints={name: Checkpoints(folder / name) for name in names},
+        )
+        for _ in range(2)
+    )
+    return first, again
+
+
+@pytest.mark.parametrize("loss", ["binary", "multiclass", "regression"])
+def test_a_run_that_was_killed_at_its_very_end_still_has_its_scores(
+    loss: str, tmp_path: Path
+) -> None:
+    first, again = results(federation(loss=loss), tmp_path)
+    assert first.scores is not None and again.scores is not None
+    assert again.rounds == first.rounds
+    assert np.array_equal(first.scores.scores, again.scores.scores)
+    assert np.array_equal(first.scores.labels, again.scores.labels)
+    assert first.scores.output == again.scores.output
+
+
+def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
+    fed = federation(loss="multiclass", evaluation=celu.Evaluation(every=7, rows=50))
+    result = celu.simulate(fed.job, fed.guest, fed.hosts)
+    record_result(RunFolder(tmp_path / "run", {}), fed.job, result, fed.guest)
+    scores = read_scores(tmp_path / "run" / "scores.parquet")
+    assert scores.ids.to_pylist() == [str(row) for row in range(50)]
+    assert scores.scores.shape == (50, 3)
+    found = celu.evaluate(scores.path, resamples=0)
+    assert found.metrics["accuracy"] == result.metrics["accuracy"]
+
+
+def test_a_store_that_changed_during_the_run_costs_the_scores_and_not_the_run(
+    tmp_path: Path,
+) -> None:
+    store = write_store(tmp_path / "store", {"x": np.zeros(192, np.float32)})
+    fed = federation()
+    rows = fed.guest.test
+    other_tags = np.zeros((192, TAG_BYTES), np.uint8)
+    test = celu.Dataset(rows.inputs, rows.labels, rows.sizes, other_tags)
+    result = celu.simulate(fed.job, fed.guest, fed.hosts)
+    folder, events = RunFolder(tmp_path / "run", {}), list[celu.Event]()
+    folder.add_callback(events.append)
+    read = partial(read_ids, store, "test", None)
+    record_result(folder, fed.job, result, replace(fed.guest, test=test), read)
+    assert "the store changed since then" in events[-1].fields["message"]
+    files = {path.name for path in folder.path.iterdir()}
+    assert "summary.json" in files and not any("scores" in name for name in files)
