@@ -42,10 +42,10 @@ def _frozen_accumulator(step: _Step) -> _Step:
 def _half_rate(step: _Step) -> _Step:
     def changed(trainer: Any) -> None:
         for rule in trainer._optimizer._rules:
-            rule._lr *= 0.5
+            rule.lr *= 0.5
         step(trainer)
         for rule in trainer._optimizer._rules:
-            rule._lr *= 2
+            rule.lr *= 2
 
     return changed
 

@@ -17,6 +17,7 @@ from celu.checkpoint.identity import RunIdentity
 from celu.config.job import Choice, Job
 from celu.engine.auto import AutoPlan
 from celu.engine.checkpointing import Checkpointer, ResumePoint, max_apart
+from celu.engine.graphs import GraphOptions
 from celu.engine.guest_program import allow_test_rows, score_test_rows, train_guest
 from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.held_out import HeldOutMetrics
@@ -33,6 +34,7 @@ from celu.events import (
     CheckpointDamaged,
     TrainingResumed,
     TrainingStarted,
+    Warned,
 )
 from celu.handshake import (
     check_contract,
@@ -63,10 +65,12 @@ async def host_session(
     emit: Callback,
     clock: Callable[[], float] = time.monotonic,
     checkpoints: Checkpoints | None = None,
+    graphs: bool = True,
 ) -> Result:
     """Run a host's part; `clock` times its events and must be the clock of its link.
 
     With `checkpoints`, it takes checkpoints and resumes from the newest that all parties have.
+    With `graphs`, its steps on a GPU are captured as CUDA graphs, where that is possible.
     """
     links = {link.peer: link}
     try:
@@ -78,7 +82,7 @@ async def host_session(
         ready = expect(await link.receive(), Kind.READY).body
         agreement = Agreement.from_body(link.peer, ready, name, inventories, max_apart(job))
         spans = Spans(clock)
-        trainer = HostTrainer(name, host, job, spans)
+        trainer = HostTrainer(name, host, job, spans, _graph_options(graphs, emit))
         observer = Observer(
             emit, [link.traffic], schedule.num_rounds, _report_every(schedule), spans
         )
@@ -115,6 +119,7 @@ async def guest_session(
     emit: Callback,
     clock: Callable[[], float] = time.monotonic,
     checkpoints: Checkpoints | None = None,
+    graphs: bool = True,
 ) -> Result:
     """Run the guest's part, with one link for each host. See also `host_session`."""
     links = {host: links[host] for host in job.hosts}  # in the order of the job
@@ -124,7 +129,7 @@ async def guest_session(
         own, theirs = await _exchange_hellos(name, contract, links, checkpoints, emit)
         agreement = agree(name, {name: own, **theirs}, max_apart(job))
         spans = Spans(clock)
-        trainer = GuestTrainer(name, guest, job, spans)
+        trainer = GuestTrainer(name, guest, job, spans, _graph_options(graphs, emit))
         traffic = [link.traffic for link in links.values()]
         observer = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule), spans)
         plan = _plan(job, schedule, guest)
@@ -297,6 +302,10 @@ def _flushing_on_error(checkpoints: Checkpoints | None) -> Iterator[None]:
             with suppress(CheckpointError):  # the first error is the one to report
                 checkpoints.flush()
         raise
+
+
+def _graph_options(enabled: bool, emit: Callback) -> GraphOptions:
+    return GraphOptions(enabled, lambda message: emit(Warned(message=message)))
 
 
 def _announce(

@@ -34,6 +34,7 @@ def simulate(
     checkpoints: Mapping[str, Checkpoints] | None = None,
     callbacks: Sequence[Callback] = (),
     host_callbacks: Mapping[str, Sequence[Callback]] | None = None,
+    graphs: bool = True,
 ) -> Result:
     """Train all parties' modules in place and return the guest's result.
 
@@ -45,7 +46,8 @@ def simulate(
     are virtual: the time that the run would take with each party on a machine of its own, `speed`
     times as fast as this one, and that link between them. `timer` measures how long this machine
     computes; on a busy machine `time.thread_time` is more accurate. With `checkpoints`, one for
-    each party, the run resumes from them.
+    each party, the run resumes from them. With `graphs`, steps on a GPU are captured as CUDA
+    graphs, where that is possible.
     """
     if isinstance(link, str):
         link = find_link(link)
@@ -75,6 +77,7 @@ def simulate(
             call_all((host_callbacks or {}).get(name, ())),
             time.monotonic if link is None else clocks[name].now,
             (checkpoints or {}).get(name),
+            graphs,
         )
         for name, host in hosts.items()
     }
@@ -88,6 +91,7 @@ def simulate(
         call_all(callbacks),
         guest_clock,
         (checkpoints or {}).get(job.guest),
+        graphs,
     )
     # Without virtual time there is no need to synchronize with a GPU to measure it.
     timed = None if link is None else clocks

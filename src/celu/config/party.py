@@ -170,6 +170,9 @@ class PartySettings(Settings):
     insecure: bool = False
     device: str = "cpu"
     threads: PositiveInt | None = None
+    # On a GPU: whether steps are captured as CUDA graphs, and how exact matrix products are.
+    graphs: bool = True
+    precision: Literal["fp32", "tf32"] = "fp32"
     run_dir: FilePath = Path("runs")
     connect_s: Seconds = 300.0
     deadline_s: Seconds = 120.0  # the longest wait for a connected peer's next message

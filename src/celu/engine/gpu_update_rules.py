@@ -33,12 +33,23 @@ class _RateOnDevice:
         self._rate.fill_(lr)
 
 
+def _copy_state(live: RuleState, state: RuleState) -> None:
+    """Write a state where the live one is, as a CUDA graph uses it; 0 where it has nothing yet."""
+    for index, values in live.items():
+        for key, tensor in values.items():
+            tensor.copy_(state[index][key]) if index in state else tensor.zero_()
+
+
 class Adagrad(_RateOnDevice, update_rules.Adagrad):  # type: ignore[misc]  # the rate's type
     """AdaGrad; see `update_rules.Adagrad`."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, accumulator: float) -> None:
         self._rate = torch.tensor(lr, device=parameters[0].device)
         super().__init__(parameters, lr, accumulator)
+
+    def load_state(self, state: RuleState) -> None:
+        """See `Rule`."""
+        _copy_state(self.state(), state)
 
     def _apply_dense(
         self, weights: list[Tensor], gradients: list[Tensor], roots: tuple[Tensor, ...]
@@ -58,6 +69,11 @@ class Sgd(_RateOnDevice, update_rules.Sgd):  # type: ignore[misc]  # the rate's 
         self._rate = torch.tensor(lr, device=parameters[0].device)
         super().__init__(parameters, lr, momentum)
 
+    def load_state(self, state: RuleState) -> None:
+        """See `Rule`. A buffer of 0 gives the first step that no buffer gives."""
+        super().load_state({**state, **self.state()})
+        _copy_state(self.state(), state)
+
     def _apply(self, weight: Tensor, direction: Tensor) -> None:
         if direction.is_sparse:
             SortedGradient(direction).apply_sgd(weight, self._rate)
@@ -71,6 +87,15 @@ class Adam(_RateOnDevice, update_rules.Adam):  # type: ignore[misc]  # the rate'
     def _make(self, lr: float) -> torch.optim.Optimizer:
         self._rate = torch.tensor(lr, device=self.parameters[0].device)
         return torch.optim.Adam(self.parameters, lr=self._rate, capturable=True)
+
+    def load_state(self, state: RuleState) -> None:
+        """See `Rule`. A state of 0 gives the first step that none gives."""
+        live = self.state()
+        if live:
+            _copy_state(live, state)
+            return
+        super().load_state(state)
+        self._optimizer.param_groups[0]["lr"] = self._rate  # not a copy of it
 
 
 class SparseAdam(_RateOnDevice):
@@ -105,10 +130,9 @@ class SparseAdam(_RateOnDevice):
 
     def load_state(self, state: RuleState) -> None:
         """See `Rule`. The number of steps may be one that another device counted."""
-        self._state = {
-            index: {**values, "step": _on(self._rate.device, values["step"])}
-            for index, values in state.items()
-        }
+        for index in state.keys() - self._state.keys():
+            self._begin(index, self.parameters[index])
+        _copy_state(self._state, state)
 
     def _begin(self, index: int, weight: Tensor) -> dict[str, Any]:
         self._state[index] = {

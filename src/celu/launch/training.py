@@ -136,6 +136,8 @@ def _run_recorded(
     open_files.raise_limit()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
+    if settings.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
     num_restarts, newest = 0, ""
     while True:
         party = make_party()
@@ -169,11 +171,12 @@ def _run_once(
     with open_links(endpoint_of(settings, folder.try_emit), listening) as links:
         folder.emit(Connected(peers=sorted(links), secure=not settings.insecure))
         name, emit = settings.name, folder.emit
+        options: dict[str, Any] = {"checkpoints": checkpoints, "graphs": settings.graphs}
         if isinstance(party, Guest):
-            session = guest_session(name, party, job, links, emit, checkpoints=checkpoints)
+            session = guest_session(name, party, job, links, emit, **options)
         else:
             link = links[job.guest]
-            session = host_session(name, party, job, link, emit, checkpoints=checkpoints)
+            session = host_session(name, party, job, link, emit, **options)
         return run_blocking(session)
 
 

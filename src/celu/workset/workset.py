@@ -97,26 +97,19 @@ class Workset:
         self.bubbles += entry is None
         return entry
 
-    def weigh(
-        self, stale: StaleDerivatives | StaleLosses, entry: Entry | None = None
-    ) -> Tensor | None:
-        """Instance weights, [B]; None without a weighting policy.
-
-        With `entry`, the similarities are also stored there for reports.
-        """
+    def weigh(self, stale: StaleDerivatives | StaleLosses) -> Weights | None:
+        """The weights of instances; None without a weighting policy."""
         if self.weighting is None:
             return None
-        weights: Weights = (
-            self.weighting.weigh_losses(stale)
-            if isinstance(stale, StaleLosses)
-            else self.weighting.weigh_derivatives(stale)
-        )
-        self.similarity_B = weights.similarity_B
-        if entry is not None:
-            entry.similarity_B = weights.similarity_B
-            if entry.uses == min(self.table.R, _LATE_USE) and self.reuse_weights.maxlen:
-                self.reuse_weights.append(weights.weights_B.mean())
-        return weights.weights_B
+        if isinstance(stale, StaleLosses):
+            return self.weighting.weigh_losses(stale)
+        return self.weighting.weigh_derivatives(stale)
+
+    def record(self, weights: Weights, entry: Entry) -> None:
+        """Remember, for reports and for `auto`, how an entry was weighted."""
+        self.similarity_B = entry.similarity_B = weights.similarity_B
+        if entry.uses == min(self.table.R, _LATE_USE) and self.reuse_weights.maxlen:
+            self.reuse_weights.append(weights.weights_B.mean())
 
 
 def summarize_table(table: WorksetTable) -> list[tuple[int, int, float | None]]:
