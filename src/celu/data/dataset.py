@@ -205,6 +205,10 @@ class Dataset:
         weights = None if self.weights is None else _select(self.weights, moved)
         return Batch(inputs, labels, self._tags(rows), weights)
 
+    def take_tags(self, start: int, stop: int) -> Tags:
+        """The tags of some consecutive rows; those of rows without tags are their numbers."""
+        return self._tags(slice(start, stop))
+
     def gather_blocks(
         self, blocks: Sequence[tuple[int, int]], order: npt.NDArray[np.int64]
     ) -> Dataset:
