@@ -188,7 +188,8 @@ class _Snapshot:
 
     @staticmethod
     def of(parameters: Sequence[nn.Parameter], others: Sequence[Tensor]) -> _Snapshot:
-        tensors = [*(p.detach() for p in parameters), *others]
+        # Not `detach()`: writing to it would invalidate the autograd graph of a captured step.
+        tensors = [*(p.data for p in parameters), *others]
         gradients = [p.grad for p in parameters]
         generator = torch.cuda.default_generators[parameters[0].device.index or 0]
         return _Snapshot(
