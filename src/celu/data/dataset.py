@@ -22,6 +22,8 @@ from celu.data.table import read_table
 from celu.data.tags import Tags, commitment, digest_rows
 from celu.errors import DataError
 
+MAX_EXAMPLES = 20_000  # rows, on which a bottom model may fit something
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -175,6 +177,12 @@ class Dataset:
         inputs = {name: _select(tensor, moved) for name, tensor in self.inputs.items()}
         inputs |= {name: inputs[name].long() for name in self.sizes}
         return Batch(inputs, labels, self._tags(rows))
+
+    def examples(self) -> dict[str, Tensor]:
+        """At most MAX_EXAMPLES rows of each input, evenly spaced, in main memory."""
+        count = min(self.num_rows, MAX_EXAMPLES)
+        rows = torch.arange(count) * self.num_rows // count
+        return {name: tensor.cpu() for name, tensor in self.take(rows).inputs.items()}
 
     def gather_blocks(
         self, blocks: Sequence[tuple[int, int]], order: npt.NDArray[np.int64]

@@ -98,6 +98,13 @@ def assert_runtimes_agree(folder: Path, model: Model, trained: Trained, rows: in
             top='{ use = "wdl", hidden = [4], outputs = 3 }',
             loss="multiclass",
         ),
+        Task(bottom='{ use = "resnet", dropout = 0.1 }', top='"resnet"'),
+        Task(
+            hosts=("weather", "bank"),
+            bottom='"resnet"',
+            top='{ use = "resnet", outputs = 3 }',
+            loss="multiclass",
+        ),
         Task(guest_has_features=False),
         Task(hosts=()),
         Task(
@@ -109,6 +116,8 @@ def assert_runtimes_agree(folder: Path, model: Model, trained: Trained, rows: in
         "dssm",
         "dssm with two hosts",
         "wdl with two hosts",
+        "resnet",
+        "resnet with two hosts",
         "no features",
         "alone",
         "names",
