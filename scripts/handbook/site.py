@@ -23,6 +23,7 @@ from handbook.reference import include_generated
 NAVIGATION = (
     ("docs/index.md", "celu"),
     ("docs/quickstart.md", "Quick start"),
+    ("docs/from-csv.md", "From a CSV to a validated model"),
     ("docs/concepts.md", "Concepts"),
     ("docs/two-companies.md", "Two companies"),
     ("docs/two-companies-guest.md", "— guest"),

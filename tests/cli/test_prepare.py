@@ -123,7 +123,7 @@ def test_avazu_becomes_a_guest_and_a_host_with_the_same_rows(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "output"),
     [
-        (["FILE"], "expected one of --schema, --like, and criteo or avazu .* got 0"),
+        (["FILE"], "expected one of --draft, --schema, --like, and criteo or avazu .* got 0"),
         (["FILE", "--schema", "SCHEMA", "--like", "SCHEMA"], "expected one of .* got 2"),
         (["criteo", "FILE", "--schema", "SCHEMA"], "expected one of .* got 2"),
         (["FILE", "--schema", "SCHEMA", "--seed", "3"], "are for criteo and avazu only"),

@@ -66,7 +66,7 @@ def test_the_learning_rate_is_shown_from_runs_that_recorded_it(tmp_path: Path) -
 def test_warnings_depend_on_what_a_run_did_and_not_on_its_age(tmp_path: Path) -> None:
     ended = {"status": "PeerLost", "message": "weather: gone"}
     failed = report_content(write_run(tmp_path / "failed", events(5), summary=ended))["runs"][0]
-    assert [what for what, _, _ in failed["warnings"]] == ["end"]
+    assert [what for what, *_ in failed["warnings"]] == ["end"]
     assert report_content(write_run(tmp_path / "running"))["runs"][0]["warnings"] == []
 
 

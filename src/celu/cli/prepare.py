@@ -43,12 +43,22 @@ def prepare(
     like: Annotated[
         Path | None, typer.Option(help="An existing store: encode new rows in the same way.")
     ] = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(help="Write a new schema.toml instead, guessed from the first rows."),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(help="With --draft: the column that a guest predicts.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing store.")] = False,
     seed: Annotated[
         int | None, typer.Option(min=0, help="criteo, avazu: seed of the split; by default 1.")
     ] = None,
     test: Annotated[
         float | None, typer.Option(help="criteo, avazu: share of test rows; by default 0.1.")
+    ] = None,
+    validation: Annotated[
+        float | None, typer.Option(help="criteo, avazu: share of validation rows; by default 0.")
     ] = None,
     buckets: Annotated[
         int | None,
@@ -63,7 +73,9 @@ def prepare(
         ),
     ] = None,
 ) -> None:
-    """Make a store from raw files: check, encode, split into training and test rows.
+    """Make a store from raw files: check, encode, split into training and held-out rows.
+
+    celu prepare FILE --draft schema.toml    guess the columns of a raw file, to check and edit
 
     celu prepare FILE... --schema schema.toml --out STORE
 
@@ -76,14 +88,23 @@ def prepare(
     from celu.prepare.presets import HASHED, PRESETS
 
     preset = files[0] if files[0] in PRESETS else None
-    schemas = [given for given in (preset, schema, like) if given is not None]
+    schemas = [given for given in (preset, schema, like, draft) if given is not None]
     if len(schemas) != 1:
         raise ConfigError(
-            "expected one of --schema, --like, and criteo or avazu as the first argument, "
+            "expected one of --draft, --schema, --like, and criteo or avazu as the first argument, "
             f"got {len(schemas)}"
         )
-    if preset is None and (seed, test, buckets, min_count) != (None,) * 4:
-        raise ConfigError("--seed, --test, --buckets and --min-count are for criteo and avazu only")
+    if draft is not None:
+        if out is not None or force:
+            raise ConfigError("--draft makes no store: expected neither --out nor --force")
+        _write_draft(files, draft, label)
+        return
+    if label is not None:
+        raise ConfigError("--label is for --draft; a schema.toml names the label itself")
+    if preset is None and (seed, test, validation, buckets, min_count) != (None,) * 5:
+        raise ConfigError(
+            "--seed, --test, --validation, --buckets and --min-count are for criteo and avazu only"
+        )
     if buckets is not None and min_count is not None:
         raise ConfigError("expected --buckets or --min-count, got both")
     out = out or Path(preset or "store")
@@ -92,7 +113,9 @@ def prepare(
         category = HASHED if buckets is None else Category(buckets=buckets)
         if min_count is not None:
             category = Category(vocabulary=MAX_VOCABULARY, min_count=min_count)
-        _prepare_preset(preset, sources, out, force, seed, test, category)
+        shares = {"seed": seed, "test": test, "validation": validation}
+        given = {key: value for key, value in shares.items() if value is not None}
+        _prepare_preset(preset, sources, out, force, given, category)
     elif like is not None:
         from celu.prepare.pipeline import prepare_like
 
@@ -111,13 +134,29 @@ def prepare(
         _print_reports(reports)
 
 
+def _write_draft(files: list[str], path: Path, label: str | None) -> None:
+    from celu.prepare.draft import write_draft
+
+    if len(files) != 1:
+        raise ConfigError(f"--draft: expected one file, the first of them, got {len(files)}")
+    made = write_draft(Path(files[0]), path, label=label)
+    console = Console(soft_wrap=True)
+    found = ", ".join(f"{table}: {count}" for table, count in made.counts.items() if count)
+    left_out = f"; left out: {made.left_out}" if made.left_out else ""
+    row_id = "id not found" if made.id is None else f"id {made.id}"
+    console.print(escape(f"{path}: {row_id}; {found or 'no features'}{left_out}"))
+    first = "Name the id in it, check" if made.id is None else "Check"
+    console.print(
+        escape(f"{first} every line, then: celu prepare {files[0]} --schema {path} --out store")
+    )
+
+
 def _prepare_preset(
     name: str,
     sources: list[Path],
     out: Path,
     force: bool,
-    seed: int | None,
-    test: float | None,
+    given: dict[str, float],
     category: Category,
 ) -> None:
     from celu.config.reading import validate
@@ -127,8 +166,7 @@ def _prepare_preset(
     from celu.prepare.pipeline import prepare as prepare_stores
     from celu.prepare.presets import PRESETS
 
-    given = {key: value for key, value in (("seed", seed), ("test", test)) if value is not None}
-    split = validate(Split, given, Path("--seed, --test"))
+    split = validate(Split, given, Path("--seed, --test, --validation"))
     parties = PRESETS[name](split, category)
     targets = [Target(columns, out / party / "store") for party, columns in parties.items()]
     with _show_progress() as progress:
@@ -168,7 +206,8 @@ def _show_progress() -> Iterator[ProgressCallback]:
 def _print_reports(reports: list[Report]) -> None:
     console = Console(soft_wrap=True)
     for report in reports:
-        rows = " and ".join(f"{count:,} {part}" for part, count in report.rows.items())
+        counts = [f"{count:,} {part}" for part, count in report.rows.items()]
+        rows = f"{', '.join(counts[:-1])} and {counts[-1]}"
         console.print(f"{escape(str(report.out))}: {rows} rows")
         if report.label is not None:
             console.print(f"  {escape(report.label)}")

@@ -47,16 +47,16 @@ class RawFile:
             raise DataError(
                 f"{path}: expected a file, got {'a folder' if path.is_dir() else 'none'}"
             )
-        self._is_text = format_ != "parquet"
-        if source.names is not None and not self._is_text:
+        self.is_text = format_ != "parquet"
+        if source.names is not None and not self.is_text:
             raise ConfigError(f"{path}: source.names is for files without column names")
-        if not self._is_text and (source.delimiter is not None or source.decimal != "."):
+        if not self.is_text and (source.delimiter is not None or source.decimal != "."):
             raise ConfigError(f"{path}: source.delimiter and source.decimal are for text files")
         self.num_bytes = path.stat().st_size
         self._parser = NumberParser(source.decimal)
         missing = sorted({"", *source.missing})
         self._reader: DelimitedReader | ParquetReader
-        if self._is_text:
+        if self.is_text:
             delimiter = source.delimiter or ("\t" if format_ == "tsv" else ",")
             if delimiter == source.decimal:
                 raise ConfigError(
@@ -93,7 +93,7 @@ class RawFile:
         absent = [name for name in columns if name not in names]
         if not absent:
             return
-        if len(absent) == len(columns) and self._is_text:
+        if len(absent) == len(columns) and self.is_text:
             # The first line may be a row instead of the header: it must not be quoted.
             advice = "if the file has no header, set source.names"
             other = next((d for d in DELIMITERS if len(names) == 1 and d in names[0]), None)

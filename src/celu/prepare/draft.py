@@ -1,0 +1,266 @@
+"""Drafts a `schema.toml` from a raw file, with a comment that gives the reason for each guess.
+
+It reads the first rows only. The draft is for its user to check: nothing else reads the guesses.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from celu.config.schema import RESERVED, ROW_NUMBER, Source
+from celu.errors import ConfigError, DataError
+from celu.prepare.guessing import ColumnSample, Guess, Table, guess
+from celu.prepare.parsing import Kind, readable
+from celu.prepare.raw_file import DELIMITERS, RawFile
+
+MAX_ROWS = 100_000
+_HEAD_BYTES = 1 << 16
+_TABLES: tuple[Table, ...] = ("numbers", "categories", "dates", "bags")
+_MAX_NAME = 200  # characters, as in a schema
+_ID_NAME = re.compile(r"(?i:(^|[^a-z])(id|uuid|guid|key|msisdn|iban)$)|[a-z]Id$|[a-z]ID$")
+_LABEL_VALUES = 2
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The text of a `schema.toml`; `id` is None if no column clearly identifies the rows."""
+
+    text: str
+    id: str | None
+    counts: dict[Table, int]
+    left_out: int
+
+
+def write_draft(source: Path, path: Path, *, label: str | None = None) -> Draft:
+    """Draft a schema and write it to a new file.
+
+    Raises ConfigError if the file exists or the label is no column, DataError for a file that
+    cannot be read or has no features.
+    """
+    if path.exists():  # before the rows are read
+        raise ConfigError(f"{path}: already exists; choose another name, or remove it first")
+    draft = draft_schema(source, label=label)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(draft.text)
+    except FileExistsError:
+        raise ConfigError(f"{path}: already exists; choose another name") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+    return draft
+
+
+def draft_schema(source: Path, *, label: str | None = None) -> Draft:
+    """Guess the columns of a raw file from its first rows; raises as `write_draft` does."""
+    delimiter = _find_delimiter(source)
+    samples, has_more = _read(source, Source(delimiter=delimiter))
+    decimal = _find_decimal(samples, delimiter)
+    samples = [ColumnSample(s.name, s.rows, s.counts, decimal) for s in samples]
+    names = [sample.name for sample in samples]
+    if label is not None and label not in names:
+        shown = ", ".join(names[:20])
+        raise ConfigError(f"--label: {source} has no column {label!r}, only {shown}")
+    row_id, candidates = _find_id([sample for sample in samples if sample.name != label])
+    guesses: dict[str, Guess] = {}
+    for sample in samples:
+        if sample.name in (row_id, label):
+            continue
+        found = guess(sample, names)
+        if sample.name in RESERVED:
+            found = Guess(None, "", f"a store has a column of this name; rename it ({found.why})")
+        elif not 0 < len(sample.name) <= _MAX_NAME:
+            found = Guess(None, "", f"expected a name of 1 to {_MAX_NAME} characters")
+        guesses[sample.name] = found
+    kept = {name: found for name, found in guesses.items() if found.table is not None}
+    if not kept and label is None:
+        raise DataError(f"{source}: expected columns with features, got none")
+    binary = [s.name for s in samples if s.name in kept and len(s.counts) == _LABEL_VALUES]
+    texts = {text for found in kept.values() for text in found.missing_texts}
+    num_rows = samples[0].rows
+    rows = f"the first {num_rows:,} rows" if has_more else f"all {num_rows:,} rows"
+    lines = [
+        f"# A draft from {rows}. Check every line: the guesses know the values, not their meaning.",
+        "",
+        *_id_lines(row_id, candidates, rows),
+        *_label_lines(label, binary),
+        "",
+        "[split]  # the same at all parties: seed and id decide which rows are held out",
+        "seed = 1",
+        "test = 0.1",
+        *_source_lines(delimiter, decimal, texts),
+    ]
+    for table in _TABLES:
+        lines += _table_lines(table, kept)
+    left_out = {name: found.why for name, found in guesses.items() if found.table is None}
+    if left_out:
+        lines += ["", "# Left out:"]
+        lines += [f"# {_key(name)}: {why}" for name, why in left_out.items()]
+    counts = {table: sum(found.table == table for found in kept.values()) for table in _TABLES}
+    return Draft("\n".join(lines) + "\n", row_id, counts, len(left_out))
+
+
+def _id_lines(row_id: str | None, candidates: Sequence[str], rows: str) -> Iterator[str]:
+    if row_id is not None:
+        others = [name for name in candidates if name != row_id]
+        also = f"; so do those of {', '.join(map(_key, others[:5]))}" if others else ""
+        yield f"# Its values differ in {rows}{also}. All parties need the same ids."
+        yield f"id = {_quoted(row_id)}"
+    elif candidates:
+        listed = ", ".join(map(_key, candidates[:5]))
+        yield f"# Name the id: {listed} have a different value in each row."
+        yield f"# id = {_quoted(candidates[0])}"
+    else:
+        yield "# No column has a different value in each row. If the rows have the same order at"
+        yield "# all parties, the row number is the id."
+        yield f'# id = "{ROW_NUMBER}"'
+
+
+def _label_lines(label: str | None, binary: Sequence[str]) -> Iterator[str]:
+    if label is not None:
+        yield f"label = {_quoted(label)}"
+        return
+    yield "# A guest names its label here, and deletes the label's line below; a host has none."
+    if binary:
+        yield f"# Columns with two values: {', '.join(map(_key, binary[:10]))}."
+    yield '# label = "..."'
+
+
+def _source_lines(delimiter: str | None, decimal: str, texts: set[str]) -> Iterator[str]:
+    if delimiter is None and decimal == "." and not texts:
+        return
+    yield ""
+    yield "[source]"
+    if delimiter is not None:
+        yield f"delimiter = {_quoted(delimiter)}"
+    if decimal != ".":
+        yield f"decimal = {_quoted(decimal)}  # numbers are written with it"
+    if texts:
+        listed = ", ".join(map(_quoted, sorted(texts)))
+        yield f"missing = [{listed}]  # found among numbers or dates; applies to all columns"
+
+
+def _table_lines(table: Table, kept: Mapping[str, Guess]) -> Iterator[str]:
+    found = {name: one for name, one in kept.items() if one.table == table}
+    if found and table != "dates":
+        yield ""
+        yield f"[{table}]"
+    for name, one in found.items():
+        if table == "dates":
+            yield ""
+            yield f"[dates.{_key(name)}]  # {one.why}"
+            yield one.declaration
+        else:
+            yield f"{_key(name)} = {one.declaration}  # {one.why}"
+
+
+def _find_id(samples: Sequence[ColumnSample]) -> tuple[str | None, list[str]]:
+    """The column that clearly identifies the rows, if one does, and all that could."""
+    candidates = [sample.name for sample in samples if sample.identifies_rows]
+    named = [name for name in candidates if _ID_NAME.search(name)]
+    if named:
+        return named[0], candidates
+    if len(candidates) == 1 or (candidates and candidates[0] == samples[0].name):
+        return candidates[0], candidates
+    return None, candidates
+
+
+def _read(path: Path, source: Source) -> tuple[list[ColumnSample], bool]:
+    """The distinct values of each column in the first rows, and whether there are more rows."""
+    file = RawFile(path, source)
+    names = file.names()
+    if file.is_text:
+        looks_like_row = sum(re.fullmatch(r"[+-]?[\d.,]*", name) is not None for name in names)
+        if 2 * looks_like_row >= len(names):
+            raise DataError(
+                f"{path}: expected names of columns in the first line, got numbers; if the file "
+                "has no header, write a schema.toml with source.names"
+            )
+    else:
+        with readable(path):
+            types = {field.name: field.type for field in pq.read_schema(path)}
+        names = [name for name in names if not pa.types.is_nested(types[name])]
+    counts: dict[str, Counter[str]] = {name: Counter() for name in names}
+    rows, has_more = 0, False
+    kind: Kind = "category" if file.is_text else "as-is"
+    with closing(file.blocks(dict.fromkeys(names, kind))) as blocks:
+        for block in blocks:
+            taken = min(block.num_rows, MAX_ROWS - rows)
+            has_more = taken < block.num_rows
+            for name in names:
+                counts[name].update(_count(block.columns[name].slice(0, taken)))
+            rows += taken
+            if has_more:
+                break
+    return [ColumnSample(name, rows, counts[name]) for name in names], has_more
+
+
+def _count(array: Any) -> dict[str, int]:
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_floating(array.type):
+        array = pc.if_else(pc.is_nan(array), None, array)
+    counted = array.cast(pa.string()).drop_null().value_counts()
+    texts, counts = counted.field(0).to_pylist(), counted.field(1).to_pylist()
+    return {text: count for text, count in zip(texts, counts, strict=True) if text.strip()}
+
+
+def _find_delimiter(path: Path) -> str | None:
+    """The delimiter of a text file, if it is not the one that its name says."""
+    is_gzip = path.suffix.lower() == ".gz"
+    suffix = (path.with_suffix("") if is_gzip else path).suffix.lower()
+    if suffix not in (".csv", ".tsv", ".txt") or not path.is_file():
+        return None  # `RawFile` says what is wrong
+    usual = "," if suffix == ".csv" else "\t"
+    try:
+        with gzip.open(path) if is_gzip else path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except (OSError, EOFError):
+        return None
+    lines = head.decode("utf-8", "replace").splitlines()
+    if len(head) == _HEAD_BYTES:
+        lines = lines[:-1]
+    widths: dict[str, int] = {}
+    for delimiter in DELIMITERS:
+        found = {len(row) for row in csv.reader(lines, delimiter=delimiter) if row}
+        if len(found) == 1:
+            widths[delimiter] = found.pop()
+    if widths.get(usual, 1) > 1 or not widths:
+        return None
+    best = max(widths, key=lambda delimiter: widths[delimiter])
+    return best if widths[best] > 1 and best != usual else None
+
+
+def _find_decimal(samples: Sequence[ColumnSample], delimiter: str | None) -> str:
+    """A comma, if the fields of a column are numbers only with it."""
+    if delimiter is None:
+        return "."
+    for sample in samples:
+        values = list(sample.counts)
+        if any("," in value for value in values) and all(
+            re.fullmatch(r"[+-]?\d+(,\d+)?", value.strip()) for value in values
+        ):
+            return ","
+    return "."
+
+
+def _key(name: str) -> str:
+    """A name as a key of TOML."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    """A text in TOML, on one line."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'

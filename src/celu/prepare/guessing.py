@@ -1,0 +1,235 @@
+"""Guesses what a raw column is, from the values of some of its rows.
+
+A guess is a declaration for `schema.toml` and the reason for it. It opens no files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from celu.config.columns import MAX_VALUES
+from celu.prepare.encoders.dates import parse_date
+from celu.prepare.parsing import classify_cell
+
+Table = Literal["numbers", "categories", "dates", "bags"]
+
+# Texts that mean a missing value where all other values of a column are numbers or dates.
+MISSING_TEXTS = frozenset(
+    ["?", "-", "--", ".", "#N/A", "N/A", "n/a", "NA", "na", "NaN", "nan", "NULL", "null", "None"]
+)
+DATE_FORMATS = (
+    "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y", "%m/%d/%Y", "%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M",
+    "%d/%m/%Y %H:%M:%S", "%m/%d/%Y %H:%M:%S", "%Y/%m/%d", "%Y/%m/%d %H:%M:%S", "%d-%m-%Y",
+    "%m-%d-%Y", "%d %b %Y", "%b %d, %Y",
+)  # fmt: skip
+SEPARATORS = "|;,"
+_FRACTION = r"[+-]?\d*[.,]\d+(e[+-]?\d+)?"
+_DATE = r"(\d{4}[-/]\d\d[-/]\d\d|\d\d?[./-]\d\d?[./-]\d{4})([T ].*)?"
+_NO_ID = re.compile(f"{_FRACTION}|{_DATE}")
+_YEARS = (1900, 2100)  # of digits that are taken for a day
+_MAX_CODES = 20  # distinct integers that may be codes
+_MAX_VOCABULARY = 10_000
+_BUCKETS = 100_000
+_SKEW = 50  # times the median
+_IDENTIFIES = 0.5  # distinct values for each row, of a text that is no feature
+_MIN_IDENTIFIES = 100
+
+
+@dataclass(frozen=True)
+class ColumnSample:
+    """The distinct values of a column in some rows, and how many rows have each."""
+
+    name: str
+    rows: int
+    counts: Mapping[str, int]  # without empty ones
+    decimal: str = "."
+
+    @property
+    def num_present(self) -> int:
+        """The number of rows with a value."""
+        return sum(self.counts.values())
+
+    @property
+    def identifies_rows(self) -> bool:
+        """Whether every row has a value of its own: text or an integer."""
+        is_unique = len(self.counts) == self.num_present == self.rows > 1
+        return is_unique and not any(_NO_ID.fullmatch(value) for value in self.counts)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A declaration as TOML, in a table of `schema.toml`; no table if the column is left out.
+
+    `missing_texts` are texts of the column that mean a missing value.
+    """
+
+    table: Table | None
+    declaration: str
+    why: str
+    missing_texts: frozenset[str] = frozenset()
+
+
+def guess(sample: ColumnSample, names: Sequence[str]) -> Guess:
+    """What a column is; `names` are those of all columns."""
+    counts = sample.counts
+    if not counts:
+        return Guess(None, "", "every value is missing")
+    if len(counts) == 1:
+        return Guess(None, "", "all rows have the same value")
+    values = {value: count for value, count in counts.items() if value not in MISSING_TEXTS}
+    texts = frozenset(counts.keys() - values.keys())
+    found = _guess_typed(sample, values, texts, names)
+    return found or _guess_bag(sample) or _guess_category(sample)
+
+
+def _guess_typed(
+    sample: ColumnSample, values: Mapping[str, int], texts: frozenset[str], names: Sequence[str]
+) -> Guess | None:
+    """A date or a number, if all values but those that mean a missing one are."""
+    if not values:
+        return None
+    missing = sample.rows - sum(values.values())
+    # A schema is refused if two columns of the store would have the same name.
+    fill = ['missing = "median"'] if missing else []
+    fill += ["indicator = true"] if missing and f"{sample.name}.missing" not in names else []
+    share = f", {missing / sample.rows:.1%} missing" if missing else ""
+    dated = _guess_date(sample.name, values, fill, share, names)
+    if dated is None and all(_is_number(value, sample.decimal) for value in values):
+        if any(re.fullmatch(r"0\d+", value) for value in values):
+            return None  # codes such as postal ones
+        dated = _guess_number(values, sample, fill, share)
+    if dated is None:
+        return None
+    return Guess(dated.table, dated.declaration, dated.why, texts)
+
+
+def _is_number(text: str, decimal: str) -> bool:
+    if decimal == "," and "." in text:
+        return False
+    return classify_cell(text.strip().encode(), decimal) == "number"
+
+
+def _guess_number(
+    values: Mapping[str, int], sample: ColumnSample, fill: list[str], share: str
+) -> Guess | None:
+    parsed = np.array([float(value.replace(sample.decimal, ".")) for value in values])
+    if not np.isfinite(parsed).all():
+        return None
+    low, high = float(parsed.min()), float(parsed.max())
+    median = float(np.median(np.repeat(parsed, list(values.values()))))
+    are_integers = bool((parsed == np.floor(parsed)).all())
+    if set(parsed.tolist()) == {0.0, 1.0}:
+        return Guess("numbers", _inline(fill), f"0 or 1{share}")
+    why = f"{'integers' if are_integers else 'numbers'} from {low:g} to {high:g}{share}"
+    options = [*fill]
+    if low >= 0 and high > _SKEW * (median + 1):
+        options.append("log = true")
+        why += f"; most are small (median {median:g}), hence the logarithm"
+    if are_integers and len(values) <= _MAX_CODES:
+        why += f"; {len(values)} distinct ones: if they are codes, move it to [categories]"
+    return Guess("numbers", _inline([*options, "standardise = true"]), why)
+
+
+def _guess_date(
+    name: str, values: Mapping[str, int], fill: list[str], share: str, names: Sequence[str]
+) -> Guess | None:
+    formats = list(_date_formats(list(values)))
+    if not formats:
+        return None
+    format_ = formats[0]
+    seconds = np.array([parse_date(value.strip(), format_) for value in values])
+    has_times = bool((seconds % 86_400 != 0).any())
+    parts = ["year", "month", "weekday", *(["hour"] if has_times else []), "days_since"]
+    if any(f"{name}.{part}" in names for part in parts):
+        return None
+    first = np.array([seconds.min()]).astype("datetime64[s]").astype("datetime64[D]")[0]
+    lines = [f"parts = [{', '.join(map(_text, parts))}]"]
+    lines += [f"format = {_text(format_)}"] if format_ is not None else []
+    lines += [f"since = {first}", *fill, "standardise = true"]
+    why = ("times" if has_times else "days") + (" in ISO 8601" if format_ is None else "") + share
+    if len(formats) > 1:
+        why += f"; the format may also be {_text(formats[1] or '')}: check it"
+    return Guess("dates", "\n".join(lines), why)
+
+
+def _date_formats(values: list[str]) -> Iterator[str | None]:
+    """The formats that fit all values, None for ISO 8601."""
+    stripped = [value.strip() for value in values]
+    if all(value.isdigit() for value in stripped):
+        is_day = all(
+            len(value) == 8
+            and _YEARS[0] <= int(value[:4]) < _YEARS[1]
+            and not np.isnan(parse_date(value, None))
+            for value in stripped
+        )
+        if is_day:
+            yield None
+        return
+    for format_ in (None, *DATE_FORMATS):
+        if all(not np.isnan(parse_date(value, format_)) for value in stripped):
+            yield format_
+            if format_ is None:
+                return
+
+
+def _guess_bag(sample: ColumnSample) -> Guess | None:
+    """Several values in a cell: not as many in each cell, and the same ones again and again."""
+    for separator in SEPARATORS:
+        lengths: Counter[int] = Counter()
+        occurrences: Counter[str] = Counter()
+        for cell, count in sample.counts.items():
+            values = [value.strip() for value in cell.split(separator)]
+            lengths[len(values)] += count
+            for value in values:
+                occurrences[value] += count
+        several = sum(count for length, count in lengths.items() if length > 1)
+        longest = max(map(len, occurrences))
+        if (
+            several >= 0.1 * sample.num_present
+            and len(lengths) > 1
+            and len(occurrences) <= 0.5 * sum(occurrences.values())
+            and longest <= 40
+        ):
+            most = min(max(lengths), MAX_VALUES)
+            options = [
+                f"separator = {_text(separator)}",
+                _codes(len(occurrences)),
+                f"max_values = {most}",
+            ]
+            why = f"up to {max(lengths)} values in a field, {len(occurrences):,} distinct ones"
+            return Guess("bags", _inline(options), why)
+    return None
+
+
+def _guess_category(sample: ColumnSample) -> Guess:
+    distinct, present = len(sample.counts), sample.num_present
+    if distinct > max(_MIN_IDENTIFIES, _IDENTIFIES * present):
+        why = f"{distinct:,} distinct values in {present:,} rows: it names rows, or is free text"
+        return Guess(None, "", why)
+    missing = sample.rows - present
+    share = f", {missing / sample.rows:.1%} missing" if missing else ""
+    options = [_codes(distinct)]
+    has_rare = 1 in sample.counts.values()
+    if has_rare and distinct <= _MAX_VOCABULARY:
+        options.append("min_count = 2")
+    return Guess("categories", _inline(options), f"text, {distinct:,} distinct values{share}")
+
+
+def _codes(distinct: int) -> str:
+    if distinct > _MAX_VOCABULARY:
+        return f"buckets = {_BUCKETS}"
+    return f"vocabulary = {_MAX_VOCABULARY}"
+
+
+def _inline(options: list[str]) -> str:
+    return f"{{ {', '.join(options)} }}" if options else "{}"
+
+
+def _text(value: str) -> str:
+    return f'"{value}"'
