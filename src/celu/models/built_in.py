@@ -92,7 +92,7 @@ _RESIDUAL = {
     "blocks": "the number of residual blocks",
     "dropout": "the share of values that a block drops in training",
 }
-_OUTPUTS = "the number of outputs: 1, or the number of classes of a multiclass loss"
+_OUTPUTS = "the number of outputs; by default 1, or one for each class (multiclass)"
 
 BOTTOMS: dict[str, BuiltIn] = {
     "wdl": BuiltIn(
