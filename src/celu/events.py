@@ -102,6 +102,7 @@ class DataOpened(Event):
         "", validation_alias=AliasChoices("schema", "schema_digest"), serialization_alias="schema"
     )
     train_rows: Count = 0
+    validation_rows: Count = 0
     test_rows: Count = 0
 
 

@@ -86,6 +86,7 @@ class TrainedModel(Settings):
     label_map: LabelMap = LabelMap()  # at the guest
     mean_z: dict[PartyName, list[float]] = {}  # of each host; at the guest
     train_rows: Count
+    validation_rows: Count = 0
     test_rows: Count
 
     def to_json(self) -> str:

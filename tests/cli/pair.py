@@ -44,9 +44,11 @@ class Pair:
         assert old in text, (old, text)
         path.write_text(text.replace(old, new))
 
-    def start(self, name: str, *more: str, job: str = "job.toml") -> CeluProcess:
+    def start(
+        self, name: str, *more: str, job: str = "job.toml", command: str = "run"
+    ) -> CeluProcess:
         party = self.folder / name / "party.toml"
-        return CeluProcess(["run", party, "--job", self.folder / job, *more])
+        return CeluProcess([command, party, "--job", self.folder / job, *more])
 
     def run(self, host_job: str = "job.toml") -> tuple[Ended, Ended]:
         guest, host = self.start("airline"), self.start("weather", job=host_job)

@@ -23,8 +23,8 @@ from stores import write_store
 
 COMMANDS = (
     *("demo", "certs", "data", "prepare", "split", "inspect", "models", "align", "check"),
-    *("doctor", "run", "simulate", "baseline", "export", "predict", "evaluate", "report"),
-    *("bench", "version"),
+    *("doctor", "run", "simulate", "tune", "baseline", "export", "predict", "evaluate"),
+    *("report", "bench", "version"),
 )
 
 

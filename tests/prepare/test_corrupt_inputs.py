@@ -222,12 +222,12 @@ CASES = {
     "header only": raw(lines()[0] + b"\n", "expected rows, got none"),
     "no test rows": raw(
         csv(),
-        "expected rows in both parts, got none of 40 in test",
+        "expected rows in train and test, got none of 40 in test",
         schema=SCHEMA.replace("0.3", "1e-9"),
     ),
     "no training rows": raw(
         csv(),
-        "expected rows in both parts, got none of 40 in train",
+        "expected rows in train and test, got none of 40 in train",
         schema=SCHEMA.replace("0.3", "0.999999999"),
     ),
     # several files

@@ -65,7 +65,7 @@ def align(
     for name, rows in facts.peers.items():
         table.add_row(f"rows at {name}", f"{rows:,}, {facts.common[name]:,} in common")
         table.add_row(f"ids of {name} answered", f"{facts.answered[name]:,}")
-    held_out = facts.rows["test"]
+    held_out = sum(facts.rows.values()) - facts.rows["train"]
     table.add_row("rows to train on", f"{facts.rows['train']:,}, {held_out:,} held out")
     for name, link in traffic.items():
         sent, received = link.sent.total_bytes, link.received.total_bytes

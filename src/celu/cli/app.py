@@ -40,6 +40,7 @@ for _name in (
     "doctor",
     "run",
     "simulate",
+    "tune",
     "baseline",
     "export",
     "predict",

@@ -11,10 +11,13 @@ from celu.cli.console import Console
 from celu.config.templates import AVAZU, CRITEO, FLIGHTS, write_settings
 
 _Folder = Annotated[Path, typer.Argument(help="The folder to write to.")]
-_Rows = Annotated[int, typer.Option(min=10, help="Training and test rows together.")]
+_Rows = Annotated[int, typer.Option(min=10, help="All rows, held-out rows included.")]
 _MaxCodes = Annotated[
     int | None,
     typer.Option(help="Maximum number of ids of a field; by default one for every 100 rows."),
+]
+_Validation = Annotated[
+    float, typer.Option(min=0, max=0.5, help="Share of validation rows, to choose the best model.")
 ]
 _Seed = Annotated[int, typer.Option(min=0, help="Seed of the split, or of the synthetic rows.")]
 
@@ -31,11 +34,13 @@ def register(app: typer.Typer) -> None:
     app.add_typer(data, name="data")
 
 
-def flights(folder: _Folder = Path("flights"), seed: _Seed = 1) -> None:
+def flights(
+    folder: _Folder = Path("flights"), seed: _Seed = 1, validation: _Validation = 0.0
+) -> None:
     """Real flights of 2013: an airline (guest, has the delays) and a weather service (host)."""
     from celu.data.flights import write_flights
 
-    write_flights(folder, seed=seed)
+    write_flights(folder, seed=seed, validation_fraction=validation)
     write_settings(folder, FLIGHTS)
     _print_next_step(folder)
 
@@ -45,9 +50,10 @@ def criteo(
     rows: _Rows = 1_000_000,
     max_codes: _MaxCodes = None,
     seed: _Seed = 1,
+    validation: _Validation = 0.0,
 ) -> None:
     """Synthetic clicks in the shape of Criteo: 13 numeric fields (guest), 26 id fields (host)."""
-    _write_clicks(folder, "criteo", rows, max_codes, seed)
+    _write_clicks(folder, "criteo", rows, max_codes, seed, validation)
     write_settings(folder, CRITEO)
     _print_next_step(folder)
 
@@ -57,21 +63,29 @@ def avazu(
     rows: _Rows = 1_000_000,
     max_codes: _MaxCodes = None,
     seed: _Seed = 1,
+    validation: _Validation = 0.0,
 ) -> None:
     """Synthetic clicks in the shape of Avazu: 8 id fields (guest), 14 id fields (host)."""
-    _write_clicks(folder, "avazu", rows, max_codes, seed)
+    _write_clicks(folder, "avazu", rows, max_codes, seed, validation)
     write_settings(folder, AVAZU)
     _print_next_step(folder)
 
 
 def _write_clicks(
-    folder: Path, shape: Literal["criteo", "avazu"], rows: int, max_codes: int | None, seed: int
+    folder: Path,
+    shape: Literal["criteo", "avazu"],
+    rows: int,
+    max_codes: int | None,
+    seed: int,
+    validation: float,
 ) -> None:
     from celu.data.clicks import write_clicks
 
     # A model memorises ids that occur in few rows, and does not generalise.
     codes = max_codes or min(max(rows // 100, 100), 1_000_000)
-    write_clicks(folder, shape, rows=rows, seed=seed, max_codes=codes)
+    write_clicks(
+        folder, shape, rows=rows, seed=seed, max_codes=codes, validation_fraction=validation
+    )
 
 
 def _print_next_step(folder: Path) -> None:

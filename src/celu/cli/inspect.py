@@ -14,7 +14,10 @@ from celu.config.columns import FittedBag, FittedCategory
 from celu.config.schema import LABEL, StoreSchema, describe_label
 from celu.data.alignment import read_alignment
 from celu.data.gate import ColumnFacts, Gate, check_store, raise_errors
-from celu.data.store import PARTS, Store, open_store
+from celu.data.store import Store, open_store
+
+_MAX_WIDTH = 10_000
+_HEADINGS = ("column", "kind", "min", "max", "mean", "missing", "unseen", "in use")
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +40,7 @@ def inspect(
     console = Console()
     _show_rows(console, opened, alignment)
     gate = check_store(opened)
-    console.print(_columns(opened, gate))
+    _show_columns(console, opened, gate)
     text = describe_label(opened.schema)
     if text is not None:
         console.print(escape(text), soft_wrap=True)
@@ -70,31 +73,45 @@ def _positive_rate(store: Store, gate: Gate) -> float | None:
 def _show_rows(console: Console, store: Store, alignment: Path | None) -> None:
     schema = store.schema
     console.print(f"[bold]{escape(str(store.path))}[/bold]", soft_wrap=True)
-    counts = ", ".join(f"{schema.rows[part]:,} {part}" for part in PARTS)
+    counts = ", ".join(f"{schema.rows[part]:,} {part}" for part in store.parts)
+    shares = f"test share {schema.split.test:.0%}, "
+    if schema.split.validation:
+        shares = f"validation share {schema.split.validation:.0%}, {shares}"
     console.print(
-        f"rows: {counts} (test share {schema.split.test:.0%}, seed {schema.split.seed}), "
+        f"rows: {counts} ({shares}seed {schema.split.seed}), "
         f"id column {escape(schema.id)}, schema {schema.digest()[:12]}",
         soft_wrap=True,
     )
     if alignment is not None:
         facts = read_alignment(alignment, store).facts
-        for part in PARTS:
+        for part in store.parts:
             share = facts.rows[part] / max(1, schema.rows[part])
             console.print(f"aligned: {facts.rows[part]:,} {part} rows, {share:.1%} of the store")
         for peer, count in facts.common.items():
             console.print(f"common with {peer}: {count:,} of its {facts.peers[peer]:,} rows")
 
 
-def _columns(store: Store, gate: Gate) -> Table:
+def _show_columns(console: Console, store: Store, gate: Gate) -> None:
+    """A table, or a list where a terminal is too narrow for whole names; a file is never narrow."""
+    rows = [
+        [escape(name), *_cells(store, name, gate.facts["train"][name])] for name in gate.columns
+    ]
     table = Table(title="training rows")
-    for heading in ("column", "kind"):
-        table.add_column(heading, no_wrap=heading == "kind", overflow="fold")
-    for heading in ("min", "max", "mean", "missing", "unseen", "in use"):
-        table.add_column(heading, justify="right")
-    for name in gate.columns:
-        facts = gate.facts["train"][name]
-        table.add_row(escape(name), *_cells(store, name, facts))
-    return table
+    for index, heading in enumerate(_HEADINGS):
+        table.add_column(heading, justify="left" if index < 2 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    width = console.measure(table, options=console.options.update(width=_MAX_WIDTH)).maximum
+    if not console.is_terminal or width <= console.width:
+        console.width = max(width, console.width)
+        console.print(table)
+        return
+    console.print("training rows")
+    for name, kind, *figures in rows:
+        console.print(f"  [bold]{name}[/bold]", soft_wrap=True)
+        named = zip(_HEADINGS[2:], figures, strict=True)
+        shown = ", ".join([kind, *(f"{heading} {value}" for heading, value in named if value)])
+        console.print(f"    {shown}", soft_wrap=True)
 
 
 def _cells(store: Store, name: str, facts: ColumnFacts) -> list[str]:

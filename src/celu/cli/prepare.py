@@ -57,6 +57,9 @@ def prepare(
     test: Annotated[
         float | None, typer.Option(help="criteo, avazu: share of test rows; by default 0.1.")
     ] = None,
+    validation: Annotated[
+        float | None, typer.Option(help="criteo, avazu: share of validation rows; by default 0.")
+    ] = None,
     buckets: Annotated[
         int | None,
         typer.Option(min=1, help="criteo, avazu: hash buckets of a field; by default 100000."),
@@ -70,7 +73,7 @@ def prepare(
         ),
     ] = None,
 ) -> None:
-    """Make a store from raw files: check, encode, split into training and test rows.
+    """Make a store from raw files: check, encode, split into training and held-out rows.
 
     celu prepare FILE --draft schema.toml    guess the columns of a raw file, to check and edit
 
@@ -98,8 +101,10 @@ def prepare(
         return
     if label is not None:
         raise ConfigError("--label is for --draft; a schema.toml names the label itself")
-    if preset is None and (seed, test, buckets, min_count) != (None,) * 4:
-        raise ConfigError("--seed, --test, --buckets and --min-count are for criteo and avazu only")
+    if preset is None and (seed, test, validation, buckets, min_count) != (None,) * 5:
+        raise ConfigError(
+            "--seed, --test, --validation, --buckets and --min-count are for criteo and avazu only"
+        )
     if buckets is not None and min_count is not None:
         raise ConfigError("expected --buckets or --min-count, got both")
     out = out or Path(preset or "store")
@@ -108,7 +113,9 @@ def prepare(
         category = HASHED if buckets is None else Category(buckets=buckets)
         if min_count is not None:
             category = Category(vocabulary=MAX_VOCABULARY, min_count=min_count)
-        _prepare_preset(preset, sources, out, force, seed, test, category)
+        shares = {"seed": seed, "test": test, "validation": validation}
+        given = {key: value for key, value in shares.items() if value is not None}
+        _prepare_preset(preset, sources, out, force, given, category)
     elif like is not None:
         from celu.prepare.pipeline import prepare_like
 
@@ -149,8 +156,7 @@ def _prepare_preset(
     sources: list[Path],
     out: Path,
     force: bool,
-    seed: int | None,
-    test: float | None,
+    given: dict[str, float],
     category: Category,
 ) -> None:
     from celu.config.reading import validate
@@ -160,8 +166,7 @@ def _prepare_preset(
     from celu.prepare.pipeline import prepare as prepare_stores
     from celu.prepare.presets import PRESETS
 
-    given = {key: value for key, value in (("seed", seed), ("test", test)) if value is not None}
-    split = validate(Split, given, Path("--seed, --test"))
+    split = validate(Split, given, Path("--seed, --test, --validation"))
     parties = PRESETS[name](split, category)
     targets = [Target(columns, out / party / "store") for party, columns in parties.items()]
     with _show_progress() as progress:
@@ -201,7 +206,8 @@ def _show_progress() -> Iterator[ProgressCallback]:
 def _print_reports(reports: list[Report]) -> None:
     console = Console(soft_wrap=True)
     for report in reports:
-        rows = " and ".join(f"{count:,} {part}" for part, count in report.rows.items())
+        counts = [f"{count:,} {part}" for part, count in report.rows.items()]
+        rows = f"{', '.join(counts[:-1])} and {counts[-1]}"
         console.print(f"{escape(str(report.out))}: {rows} rows")
         if report.label is not None:
             console.print(f"  {escape(report.label)}")

@@ -17,9 +17,8 @@ from celu.cli.monitors import Monitors
 from celu.cli.progress import RunProgress, summary_table
 from celu.config.job import read_job
 from celu.config.link import find_link
-from celu.config.party import check_names, read_party
+from celu.config.party import read_parties
 from celu.config.schema import SCHEMA_FILE
-from celu.errors import ConfigError
 from celu.events import Warned
 from celu.run_folder import RunFolder
 
@@ -50,16 +49,7 @@ def simulate(
     """
     emulated = None if link is None else find_link(link)
     contract = read_job(job)
-    settings = {}
-    for path in parties:
-        party = read_party(path)
-        check_names(contract, party, path)
-        settings[party.name] = (party, path.parent.resolve())
-    missing = {contract.guest, *contract.hosts} - settings.keys()
-    if missing:
-        raise ConfigError(
-            f"{job}: expected the party.toml of every party, got none for {sorted(missing)}"
-        )
+    files = read_parties(parties, contract, job)
     simulated = {
         "run": secrets.token_hex(16),  # the same in all folders of this run
         "link": None if emulated is None else emulated.model_dump(mode="json"),
@@ -68,43 +58,36 @@ def simulate(
     console = Console()
     paths = {name: out / "hosts" / name for name in contract.hosts} | {contract.guest: out}
     monitors = {
-        name: Monitors(party, contract, console, folder=paths[name])
-        for name, (party, _) in settings.items()
+        name: Monitors(file.settings, contract, console, folder=paths[name])
+        for name, file in files.items()
     }
     folders = {
         name: RunFolder(
             paths[name],
             {
                 "job": contract.model_dump(mode="json"),
-                "party": party.model_dump(mode="json"),
+                "party": file.settings.model_dump(mode="json"),
                 "simulated": simulated,
             },
         )
-        for name, (party, _) in settings.items()
+        for name, file in files.items()
     }
     folder = folders[contract.guest]
     import torch
 
-    from celu.launch.loading import load_party, read_datasets, test_ids
+    from celu.launch.loading import load_parties, read_datasets, test_ids
     from celu.launch.recording import record_model, record_result, recording_failure
-    from celu.party import Guest, Host
     from celu.simulation import simulate as run_all
 
     started = time.monotonic()
     with recording_failure(folders.values()), ExitStack() as stack:
         for name, monitor in monitors.items():
             stack.enter_context(monitor.attached_to(folders[name]))
-        threads = settings[contract.guest][0].threads
+        threads = files[contract.guest].settings.threads
         if threads is not None:
             torch.set_num_threads(threads)
-        rows = {name: read_datasets(party) for name, (party, _) in settings.items()}
-        loaded = {
-            name: load_party(party, contract, source, rows[name])
-            for name, (party, source) in settings.items()
-        }
-        guest = loaded.pop(contract.guest)
-        hosts = {name: party for name, party in loaded.items() if isinstance(party, Host)}
-        assert isinstance(guest, Guest)
+        rows = {name: read_datasets(file.settings) for name, file in files.items()}
+        guest, hosts = load_parties(files, contract, rows)
         with RunProgress(console, "all parties") as progress:
             folder.add_callback(progress.event)
             for name, read in rows.items():
@@ -120,14 +103,19 @@ def simulate(
                 callbacks=[folder.emit],
                 host_callbacks={name: [folders[name].emit] for name in hosts},
             )
-        read_ids = partial(test_ids, settings[contract.guest][0])
+        read_ids = partial(test_ids, files[contract.guest].settings)
         record_result(folder, contract, result, guest, read_ids)
         for name, host in hosts.items():
             record_model(folders[name], result, host)
             folders[name].finish(
                 {"status": "done", "rounds": result.rounds, "model": result.model.name}
             )
-    console.print(summary_table("simulation", result, time.monotonic() - started))
+    took_s = time.monotonic() - started
+    console.print(
+        summary_table(
+            "simulation", result, took_s, progress.training_s, virtual=emulated is not None
+        )
+    )
     if link is not None and result.evaluations:
         seconds = result.evaluations[-1]["seconds"]
         console.print(f"over {link} the run would take {seconds:,.1f} s to its last evaluation")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -253,9 +254,31 @@ class PartySettings(Settings):
         return self
 
 
+class PartyFile(NamedTuple):
+    """A party's settings, and the folder of their file."""
+
+    settings: PartySettings
+    folder: Path
+
+
 def read_party(path: Path) -> PartySettings:
     """Read and validate a party's private settings; raises ConfigError."""
     return read_settings(PartySettings, path)
+
+
+def read_parties(paths: Sequence[Path], job: Job, job_file: Path) -> dict[str, PartyFile]:
+    """The settings of all parties of a job by name, for one process; raises ConfigError."""
+    found = {}
+    for path in paths:
+        party = read_party(path)
+        check_names(job, party, path)
+        found[party.name] = PartyFile(party, path.parent.resolve())
+    missing = {job.guest, *job.hosts} - found.keys()
+    if missing:
+        raise ConfigError(
+            f"{job_file}: expected the party.toml of every party, got none for {sorted(missing)}"
+        )
+    return found
 
 
 def check_names(job: Job | Serving, party: PartySettings, path: Path) -> None:

@@ -65,13 +65,17 @@ def read_settings(model: type[_T], path: Path) -> _T:
 
     Relative paths in the file are relative to its folder.
     """
+    return validate(model, read_toml(path), path)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The values of a TOML file; raises ConfigError."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: expected a readable file, got: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # also: a number too long, a table too deep
         raise ConfigError(f"{path}: expected TOML, got: {error}") from error
-    return validate(model, values, path)
 
 
 def validate(model: type[_T], values: dict[str, Any], path: Path) -> _T:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
 from celu.config.job import Choice, Job
+from celu.config.job_toml import to_toml
 
 
 def replay_toml(job: Job, choices: list[Choice]) -> str:
@@ -17,16 +14,9 @@ def replay_toml(job: Job, choices: list[Choice]) -> str:
     values = job.model_dump(mode="json", exclude={"choices", "codec"}, exclude_none=True)
     values["method"] |= {"auto": False}
     lines = ["# The choices of a run with method = auto, by round. A run with this job repeats it."]
-    lines += [f"{key} = {_toml(value)}" for key, value in values.items()]
+    lines += [f"{key} = {to_toml(value)}" for key, value in values.items()]
     for choice in choices:
         lines.append("\n[[choices]]")
         dumped = choice.model_dump(mode="json")
-        lines += [f"{key} = {_toml(value)}" for key, value in dumped.items()]
+        lines += [f"{key} = {to_toml(value)}" for key, value in dumped.items()]
     return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        inner = ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items())
-        return f"{{ {inner} }}"
-    return json.dumps(value)  # strings, numbers and booleans look the same in JSON and TOML

@@ -25,7 +25,7 @@ from celu.config.columns import (
     FittedNumber,
     Number,
 )
-from celu.config.reading import Settings, describe, read_settings
+from celu.config.reading import describe, read_settings
 from celu.errors import DataError
 
 SCHEMA_FILE = "schema.json"
@@ -47,7 +47,16 @@ ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 
 Part = Literal["train", "validation", "test"]
 HeldOut = Literal["validation", "test"]  # the parts that are not trained on
-CountByPart = Annotated[dict[Part, Annotated[int, Field(ge=0)]], Field(min_length=2)]
+_Count = Annotated[int, Field(ge=0)]
+
+
+def _has_train_and_test(rows: dict[Part, int]) -> dict[Part, int]:
+    if not {"train", "test"} <= rows.keys():
+        raise ValueError(f"expected train and test, got {', '.join(rows) or 'neither'}")
+    return rows
+
+
+CountByPart = Annotated[dict[Part, _Count], AfterValidator(_has_train_and_test)]
 
 
 def _separates_fields(text: str) -> str:
@@ -80,11 +89,30 @@ class Source(Extended):
         return self
 
 
-class Split(Settings):
-    """Which rows are test rows: a function of (seed, id), so it is the same at all parties."""
+class Split(Extended):
+    """Which rows are held out: a function of (seed, id), so it is the same at all parties.
+
+    `test` and `validation` are shares of the rows. The test rows do not depend on `validation`.
+    """
+
+    ADDED: ClassVar[frozenset[str]] = frozenset({"validation"})
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     test: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @model_validator(mode="after")
+    def _some_rows_are_trained_on(self) -> Split:
+        if self.test + self.validation >= 1:
+            raise ValueError(
+                f"expected test + validation below 1, got {self.test} + {self.validation}"
+            )
+        return self
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts into which the rows are split."""
+        return ("train", "validation", "test") if self.validation else ("train", "test")
 
 
 class _Columns(Extended):
@@ -161,6 +189,12 @@ class StoreSchema(_Columns):
     missing: dict[ColumnName, Annotated[int, Field(ge=0)]] = {}
     labelled: bool = True  # False for new rows without labels
     rows: CountByPart = {"train": 0, "test": 0}
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of the store; a store without validation rows may lack that part."""
+        order: tuple[Part, ...] = ("train", "validation", "test")
+        return tuple(part for part in order if part in self.rows)
 
     @property
     def has_labels(self) -> bool:

@@ -2,7 +2,7 @@
 
     ALIGNMENT/alignment.json    peers, row counts, and the commitments that a run compares
     ALIGNMENT/train.npy         row numbers of the store's training rows
-    ALIGNMENT/test.npy          row numbers of its test rows
+    ALIGNMENT/test.npy          row numbers of its test rows; likewise validation.npy, if it has any
 
 It is private to the party. `celu align` writes it, `celu run` reads it.
 """
@@ -15,12 +15,12 @@ from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from celu.config.reading import Settings, describe
 from celu.config.schema import CountByPart, Part
 from celu.data.folder import NewFolder
-from celu.data.store import PARTS, Store
+from celu.data.store import Store
 from celu.data.tags import commitment
 from celu.errors import AlignmentError, DataError
 
@@ -39,7 +39,13 @@ class AlignmentFacts(Settings):
     answered: dict[str, Count] = {}  # ids of each peer that were answered, in all attempts
     store_rows: CountByPart
     rows: CountByPart
-    commitments: Annotated[dict[Part, str], Field(min_length=2)]
+    commitments: dict[Part, str]
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> AlignmentFacts:
+        if not self.store_rows.keys() == self.rows.keys() == self.commitments.keys():
+            raise ValueError("expected the same parts in store_rows, rows and commitments")
+        return self
 
 
 @dataclass(frozen=True)
@@ -79,11 +85,11 @@ def write_alignment(
         common=common,
         answered=answered or {},
         store_rows=dict(store.schema.rows),
-        rows={part: len(rows[part]) for part in PARTS},
-        commitments={part: commitment(store.tags(part)[rows[part]]) for part in PARTS},
+        rows={part: len(rows[part]) for part in store.parts},
+        commitments={part: commitment(store.tags(part)[rows[part]]) for part in store.parts},
     )
     with NewFolder(path, _FACTS_FILE, replace=True) as folder:
-        for part in PARTS:
+        for part in store.parts:
             np.save(folder.path / f"{part}.npy", rows[part])
         text = facts.model_dump_json(indent=2) + "\n"
         (folder.path / _FACTS_FILE).write_text(text, encoding="utf-8")
@@ -115,7 +121,7 @@ def read_alignment(path: Path | str, store: Store) -> Alignment:
             f"the alignment was made for a store of {facts.store_rows} rows, the store has "
             f'{num_rows}; run "celu align" again at all parties'
         )
-    rows = {part: _read_rows(path / f"{part}.npy", facts, part) for part in PARTS}
+    rows = {part: _read_rows(path / f"{part}.npy", facts, part) for part in store.parts}
     return Alignment(path, facts, rows)
 
 

@@ -36,8 +36,8 @@ __all__ = ["Clicks", "Shape", "click_chunk", "field_sizes", "write_clicks"]
 
 CHUNK_ROWS = 1 << 17
 
-# The first chunk of each part. The test rows do not depend on the number of training rows.
-_FIRST_CHUNK: dict[Part, int] = {"train": 0, "test": 1 << 31}
+# The first chunk of each part. Held-out rows do not depend on the number of training rows.
+_FIRST_CHUNK: dict[Part, int] = {"train": 0, "test": 1 << 31, "validation": 1 << 30}
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def write_clicks(
     rows: int,
     seed: int = 1,
     test_fraction: float = 0.1,
+    validation_fraction: float = 0.0,
     max_codes: int = MAX_CODES,
 ) -> None:
     """Write the stores `folder`/guest/store and `folder`/host/store.
@@ -84,13 +85,15 @@ def write_clicks(
     folder = Path(folder)
     if rows < 10:
         raise DataError(f"rows: expected at least 10 rows, got {rows}")
-    num_test = round(rows * test_fraction)
-    if not 0 < num_test < rows:
+    num_test, num_validation = round(rows * test_fraction), round(rows * validation_fraction)
+    if not 0 < num_test < rows - num_validation:
         raise DataError(f"test_fraction: {test_fraction} of {rows} rows leaves a part empty")
     sizes = field_sizes(shape, max_codes=max_codes)
-    split = Split(seed=seed, test=test_fraction)
+    split = Split(seed=seed, test=test_fraction, validation=validation_fraction)
     sample = _tables(click_chunk(shape, seed=seed, chunk=0, rows=1, max_codes=max_codes))
-    counts: dict[Part, int] = {"train": rows - num_test, "test": num_test}
+    counts: dict[Part, int] = {"train": rows - num_test - num_validation, "test": num_test}
+    if split.validation:
+        counts["validation"] = num_validation
     with ExitStack() as stack:
         stores = {
             party: stack.enter_context(
@@ -101,10 +104,10 @@ def write_clicks(
             )
             for party, table in sample.items()
         }
-        for part, first in _FIRST_CHUNK.items():
-            for start in range(0, counts[part], CHUNK_ROWS):
-                count = min(CHUNK_ROWS, counts[part] - start)
-                chunk = first + start // CHUNK_ROWS
+        for part, num_rows in counts.items():
+            for start in range(0, num_rows, CHUNK_ROWS):
+                count = min(CHUNK_ROWS, num_rows - start)
+                chunk = _FIRST_CHUNK[part] + start // CHUNK_ROWS
                 clicks = click_chunk(shape, seed=seed, chunk=chunk, rows=count, max_codes=max_codes)
                 ids = [f"{part}-{row}" for row in range(start, start + count)]
                 for party, table in _tables(clicks).items():

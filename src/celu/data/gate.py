@@ -13,7 +13,7 @@ import numpy as np
 
 from celu.config.columns import FittedBag, FittedCategory
 from celu.config.schema import ID, LABEL, TAG, Part, StoreSchema, stored_columns
-from celu.data.store import PARTS, Store, tags_of, to_numpy
+from celu.data.store import Store, tags_of, to_numpy
 from celu.data.tags import TAG_BYTES, Tags
 from celu.errors import DataError
 
@@ -69,7 +69,7 @@ class Gate:
             *stored_columns(schema),
         ]
         self.facts: dict[Part, dict[str, ColumnFacts]] = {
-            part: {name: ColumnFacts() for name in [ID, *self.columns]} for part in PARTS
+            part: {name: ColumnFacts() for name in [ID, *self.columns]} for part in schema.parts
         }
         self._tags: list[Tags] = []
         classes = schema.classes  # text labels are stored as codes
@@ -110,14 +110,14 @@ class Gate:
     def findings(self) -> list[Finding]:
         """All findings, errors first."""
         found = [*self._id_findings()]
-        for part in PARTS:
+        for part in self._schema.parts:
             if self._schema.rows[part]:
                 for name in self.columns:
                     found += _column_findings(part, name, self.facts[part][name])
         return sorted(found, key=lambda finding: finding.level)
 
     def _id_findings(self) -> Iterator[Finding]:
-        for part in PARTS:
+        for part in self._schema.parts:
             nulls = self.facts[part][ID].nulls
             if nulls:
                 yield Finding("error", part, ID, f"expected an id in every row, got {nulls} nulls")
@@ -125,14 +125,17 @@ class Gate:
         distinct = len(np.unique(tags.view(f"V{TAG_BYTES}")))
         if distinct < len(tags):
             yield Finding(
-                "error", "both", ID, f"expected each id once, got {len(tags) - distinct} repeats"
+                "error",
+                "all parts",
+                ID,
+                f"expected each id once, got {len(tags) - distinct} repeats",
             )
 
 
 def check_store(store: Store) -> Gate:
     """Check all rows of a store; raises DataError only for files that cannot be read."""
     gate = Gate(store.schema)
-    for part in PARTS:
+    for part in store.parts:
         for batch in store.batches(part, [ID, TAG, *gate.columns]):
             gate.add(part, batch)
     return gate

@@ -34,7 +34,7 @@ from celu.data.dataset import Dataset
 from celu.data.folder import sync
 from celu.data.gate import Gate, raise_errors
 from celu.data.inputs import InputLayout, layouts
-from celu.data.store import PARTS, Store, tags_of, to_numpy
+from celu.data.store import Store, tags_of, to_numpy
 from celu.data.tags import TAG_BYTES, Tags, commitment
 from celu.errors import AlignmentError, DataError
 
@@ -49,10 +49,25 @@ _LABEL_TYPES: dict[str, np.dtype[Any]] = {
 class StoreDatasets:
     """A party's rows, ready to train on, and the warnings of the gate."""
 
-    train: Dataset
-    test: Dataset
+    parts: dict[Part, Dataset]
     warnings: list[str]
     schema: StoreSchema  # rows to predict must have one with the same digest
+
+    @property
+    def train(self) -> Dataset:
+        """The training rows."""
+        return self.parts["train"]
+
+    @property
+    def test(self) -> Dataset:
+        """The test rows."""
+        return self.parts["test"]
+
+    @property
+    def validation(self) -> Dataset | None:
+        """The validation rows; None if there are none."""
+        found = self.parts.get("validation")
+        return found if found is not None and found.num_rows else None
 
 
 @dataclass(frozen=True)
@@ -90,7 +105,7 @@ def open_datasets(
     label: bool | None = None,
     alignment: Alignment | None = None,
 ) -> StoreDatasets:
-    """The training and test rows of a store, mapped from files that are written on first use.
+    """The rows of each part of a store, mapped from files that are written on first use.
 
     By default `inputs` are all features, as `Store.inputs` names them, and the label is read where
     the store has one. Without an alignment, the datasets have all rows in the store's order. Raises
@@ -104,25 +119,25 @@ def open_datasets(
     folder = store.path / "columns" / key
     counts = store.schema.rows
     if alignment is not None:
-        counts = {part: len(alignment.rows[part]) for part in PARTS}
+        counts = {part: len(alignment.rows[part]) for part in store.parts}
     files = {
         f"{part}.{matrix.name}.bin": counts[part] * matrix.row_bytes
-        for part in PARTS
+        for part in store.parts
         for matrix in matrices
     }
     warnings = _read_cached(folder, key, files)
     if warnings is None:
         warnings = _write(store, matrices, alignment, folder, key, files)
     sizes = {m.name: m.layout.sizes for m in matrices if m.layout.sizes}
-    datasets = []
-    for part in PARTS:
+    datasets: dict[Part, Dataset] = {}
+    for part in store.parts:
         mapped = {m.name: _map(folder, part, m, counts[part]) for m in matrices}
         tags = mapped.pop(TAG)
         labels = torch.from_numpy(mapped.pop(LABEL)).reshape(-1) if label else None
         tensors = {name: torch.from_numpy(array) for name, array in mapped.items()}
         classes = store.schema.classes if label else None
-        datasets.append(Dataset(tensors, labels, sizes, tags, classes))
-    return StoreDatasets(datasets[0], datasets[1], warnings, store.schema)
+        datasets[part] = Dataset(tensors, labels, sizes, tags, classes)
+    return StoreDatasets(datasets, warnings, store.schema)
 
 
 def _matrices(store: Store, inputs: Mapping[str, Sequence[str]], label: bool) -> list[_Matrix]:
@@ -138,7 +153,7 @@ def _matrices(store: Store, inputs: Mapping[str, Sequence[str]], label: bool) ->
 
 
 def _key(store: Store, matrices: list[_Matrix], alignment: Alignment | None) -> str:
-    files = [store.file(part).stat() for part in PARTS]
+    files = [store.file(part).stat() for part in store.parts]
     facts = {
         "format": _FORMAT,
         "files": [[s.st_size, s.st_mtime_ns, s.st_ino] for s in files],
@@ -180,7 +195,7 @@ def _write(
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
     try:
         gate = Gate(store.schema)
-        for part in PARTS:
+        for part in store.parts:
             rows = None if alignment is None else alignment.rows[part]
             tags = _write_part(store, part, matrices, rows, partial, gate)
             if alignment is not None and commitment(tags) != alignment.facts.commitments[part]:

@@ -20,7 +20,7 @@ import torch
 from celu.config.schema import ID, TAG, Part
 from celu.data.dataset import Batch
 from celu.data.inputs import InputLayout, layouts
-from celu.data.store import PARTS, Store, tags_of, to_numpy
+from celu.data.store import Store, tags_of, to_numpy
 from celu.data.tags import TAG_BYTES, Commitment, Tags
 from celu.errors import DataError
 
@@ -103,7 +103,7 @@ class RowStream:
     def commitments(self) -> dict[Part, str]:
         """The commitments to the aligned rows of each part; reads all tags."""
         found: dict[Part, str] = {}
-        for part in PARTS:
+        for part in self._store.parts:
             made = Commitment()
             for batch in self._selected(part, [TAG], True, 0):
                 made.add(tags_of(batch))
@@ -178,7 +178,7 @@ def check_unique(store: Store) -> None:
     Rows in the order of their tags, as `celu prepare` writes them, are compared with the row
     before. Other stores need memory for all tags.
     """
-    for part in PARTS:
+    for part in store.parts:
         last = np.zeros((0, TAG_BYTES), np.uint8)
         for batch in store.batches(part, [TAG]):
             tags = tags_of(batch)
@@ -208,7 +208,7 @@ def _check_unique_in_memory(store: Store, part: Part) -> None:
 
 def fingerprint(store: Store) -> str:
     """Identifies the content of a store's files as they are now; a copy has another one."""
-    stats = [store.file(part).stat() for part in PARTS]
+    stats = [store.file(part).stat() for part in store.parts]
     facts = [[s.st_size, s.st_mtime_ns, s.st_ino] for s in stats]
     text = json.dumps([facts, store.schema.digest(), dict(store.schema.rows)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

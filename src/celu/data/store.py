@@ -1,9 +1,10 @@
-"""A party's store: prepared rows in two Parquet files, and their schema.
+"""A party's store: prepared rows in Parquet files, one for each part, and their schema.
 
     STORE/schema.json       the columns with their fitted values (`celu.config.schema`)
     STORE/train.parquet     id, tag, label at a guest, numbers (float32), categories (int32 codes),
                             bags (lists of int32 codes)
     STORE/test.parquet      the same columns of the test rows
+    STORE/validation.parquet    ... and of the validation rows, if the split has any
 
 It opens and writes stores. It does not check values (`gate`) or make tensors (`memory_map`).
 """
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from celu.data.alignment import Alignment
     from celu.data.memory_map import StoreDatasets
 
-PARTS: tuple[Part, Part] = ("train", "test")
+PARTS: tuple[Part, Part] = ("train", "test")  # which every store has
 READ_ROWS = 1 << 16
 
 
@@ -50,6 +51,11 @@ class Store:
 
     path: Path
     schema: StoreSchema
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its parts: train and test, and validation between them if it has that."""
+        return self.schema.parts
 
     def file(self, part: Part) -> Path:
         """The Parquet file of a part."""
@@ -66,7 +72,7 @@ class Store:
         label: bool | None = None,
         alignment: Alignment | Path | str | None = None,
     ) -> StoreDatasets:
-        """The training and test rows, mapped from files; see `open_datasets`.
+        """The rows of each part, mapped from files; see `open_datasets`.
 
         `alignment` is one that `celu align` wrote, or the path of its folder.
         """
@@ -167,7 +173,7 @@ def open_store(path: Path | str) -> Store:
     schema = read_store_schema(path)
     store = Store(path, schema)
     expected = arrow_schema(schema)
-    for part in PARTS:
+    for part in store.parts:
         file = store.file(part)
         with _readable(file):
             metadata = pq.read_metadata(file)
@@ -212,7 +218,7 @@ class StoreWriter:
         self._path = path
         self._schema = schema
         self._arrow = arrow_schema(schema)
-        self._rows: dict[Part, int] = dict.fromkeys(PARTS, 0)
+        self._rows: dict[Part, int] = dict.fromkeys(schema.split.parts, 0)
         self._stack = ExitStack()
 
     def __enter__(self) -> StoreWriter:
@@ -226,7 +232,7 @@ class StoreWriter:
                 compression="zstd",
                 write_page_checksum=True,
             )
-            for part in PARTS
+            for part in self._rows
         }
         self._folder = folder
         return self

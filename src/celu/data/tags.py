@@ -1,6 +1,6 @@
 """Tags: 16-byte hashes of row ids, the same at all parties.
 
-A tag is a hash of the id, keyed with the split's seed. It decides whether the row is a test row and
+A tag is a hash of the id, keyed with the split's seed. It decides whether the row is held out and
 where it is in a store (ascending order), so parties with the same ids have them in the same order,
 independent of their raw files. Tags stay at their party: anyone who can guess an id can compute its
 tag. Peers see only digests of many tags.
@@ -42,11 +42,12 @@ def tagger(seed: int) -> Callable[[bytes], bytes]:
     return tag_of
 
 
-def held_out(tags: Tags, fraction: float) -> npt.NDArray[np.bool_]:
-    """Whether each row is a test row."""
+def held_out(tags: Tags, fraction: float, start: float = 0.0) -> npt.NDArray[np.bool_]:
+    """Whether each row is among this fraction of all rows: those from the share `start` on."""
     # From the second half of a tag: the rows are sorted by the first.
     words = np.ascontiguousarray(tags[:, 8:]).view("<u8").reshape(-1)
-    return words < np.uint64(round(fraction * 2**64))
+    stop = words < np.uint64(round((start + fraction) * 2**64))
+    return stop & (words >= np.uint64(round(start * 2**64))) if start else stop
 
 
 def ascending(tags: Tags) -> npt.NDArray[np.int64]:

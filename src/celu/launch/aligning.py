@@ -11,7 +11,7 @@ from celu import open_files
 from celu.config.job import Job
 from celu.config.party import PartySettings
 from celu.data.alignment import Alignment, write_alignment
-from celu.data.store import PARTS, open_store
+from celu.data.store import open_store
 from celu.data.tags import ascending
 from celu.errors import ConfigError, PeerLost, PeerRestarted
 from celu.events import Callback, Connected, Restarted
@@ -38,7 +38,7 @@ def align_party(
     if data.alignment is None:
         raise ConfigError("data.alignment: expected a folder to write to, got aligned = true")
     store = open_store(data.store)
-    parts = {part: store.tags(part) for part in PARTS}
+    parts = {part: store.tags(part) for part in store.parts}
     tags = np.concatenate(list(parts.values()))
     order = ascending(tags)
     split = store.schema.split
@@ -47,6 +47,7 @@ def align_party(
         "hosts": sorted(job.hosts),
         "split.seed": split.seed,
         "split.test": split.test,
+        **({"split.validation": split.validation} if split.validation else {}),
     }
     folder = data.alignment
     num_restarts = 0
@@ -72,12 +73,15 @@ def align_party(
                         "alignment; ask its operator why, and start again at all parties to resume"
                     ) from error
                 emit(Restarted(message=str(error)))
-    rows = order[found.rows]
-    first_test = len(parts["train"])
+    rows, by_part, first = order[found.rows], {}, 0
+    for part, its_tags in parts.items():
+        stop = first + len(its_tags)
+        by_part[part] = rows[(rows >= first) & (rows < stop)] - first
+        first = stop
     alignment = write_alignment(
         folder,
         store,
-        {"train": rows[rows < first_test], "test": rows[rows >= first_test] - first_test},
+        by_part,
         peers=found.peer_rows,
         common=found.common,
         answered=found.answered,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from celu.config.job import Job
-from celu.config.party import ModelSpec, PartySettings
+from celu.config.party import ModelSpec, PartyFile, PartySettings
 from celu.data.alignment import read_alignment
 from celu.data.dataset import Dataset
 from celu.data.memory_map import StoreDatasets, open_datasets
@@ -36,6 +37,8 @@ def load_party(
     device = find_device(settings.device)
     datasets = datasets or read_datasets(settings)
     train, test = (_to_device(rows, job, device) for rows in (datasets.train, datasets.test))
+    validation = datasets.validation
+    validation = None if validation is None else _to_device(validation, job, device)
     model = settings.require_model()
     own_width = settings.own_width(job)
     seed_step(job.seed, settings.name, 0, 0)
@@ -51,7 +54,7 @@ def load_party(
         ).to(device)
     if settings.role == "host":
         assert bottom is not None  # PartySettings checks this
-        return Host(bottom=bottom, train=train, test=test)
+        return Host(bottom=bottom, train=train, test=test, validation=validation)
     assert model.top is not None and model.loss is not None  # likewise for a guest
     widths = ([own_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
     loss, metrics = find_loss(model.loss, folder), model.metrics
@@ -68,8 +71,22 @@ def load_party(
         loss=loss,
         train=train,
         test=test,
+        validation=validation,
         metrics=None if metrics is None else find_metrics(metrics, "model.metrics", folder),
     )
+
+
+def load_parties(
+    files: Mapping[str, PartyFile], job: Job, datasets: Mapping[str, StoreDatasets]
+) -> tuple[Guest, dict[str, Host]]:
+    """The guest and the hosts of a job, with new modules; raises as `load_party` does."""
+    loaded = {
+        name: load_party(file.settings, job, file.folder, datasets[name])
+        for name, file in files.items()
+    }
+    guest = loaded.pop(job.guest)
+    assert isinstance(guest, Guest)  # check_names has compared the roles
+    return guest, {name: party for name, party in loaded.items() if isinstance(party, Host)}
 
 
 def _num_classes(loss: Loss, top: ModelSpec, datasets: StoreDatasets) -> int | None:
@@ -77,10 +94,11 @@ def _num_classes(loss: Loss, top: ModelSpec, datasets: StoreDatasets) -> int | N
 
     Raises ModelError if its setting `outputs` is another number.
     """
-    train, test = datasets.train, datasets.test
-    if loss.labels != "multiclass" or train.labels is None or test.labels is None:
+    train, others = datasets.train, {"test": datasets.test, "validation": datasets.validation}
+    if loss.labels != "multiclass" or train.labels is None:
         return None
-    classes = fit_label_map(loss, train.labels, {"test": test.labels}, train.classes).classes or []
+    held_out = {p: d.labels for p, d in others.items() if d is not None and d.labels is not None}
+    classes = fit_label_map(loss, train.labels, held_out, train.classes).classes or []
     given = top.options.get("outputs")
     has_names = bool(classes) and isinstance(classes[0], str)
     if isinstance(given, int) and (given < len(classes) or (has_names and given > len(classes))):

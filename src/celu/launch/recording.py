@@ -19,9 +19,9 @@ from celu.events import Warned
 from celu.label_map import LabelMap
 from celu.model_identity import TRAINED, InputSpec, TrainedModel
 from celu.party import Guest, Host
+from celu.result import Result
 from celu.run_folder import SCORES, RunFolder
 from celu.scores.file import ScoreWriter
-from celu.session import Result
 
 
 def record_result(
@@ -44,10 +44,15 @@ def record_result(
             folder.emit(Warned(message=f"{SCORES} was not written: {error}"))
     if result.choices:
         folder.write("replay.toml", replay_toml(job, result.choices))
+    folder.finish(summary_of(result))
+
+
+def summary_of(result: Result) -> dict[str, Any]:
+    """A finished run's summary, for its folder."""
     facts = asdict(replace(result, scores=None, mean_z={}))
     summary = {**facts, "choices": len(result.choices), "model": result.model.name}
     del summary["mean_z"], summary["scores"], summary["label_map"]
-    folder.finish({"status": "done", **summary})
+    return {"status": "done", **summary}
 
 
 def record_scores(
@@ -99,6 +104,7 @@ def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None
         label_map=result.label_map if isinstance(party, Guest) else LabelMap(),
         mean_z=result.mean_z if isinstance(party, Guest) else {},
         train_rows=train.num_rows,
+        validation_rows=0 if party.validation is None else party.validation.num_rows,
         test_rows=party.test.num_rows,
     )
     folder.write(TRAINED, trained.to_json())

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from celu.config.schema import ROW_NUMBER, Part, Source, Split
-from celu.data.store import PARTS, to_numpy
+from celu.data.store import to_numpy
 from celu.data.tags import TAG_BYTES, Tags, ascending, held_out, tags_of_texts
 from celu.errors import ConfigError, DataError
 from celu.prepare.encoders.encoder import Mask
@@ -42,9 +42,15 @@ class ScanSettings(NamedTuple):
     split: Split
     all_test: bool = False
 
-    def test_rows(self, tags: Tags) -> Mask:
-        """Whether each row is a test row."""
-        return np.ones(len(tags), bool) if self.all_test else held_out(tags, self.split.test)
+    def rows_of(self, part: Part, tags: Tags) -> Mask:
+        """Whether each row is in a part."""
+        if self.all_test:
+            return np.full(len(tags), part == "test")
+        if part == "test":
+            return held_out(tags, self.split.test)
+        if part == "validation":
+            return held_out(tags, self.split.validation, start=self.split.test)
+        return ~held_out(tags, self.split.test + self.split.validation)
 
 
 def column_kinds(settings: ScanSettings, stores: Sequence[NewStore]) -> dict[str, Kind]:
@@ -80,7 +86,7 @@ def spill_rows(
                 num_without_id += ids.null_count
                 texts = ids.fill_null("").cast(pa.binary()).to_pylist()
                 tags = tags_of_texts(texts, settings.split.seed)
-                batch = _encode(ids, tags, block, ~settings.test_rows(tags), stores)
+                batch = _encode(ids, tags, block, settings.rows_of("train", tags), stores)
                 if added is not None:
                     added.result()
                 added = pool.submit(spill.add, batch, _keys(tags))
@@ -145,23 +151,25 @@ def write_parts(
     repeats = 0
     with ExitStack() as stack:
         pool = stack.enter_context(DaemonThreads(len(stores), "celu-store"))
-        parts = []
+        writers = []
         first = 2  # after tag and id
         for store, folder in zip(stores, folders, strict=True):
-            parts.append(stack.enter_context(_PartWriter(store, folder, first)))
+            writers.append(
+                stack.enter_context(_PartWriter(store, folder, first, settings.split.parts))
+            )
             first += len(store.encoders())
         written: list[Future[None]] = []
-        rows = dict.fromkeys(PARTS, 0)
+        rows = dict.fromkeys(settings.split.parts, 0)
         for bucket in range(spill.num_buckets):
             batch = spill.read(bucket)
             if batch is not None:
-                batch, num_train, num_repeats = _sort(batch, settings)
+                batch, counts, num_repeats = _sort(batch, settings)
                 repeats += num_repeats
-                rows["train"] += num_train
-                rows["test"] += batch.num_rows - num_train
+                for part, count in counts.items():
+                    rows[part] += count
                 for future in written:
                     future.result()
-                written = [pool.submit(part.append, batch, num_train) for part in parts]
+                written = [pool.submit(writer.append, batch, counts) for writer in writers]
             progress("writing", bucket + 1, spill.num_buckets)
         for future in written:
             future.result()
@@ -180,35 +188,39 @@ def _check_rows(
             f"{source}: column {settings.id!r}: expected each id once, got {repeats:,} rows that "
             "repeat an id"
         )
-    needed = {"train": not settings.all_test, "test": settings.split.test > 0 or settings.all_test}
-    for part in PARTS:
-        if needed[part] and not rows[part]:
+    needed = {
+        "train": not settings.all_test,
+        "validation": not settings.all_test,
+        "test": settings.split.test > 0 or settings.all_test,
+    }
+    for part, count in rows.items():
+        if needed[part] and not count:
             raise DataError(
-                f"{source}: expected rows in both parts, got none of {sum(rows.values()):,} in "
-                f"{part}; add rows or change the split"
+                f"{source}: expected rows in {' and '.join(rows)}, got none of "
+                f"{sum(rows.values()):,} in {part}; add rows or change the split"
             )
 
 
-def _sort(batch: Any, settings: ScanSettings) -> tuple[Any, int, int]:
-    """Sort by part, then by tag. Returns the rows, the number of training rows, and of repeats."""
+def _sort(batch: Any, settings: ScanSettings) -> tuple[Any, dict[Part, int], int]:
+    """Sort by part, then by tag. Returns the rows, the number in each part, and of repeats."""
     tags = np.frombuffer(batch.column(0).buffers()[1], np.uint8)
     tags = tags[batch.column(0).offset * TAG_BYTES :][: batch.num_rows * TAG_BYTES]
     tags = tags.reshape(-1, TAG_BYTES)
     order = ascending(tags)
     halves = tags[order].view(np.uint64)
     repeats = int((halves[1:] == halves[:-1]).all(axis=1).sum())
-    test = settings.test_rows(tags)[order]
-    order = np.concatenate((order[~test], order[test]))
-    return batch.take(arrow(order)), int((~test).sum()), repeats
+    by_part = {part: order[settings.rows_of(part, tags)[order]] for part in settings.split.parts}
+    order = np.concatenate(list(by_part.values()))
+    return batch.take(arrow(order)), {part: len(rows) for part, rows in by_part.items()}, repeats
 
 
 class _PartWriter:
-    """The two Parquet files of a store, written row group by row group; a context manager.
+    """The Parquet files of a store, written row group by row group; a context manager.
 
     `first` is the number of the store's first column in spilled rows.
     """
 
-    def __init__(self, store: NewStore, folder: Path, first: int) -> None:
+    def __init__(self, store: NewStore, folder: Path, first: int, parts: Sequence[Part]) -> None:
         self._encoders = list(enumerate(store.encoders(), start=first))
         self._schema = store.arrow_schema()
         self._writers = [
@@ -220,9 +232,9 @@ class _PartWriter:
                 write_statistics=False,
                 write_page_checksum=True,
             )
-            for part in PARTS
+            for part in parts
         ]
-        self._buffered: list[list[Any]] = [[] for _ in PARTS]
+        self._buffered: list[list[Any]] = [[] for _ in parts]
 
     def __enter__(self) -> _PartWriter:
         return self
@@ -233,14 +245,16 @@ class _PartWriter:
                 self._write(part)
             writer.close()
 
-    def append(self, batch: Any, num_train: int) -> None:
-        """Append a sorted bucket, whose training rows come first."""
+    def append(self, batch: Any, counts: Mapping[Part, int]) -> None:
+        """Append a sorted bucket, with this number of rows of each part, one after the other."""
         arrays = [batch.column(1), batch.column(0)]
         for number, encoder in self._encoders:
             arrays += map(arrow, encoder.transform(to_numpy(batch.column(number))))
         rows = pa.record_batch(arrays, schema=self._schema)
-        for part, its_rows in enumerate((rows.slice(0, num_train), rows.slice(num_train))):
-            self._buffered[part].append(its_rows)
+        start = 0
+        for part, count in enumerate(counts.values()):
+            self._buffered[part].append(rows.slice(start, count))
+            start += count
             if sum(map(len, self._buffered[part])) >= ROW_GROUP // 2:
                 self._write(part)
 

@@ -1,4 +1,4 @@
-"""From raw files to stores: `schema.json`, `train.parquet` and `test.parquet` in one folder.
+"""From raw files to stores: `schema.json` and a Parquet file for each part, in one folder.
 
 One scan of the raw files may fill several stores (a guest's and a host's). It fits the encoders on
 the training rows and spills all rows to disk, in buckets by the first bits of their tags. Then each

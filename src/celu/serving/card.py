@@ -79,6 +79,8 @@ def _data(
     facts: ModelFacts, trained: TrainedModel, schema: StoreSchema | None
 ) -> Iterable[tuple[str, Any]]:
     yield "training rows", f"{trained.train_rows:,}"
+    if trained.validation_rows:
+        yield "validation rows, which chose the round", f"{trained.validation_rows:,}"
     yield "held-out rows", f"{trained.test_rows:,}"
     if schema is not None:
         if schema.label is not None:

@@ -6,8 +6,9 @@ the same way, so a number names a row without an id.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from celu.config.schema import ID
 from celu.data.alignment import Alignment
 from celu.data.dataset import Dataset
 from celu.data.memory_map import open_datasets
-from celu.data.store import PARTS, Store
+from celu.data.store import Store
 from celu.data.tags import TAG_BYTES, Tags, ascending, commitment, digest_rows, tagger
 
 Arrays = dict[str, npt.NDArray[Any]]  # inputs of a bottom model, by name
@@ -64,21 +65,22 @@ class ServedRows:
     def __init__(self, store: Store, alignment: Alignment | None) -> None:
         self.store = store
         self.alignment = alignment
-        tags = [store.tags(part) for part in PARTS]
-        self._num_train = len(tags[0])
+        parts = store.parts
+        tags = [store.tags(part) for part in parts]
         self._tags = np.concatenate(tags)
         self._index = RowIndex(self._tags)
         if alignment is None:
             aligned = [np.arange(len(part), dtype=np.int64) for part in tags]
         else:
-            aligned = [np.asarray(alignment.rows[part]) for part in PARTS]
-        self.counts = {part: len(rows) for part, rows in zip(PARTS, aligned, strict=True)}
+            aligned = [np.asarray(alignment.rows[part]) for part in parts]
+        self.counts = {part: len(rows) for part, rows in zip(parts, aligned, strict=True)}
         self.commitments = {
             part: commitment(part_tags[rows])
-            for part, part_tags, rows in zip(PARTS, tags, aligned, strict=True)
+            for part, part_tags, rows in zip(parts, tags, aligned, strict=True)
         }
         # Both ways between the rows of the store and those of the alignment.
-        self._row_of = np.concatenate([aligned[0], aligned[1] + self._num_train])
+        first_rows = np.cumsum([0, *map(len, tags)])
+        self._row_of = np.concatenate([rows + first_rows[n] for n, rows in enumerate(aligned)])
         number_of = np.full(len(self._tags) + 1, NO_ROW, np.int64)  # the last place is of NO_ROW
         number_of[self._row_of] = np.arange(len(self._row_of))
         self._number_of = memoryview(number_of)  # type: ignore[arg-type]
@@ -97,7 +99,7 @@ class ServedRows:
     def contract(self) -> dict[str, Any]:
         """What a peer's rows must have in common with these."""
         contract: dict[str, Any] = {}
-        for part in PARTS:
+        for part in self.store.parts:
             contract[f"{part}_rows"] = self.counts[part]
             contract[f"{part}_ids"] = self.commitments[part]
         return contract
@@ -132,7 +134,8 @@ class ServedRows:
         """The ids of all rows of the store, as one Arrow array."""
         import pyarrow as pa
 
-        batches = [batch.column(ID) for part in PARTS for batch in self.store.batches(part, [ID])]
+        parts = self.store.parts
+        batches = [batch.column(ID) for part in parts for batch in self.store.batches(part, [ID])]
         return pa.chunked_array(batches, pa.string()).combine_chunks()
 
 
@@ -143,40 +146,43 @@ class InputRows:
     """
 
     def __init__(self, store: Store, inputs: Mapping[str, Sequence[str]]) -> None:
-        self._datasets: tuple[Dataset, Dataset] | None = None
-        self._num_train = store.schema.rows["train"]
+        self._train: Dataset | None = None
         self._parts: list[Arrays] = []
+        # Where each part ends in the rows of the store.
+        self._stops = list(accumulate(store.schema.rows[part] for part in store.parts))
         if inputs:
             opened = open_datasets(store, inputs, label=False)
-            self._datasets = opened.train, opened.test
+            self._train = opened.train
             self._parts = [
                 {name: tensor.numpy() for name, tensor in part.inputs.items()}
-                for part in self._datasets
+                for part in opened.parts.values()
             ]
 
     @property
     def dataset(self) -> Dataset | None:
         """The training rows, which have the columns and sizes of all rows; None without inputs."""
-        return None if self._datasets is None else self._datasets[0]
+        return self._train
 
     def take(self, rows: Sequence[int]) -> Arrays | None:
         """These rows of the store, each input as an array; None without inputs. Do not change it.
 
         Codes have the type of the store's files.
         """
-        if self._datasets is None:
+        if self._train is None:
             return None
-        train, test = self._parts
         if len(rows) == 1:  # a view of the mapped files
-            row = rows[0]
-            part, row = (train, row) if row < self._num_train else (test, row - self._num_train)
-            return {name: array[row : row + 1] for name, array in part.items()}
+            part = bisect_right(self._stops, rows[0])
+            row = rows[0] - (self._stops[part - 1] if part else 0)
+            return {name: array[row : row + 1] for name, array in self._parts[part].items()}
         numbers = np.array(rows)
-        is_test = numbers >= self._num_train
-        arrays = {}
-        for name, array in train.items():
-            taken = np.empty((len(rows), *array.shape[1:]), array.dtype)
-            taken[~is_test] = array.take(numbers[~is_test], axis=0)
-            taken[is_test] = test[name].take(numbers[is_test] - self._num_train, axis=0)
-            arrays[name] = taken
+        part_of = np.searchsorted(self._stops, numbers, side="right")
+        arrays = {
+            name: np.empty((len(rows), *array.shape[1:]), array.dtype)
+            for name, array in self._parts[0].items()
+        }
+        for number, (stop, part_arrays) in enumerate(zip(self._stops, self._parts, strict=True)):
+            chosen = part_of == number
+            first = stop - len(next(iter(part_arrays.values())))
+            for name, array in part_arrays.items():
+                arrays[name][chosen] = array.take(numbers[chosen] - first, axis=0)
         return arrays

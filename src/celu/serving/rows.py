@@ -19,7 +19,7 @@ from celu.data.alignment import Alignment
 from celu.data.dataset import Batch, Dataset
 from celu.data.memory_map import open_datasets
 from celu.data.row_stream import Block, RowNumbers, RowStream, check_unique, fingerprint
-from celu.data.store import PARTS, Store
+from celu.data.store import Store
 from celu.errors import AlignmentError, DataError
 from celu.prepare.prefetch import prefetch
 from celu.serving.model import Model
@@ -128,10 +128,10 @@ class StoreRows:
     ) -> None:
         check_store(store, model)
         counts = store.schema.rows if alignment is None else alignment.facts.rows
-        sections = [Section(part, True, counts[part]) for part in PARTS]
+        sections = [Section(part, True, counts[part]) for part in store.parts]
         if unaligned:
             rows = store.schema.rows
-            sections += [Section(part, False, rows[part] - counts[part]) for part in PARTS]
+            sections += [Section(part, False, rows[part] - counts[part]) for part in store.parts]
         self.plan = ChunkPlan(tuple(sections), chunk_rows)
         self.token = fingerprint(store)
         self.store_rows = sum(store.schema.rows.values())
@@ -144,7 +144,7 @@ class StoreRows:
             numbers = alignment.numbers
             if not alignment.is_ascending():  # the store was not written by `celu prepare`
                 self._sorted = _sorted_rows(store, model, alignment, chunk_rows, self._needs_ids)
-                ascending = {part: np.sort(alignment.rows[part]) for part in PARTS}
+                ascending = {part: np.sort(alignment.rows[part]) for part in store.parts}
                 numbers = lambda part, start, stop: ascending[part][start:stop]  # noqa: E731
         inputs = model.facts.inputs
         self._stream = RowStream(store, inputs, counts, numbers, ids=self._needs_ids)
@@ -186,9 +186,7 @@ class DatasetRows:
     ) -> None:
         self._datasets = dict(datasets)
         self._ids = ids
-        sections = [
-            Section(part, True, datasets[part].num_rows) for part in PARTS if part in datasets
-        ]
+        sections = [Section(part, True, rows.num_rows) for part, rows in datasets.items()]
         self.plan = ChunkPlan(tuple(sections), chunk_rows)
         self.commitments = {part: dataset.commitment for part, dataset in datasets.items()}
         self.token = token or secrets.token_hex(32)  # nothing tells whether they change
@@ -231,12 +229,11 @@ def _sorted_rows(
 
     read = open_datasets(store, model.facts.inputs, label=False, alignment=alignment)
     ids: dict[Part, Any] = {}
-    for part in PARTS if needs_ids else ():
+    for part in store.parts if needs_ids else ():
         batches = [batch.column(ID) for batch in store.batches(part, [ID])]
         joined = pa.chunked_array(batches, pa.string()).combine_chunks()
         ids[part] = joined.take(pa.array(alignment.rows[part]))
-    datasets: dict[Part, Dataset] = {"train": read.train, "test": read.test}
-    return DatasetRows(datasets, chunk_rows, ids=ids if needs_ids else None)
+    return DatasetRows(read.parts, chunk_rows, ids=ids if needs_ids else None)
 
 
 def _cut(blocks: Iterable[Block], size: int, num_rows: int) -> Iterator[Block]:
