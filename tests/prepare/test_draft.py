@@ -65,7 +65,7 @@ def parsed(made: Draft) -> dict[str, Any]:
 EXPECTED: dict[str, Any] = {
     "id": "customer_id",
     "label": "churned",
-    "split": {"seed": 1, "test": 0.1},
+    "split": {"seed": 1, "test": 0.1, "validation": 0.1},
     "source": {"missing": ["NA"]},
     "numbers": {
         "age": {"missing": "median", "indicator": True, "standardise": True},

@@ -100,6 +100,7 @@ def draft_schema(source: Path, *, label: str | None = None) -> Draft:
         "[split]  # the same at all parties: seed and id decide which rows are held out",
         "seed = 1",
         "test = 0.1",
+        "validation = 0.1  # the rows that choose the best weights of a run",
         *_source_lines(delimiter, decimal, texts),
     ]
     for table in _TABLES:
