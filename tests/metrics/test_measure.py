@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,14 @@ def test_a_tie_may_be_larger_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> No
 def test_every_metric_has_a_title() -> None:
     assert set(TITLES) == set(HIGHER_IS_BETTER)
     assert set(HIGHER_IS_BETTER) - {"loss"} == {name for of in METRICS.values() for name in of}
+
+
+def test_the_reference_names_every_metric_and_its_direction() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    section = page[page.index("## Metrics") :].split("\n## ")[0]
+    for name, is_higher in HIGHER_IS_BETTER.items():
+        assert f"`{name}`" in section, name
+        assert (f"*`{name}`*" not in section) == is_higher, name
 
 
 def test_a_metric_of_two_outputs_has_one_direction() -> None:

@@ -38,7 +38,7 @@ class Evaluator:
     """Computes metrics from scores, and compares them with the contract's target.
 
     `metrics` are those that the guest chose; None: all that fit its loss. `held_out` has the scores
-    of the latest evaluation.
+    of the test rows by their latest evaluation.
     """
 
     def __init__(
@@ -56,14 +56,16 @@ class Evaluator:
         """The user's own metrics for which lower is better."""
         return self._metrics.lower_is_better
 
-    def metrics(self, scores: Sequence[Scores]) -> dict[str, float]:
+    def metrics(self, rows: HeldOut, scores: Sequence[Scores]) -> dict[str, float]:
         """The metrics over all scored rows, by name: the loss, and those of `HeldOutMetrics`."""
         output, losses, labels = (torch.cat(part) for part in zip(*scores, strict=True))
-        self.held_out = HeldOutScores.of(self._loss, output, labels)
-        return {LOSS: float(losses.double().mean()), **self._metrics.compute(self.held_out)}
+        found = HeldOutScores.of(self._loss, output, labels)
+        if rows == "test":
+            self.held_out = found
+        return {LOSS: float(losses.double().mean()), **self._metrics.compute(found)}
 
     def load_held_out(self, scores: Tensor, labels: Tensor) -> None:
-        """Restore the scores of the last evaluation from a checkpoint; raises CheckpointError."""
+        """Restore the scores of the test rows from a checkpoint; raises CheckpointError."""
         if scores.ndim not in (1, 2) or scores.dtype != torch.float64 or len(scores) > len(labels):
             raise CheckpointError(
                 f"the scores in the checkpoint: expected float64 for at most {len(labels)} rows, "
@@ -140,4 +142,4 @@ async def evaluate(
         for part, start, stop in schedule.held_out_parts(rows):
             activations = await receive(part) if part else first
             scores.append(trainer.score(rows, start, stop, activations))
-        return trainer.evaluator.metrics(scores)
+        return trainer.evaluator.metrics(rows, scores)

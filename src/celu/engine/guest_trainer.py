@@ -198,7 +198,10 @@ class GuestTrainer:
         return metadata.model_copy(update={"label_map": label_map}), tensors
 
     def final_tensors(self) -> dict[str, Tensor]:
-        """What the last checkpoint of a run has besides: the scores of the held-out rows."""
+        """What the last checkpoint of a run has besides: the scores of the test rows.
+
+        With validation rows there are none yet, and a run that resumes scores the test rows again.
+        """
         held_out = self.evaluator.held_out
         if held_out is None or not held_out.has_one_per_row:
             return {}
@@ -217,14 +220,15 @@ class GuestTrainer:
         )
         restore_counters(metadata, checkpoint, self.workset)
         scores = checkpoint.pop_optional(_HELD_OUT)
-        if scores is not None:
-            assert self._guest.test.labels is not None  # checked before the run starts
-            self.evaluator.load_held_out(scores.cpu(), self._guest.test.labels.cpu())
         checkpoint.check_empty()
         if metadata.label_map is not None:
             self.label_map = metadata.label_map
         elif not self.label_map.leaves_labels:  # an older release trained on labels as they are
             self.label_map = LabelMap()
+        if scores is not None:
+            assert self._guest.test.labels is not None  # checked before the run starts
+            labels = self.label_map.codes(self._guest.test.labels)
+            self.evaluator.load_held_out(scores.cpu(), labels.cpu())
         self.roll_back(state)
 
     def repeated_bytes(self) -> dict[str, int]:

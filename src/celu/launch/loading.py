@@ -94,10 +94,11 @@ def _num_classes(loss: Loss, top: ModelSpec, datasets: StoreDatasets) -> int | N
 
     Raises ModelError if its setting `outputs` is another number.
     """
-    train, test = datasets.train, datasets.test
-    if loss.labels != "multiclass" or train.labels is None or test.labels is None:
+    train, others = datasets.train, {"test": datasets.test, "validation": datasets.validation}
+    if loss.labels != "multiclass" or train.labels is None:
         return None
-    classes = fit_label_map(loss, train.labels, {"test": test.labels}, train.classes).classes or []
+    held_out = {p: d.labels for p, d in others.items() if d is not None and d.labels is not None}
+    classes = fit_label_map(loss, train.labels, held_out, train.classes).classes or []
     given = top.options.get("outputs")
     has_names = bool(classes) and isinstance(classes[0], str)
     if isinstance(given, int) and (given < len(classes) or (has_names and given > len(classes))):

@@ -104,7 +104,7 @@ TOPS: dict[str, BuiltIn] = {
         WideDeepTop,
         "Concatenates all Z. Linear, as in the paper, unless it has hidden layers.",
         {
-            "outputs": "the number of outputs: 1, or the number of classes of a multiclass loss",
+            "outputs": "the number of outputs; by default 1, or one for each class (multiclass)",
             "hidden": "the widths of layers between Z and the output: they let parties interact",
             "init_std": _INIT_STD,
         },

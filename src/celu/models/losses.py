@@ -163,18 +163,18 @@ def as_loss(loss: LossLike) -> Loss:
 
 
 def _binary(output: Tensor, labels: Tensor) -> Tensor:
-    """The log loss of the sigmoid of one output. Labels: 0 and 1."""
+    """The log loss of the sigmoid of one output. Labels: any two values."""
     logits_B = output.reshape(-1) if output.numel() == len(labels) else output
     return F.binary_cross_entropy_with_logits(logits_B, labels.to(output.dtype), reduction="none")
 
 
 def _multiclass(output: Tensor, labels: Tensor) -> Tensor:
-    """The log loss of the softmax of one output per class. Labels: whole numbers from 0."""
+    """The log loss of the softmax of one output per class. Labels: text, or codes from 0."""
     return F.cross_entropy(output, labels.long(), reduction="none")
 
 
 def _regression(output: Tensor, labels: Tensor) -> Tensor:
-    """The squared error of one output. Labels: numbers."""
+    """The squared error of one output. Labels: numbers, which are scaled."""
     values_B = output.reshape(-1) if output.numel() == len(labels) else output
     return F.mse_loss(values_B, labels.to(output.dtype), reduction="none")
 
