@@ -126,6 +126,29 @@ def federation(
     )
 
 
+def with_weights(
+    fed: Federation, weights: Tensor | None, class_weights: Any = None, test: Tensor | None = None
+) -> Federation:
+    """The same federation, whose guest has weights of training rows, of classes, of test rows."""
+    guest = fed.guest
+
+    def weighted(rows: celu.Dataset, weights: Tensor | None) -> celu.Dataset:
+        return celu.Dataset(rows.inputs, rows.labels, rows.sizes, rows.tags, weights=weights)
+
+    return Federation(
+        fed.job,
+        celu.Guest(
+            top=guest.top,
+            loss=guest.loss,
+            train=weighted(guest.train, weights),
+            test=weighted(guest.test, test),
+            bottom=guest.bottom,
+            class_weights=class_weights,
+        ),
+        fed.hosts,
+    )
+
+
 def with_validation(fed: Federation) -> Federation:
     """The same federation, with the last rows of each party as validation and test rows."""
 

@@ -74,6 +74,7 @@ def load_party(
         test=test,
         validation=validation,
         metrics=None if metrics is None else find_metrics(metrics, "model.metrics", folder),
+        class_weights=model.class_weights,
     )
 
 
