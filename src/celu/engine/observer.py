@@ -23,11 +23,11 @@ from celu.engine.plan import Stage
 from celu.engine.readback import Readback
 from celu.engine.spans import MAX_SPAN_ROUNDS, MAX_SPANS, Spans
 from celu.events import (
-    Event,
     SIMILARITY_QUANTILES,
     Callback,
     CheckpointTaken,
     Evaluated,
+    Event,
     ModelTested,
     RoundDone,
     TuningChosen,
@@ -374,9 +374,7 @@ def _around_quantiles(x_B: Tensor) -> Tensor:
     places = [int(q * (len(x_B) - 1)) for q in SIMILARITY_QUANTILES]
     ordered_B = x_B.float().sort().values
     # Slices: indices in a list would be copied to a GPU, and that waits for it.
-    return torch.cat(
-        [ordered_B[i : i + 1] for p in places for i in (p, min(p + 1, len(x_B) - 1))]
-    )
+    return torch.cat([ordered_B[i : i + 1] for p in places for i in (p, min(p + 1, len(x_B) - 1))])
 
 
 def _interpolate(around: list[float], num_rows: int) -> list[float]:
