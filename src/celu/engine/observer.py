@@ -357,7 +357,7 @@ class _Report:
 
     def event(self) -> RoundDone:
         """The event; waits for its numbers."""
-        numbers = deque(self._readback.read())
+        numbers = deque(self._readback.values())
         fields = self._fields
         if self._has_loss:
             (fields["loss"],) = numbers.popleft()

@@ -31,7 +31,7 @@ class Readback:
         """Whether the values are here."""
         return self._copied is None or self._copied.query()
 
-    def read(self) -> list[list[float]]:
+    def values(self) -> list[list[float]]:
         """The values of each tensor; waits for them."""
         if self._copied is not None:
             self._copied.synchronize()
