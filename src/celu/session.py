@@ -54,7 +54,7 @@ from celu.transport.message import Kind, Message, expect
 from celu.transport.wire import VERSION
 
 # At most this many rounds are reported one by one; longer runs report every n-th.
-_REPORTS = 2000
+_REPORTS = 500
 
 
 async def host_session(

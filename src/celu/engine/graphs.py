@@ -51,8 +51,8 @@ class _Captured:
     gradients: list[Tensor | None]  # of the parameters, after the step
 
     def replay(self, inputs: Sequence[Tensor]) -> None:
-        for own, given in zip(self.inputs, inputs, strict=True):
-            own.copy_(given)
+        if inputs:
+            torch._foreach_copy_(self.inputs, list(inputs))
         self.graph.replay()
 
 

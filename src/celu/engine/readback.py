@@ -33,6 +33,6 @@ class Readback:
 
     def values(self) -> list[list[float]]:
         """The values of each tensor; waits for them."""
-        if self._copied is not None:
+        if self._copied is not None and not self.is_ready:
             self._copied.synchronize()
         return [part.tolist() for part in self._values.split(self._sizes)]
