@@ -198,9 +198,12 @@ class GuestTrainer:
         return metadata.model_copy(update={"label_map": label_map}), tensors
 
     def final_tensors(self) -> dict[str, Tensor]:
-        """What the last checkpoint of a run has besides: the scores of the held-out rows."""
+        """What the last checkpoint of a run has besides: the scores of the test rows.
+
+        With validation rows it has none: whenever the run ends, the test rows are scored.
+        """
         held_out = self.evaluator.held_out
-        if held_out is None or not held_out.has_one_per_row:
+        if self._guest.validation or held_out is None or not held_out.has_one_per_row:
             return {}
         return {_HELD_OUT: torch.from_numpy(held_out.scores)}
 

@@ -21,6 +21,8 @@ from celu.doctor.machine import read_certificates
 from celu.doctor.party_rules import certificate_findings
 from celu.engine.coding import Coding
 from celu.engine.schedule import Schedule
+from celu.engine.setup import check_party as check_rows
+from celu.engine.setup import contract_of, inventory_of
 from celu.events import ignore
 from celu.launch.endpoint import endpoint_of
 from celu.launch.loading import load_party, read_datasets
@@ -32,8 +34,6 @@ from celu.launch.memory_estimate import (
 )
 from celu.launch.trial import Trial, try_party
 from celu.party import Guest, Host
-from celu.session import check_party as check_rows
-from celu.session import contract_of, inventory_of
 from celu.transport.carrier import Admission
 from celu.transport.connect import Endpoint, find_carrier
 from celu.transport.tls import Credentials, read_authority
