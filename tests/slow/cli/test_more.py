@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from celu.testing import read_events
-from cli.pair import Pair, ended, pair_at
+from cli.pair import Pair, celu, ended, pair_at
 
 NAMES = ("airline", "weather")
 
@@ -69,6 +69,10 @@ def test_a_new_run_starts_from_the_weights_of_an_earlier_one(pair: Pair) -> None
     first = next(e["loss"] for e in after if e["event"] == "evaluation")
     last = [e["loss"] for e in before if e["event"] == "evaluation"][-1]
     assert abs(first - last) < 0.1, "one round after the end of the earlier run"
+    checked = celu(
+        "check", pair.folder / "airline" / "party.toml", "--job", pair.folder / "job.toml"
+    )
+    assert "start: " in checked.stdout and "the weights of model" in checked.stdout
     path = pair.folder / "weather" / "party.toml"
     path.write_text(path.read_text().replace('start = "last-week"\n', ""))
     for name in NAMES:
