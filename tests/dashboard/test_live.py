@@ -199,7 +199,7 @@ def test_silence_is_measured_from_the_last_write_to_the_file(tmp_path: Path) -> 
     run = LiveRun(record, "run", clock=lambda: now[0])
     assert run.state()["warnings"] == []
     now[0] = 1100.0
-    assert [what for what, _, _ in run.state()["warnings"]] == ["silence"]
+    assert [what for what, *_ in run.state()["warnings"]] == ["silence"]
 
 
 def test_a_folder_that_becomes_unreadable_is_a_warning_until_it_is_back(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_folder_that_becomes_unreadable_is_a_warning_until_it_is_back(tmp_path
     run = open_run(folder)
     (folder / "events.jsonl").rename(tmp_path / "away")
     run.refresh()
-    (topic, message, _), *_ = run.state()["warnings"]
+    (topic, message, *_), *_ = run.state()["warnings"]
     assert topic == "record" and "events.jsonl cannot be read" in message
     assert run.series()["loss"]["round"] == [1, 2, 3, 4, 5]
     (tmp_path / "away").rename(folder / "events.jsonl")

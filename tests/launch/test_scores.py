@@ -19,10 +19,11 @@ from celu.data.row_ids import read_ids
 from celu.data.tags import TAG_BYTES
 from celu.errors import ConfigError
 from celu.launch.recording import record_result
+from celu.metrics.measure import compute
 from celu.run_folder import RunFolder
 from celu.scores.file import read_scores
 from cli.pair import pair_at
-from federation import Federation, federation
+from federation import Federation, federation, with_validation
 from scores.samples import write_scores
 from stores import write_store
 
@@ -134,6 +135,34 @@ def test_a_run_that_was_killed_at_its_very_end_still_has_its_scores(
     assert np.array_equal(first.scores.scores, again.scores.scores)
     assert np.array_equal(first.scores.labels, again.scores.labels)
     assert first.scores.output == again.scores.output
+
+
+def test_the_labels_of_a_killed_run_are_the_classes_that_it_trained_on(tmp_path: Path) -> None:
+    fed = federation()
+
+    def one_and_two(rows: celu.Dataset) -> celu.Dataset:
+        assert rows.labels is not None
+        return celu.Dataset(rows.inputs, rows.labels + 1, rows.sizes)
+
+    train, test = one_and_two(fed.guest.train), one_and_two(fed.guest.test)
+    fed.guest = replace(fed.guest, train=train, test=test)
+    first, again = results(fed, tmp_path)
+    assert first.scores is not None and again.scores is not None
+    assert set(first.scores.labels.tolist()) == {0, 1}
+    assert np.array_equal(first.scores.labels, again.scores.labels)
+
+
+def test_with_validation_rows_the_scores_are_of_the_test_rows(tmp_path: Path) -> None:
+    fed = with_validation(federation())
+    validation, test = fed.guest.validation, fed.guest.test
+    assert validation is not None and validation.num_rows > test.num_rows
+    first, again = results(fed, tmp_path)
+    for result in (first, again):
+        assert result.scores is not None and len(result.scores) == test.num_rows
+        measured = compute("binary", result.scores.scores, result.scores.labels, ["auc"])
+        assert measured["auc"] == result.metrics["auc"]
+    assert first.scores is not None and again.scores is not None
+    assert np.array_equal(first.scores.scores, again.scores.scores)
 
 
 def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:

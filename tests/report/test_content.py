@@ -54,6 +54,21 @@ def test_the_summary_matches_the_run(tmp_path: Path) -> None:
     assert len(run["similarity"]["quantiles"]) == 6
 
 
+def test_the_best_value_of_a_metric_follows_its_direction(tmp_path: Path) -> None:
+    def summary(name: str, metric: str, lower_is_better: list[str]) -> dict[str, Any]:
+        start = {"t": 1.0, "event": "started", "num_rounds": 9, "lower_is_better": lower_is_better}
+        found = [start, *(evaluation_event(n, 0.5, **{metric: 10.0 - n}) for n in (3, 6, 9))]
+        job = {"evaluation": {"every": 3, "metric": metric}}
+        run = report_content(write_run(tmp_path / name, found, job=job))["runs"][0]
+        shown: dict[str, Any] = run["summary"]
+        return shown
+
+    assert summary("a", "cost", ["cost"])["best"] == 1.0
+    assert summary("b", "gain", [])["best"] == 7.0
+    assert summary("c", "brier", [])["best_round"] == 9
+    assert summary("d", "pr_auc", [])["titles"]["pr_auc"] == "PR-AUC"
+
+
 def test_the_learning_rate_is_shown_from_runs_that_recorded_it(tmp_path: Path) -> None:
     written = [*events(1), round_event(2, lr=0.1), round_event(3, lr=0.05)]
     old, new = (
@@ -66,7 +81,7 @@ def test_the_learning_rate_is_shown_from_runs_that_recorded_it(tmp_path: Path) -
 def test_warnings_depend_on_what_a_run_did_and_not_on_its_age(tmp_path: Path) -> None:
     ended = {"status": "PeerLost", "message": "weather: gone"}
     failed = report_content(write_run(tmp_path / "failed", events(5), summary=ended))["runs"][0]
-    assert [what for what, _, _ in failed["warnings"]] == ["end"]
+    assert [what for what, *_ in failed["warnings"]] == ["end"]
     assert report_content(write_run(tmp_path / "running"))["runs"][0]["warnings"] == []
 
 

@@ -61,7 +61,8 @@ def baseline(
     with RunProgress(console, f"{settings.name} alone") as progress:
         folder.add_callback(progress.event)
         result = train_alone(alone, contract, party.parent.resolve(), folder)
-    console.print(summary_table(f"{settings.name} alone", result, time.monotonic() - started))
+    took_s = time.monotonic() - started
+    console.print(summary_table(f"{settings.name} alone", result, took_s, progress.training_s))
     if (folder_of_run / SCORES).exists():
         from celu.report.comparison import compare
 

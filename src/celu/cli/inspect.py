@@ -11,10 +11,13 @@ from rich.table import Table
 
 from celu.cli.console import Console
 from celu.config.columns import FittedBag, FittedCategory
-from celu.config.schema import LABEL, StoreSchema, describe_label
+from celu.config.schema import LABEL, WEIGHT, StoreSchema, describe_label
 from celu.data.alignment import read_alignment
 from celu.data.gate import ColumnFacts, Gate, check_store, raise_errors
 from celu.data.store import Store, open_store
+
+_MAX_WIDTH = 10_000
+_HEADINGS = ("column", "kind", "min", "max", "mean", "missing", "unseen", "in use")
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +40,7 @@ def inspect(
     console = Console()
     _show_rows(console, opened, alignment)
     gate = check_store(opened)
-    console.print(_columns(opened, gate))
+    _show_columns(console, opened, gate)
     text = describe_label(opened.schema)
     if text is not None:
         console.print(escape(text), soft_wrap=True)
@@ -88,16 +91,27 @@ def _show_rows(console: Console, store: Store, alignment: Path | None) -> None:
             console.print(f"common with {peer}: {count:,} of its {facts.peers[peer]:,} rows")
 
 
-def _columns(store: Store, gate: Gate) -> Table:
+def _show_columns(console: Console, store: Store, gate: Gate) -> None:
+    """A table, or a list where a terminal is too narrow for whole names; a file is never narrow."""
+    rows = [
+        [escape(name), *_cells(store, name, gate.facts["train"][name])] for name in gate.columns
+    ]
     table = Table(title="training rows")
-    for heading in ("column", "kind"):
-        table.add_column(heading, no_wrap=heading == "kind", overflow="fold")
-    for heading in ("min", "max", "mean", "missing", "unseen", "in use"):
-        table.add_column(heading, justify="right")
-    for name in gate.columns:
-        facts = gate.facts["train"][name]
-        table.add_row(escape(name), *_cells(store, name, facts))
-    return table
+    for index, heading in enumerate(_HEADINGS):
+        table.add_column(heading, justify="left" if index < 2 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    width = console.measure(table, options=console.options.update(width=_MAX_WIDTH)).maximum
+    if not console.is_terminal or width <= console.width:
+        console.width = max(width, console.width)
+        console.print(table)
+        return
+    console.print("training rows")
+    for name, kind, *figures in rows:
+        console.print(f"  [bold]{name}[/bold]", soft_wrap=True)
+        named = zip(_HEADINGS[2:], figures, strict=True)
+        shown = ", ".join([kind, *(f"{heading} {value}" for heading, value in named if value)])
+        console.print(f"    {shown}", soft_wrap=True)
 
 
 def _cells(store: Store, name: str, facts: ColumnFacts) -> list[str]:
@@ -116,6 +130,8 @@ def _cells(store: Store, name: str, facts: ColumnFacts) -> list[str]:
         missing = _filled(store.schema, name)
         if name == LABEL:
             kind, missing = f"label, {store.schema.label_type}", ""
+        elif name == WEIGHT:
+            kind, missing = "weight", ""
         return [kind, *span, f"{facts.mean:.4g}", missing, "", ""]
     unseen = f"{facts.unseen / rows:.1%}" if column.vocabulary else ""
     return [kind, *span, "", missing, unseen, f"{facts.coverage:.1%}"]

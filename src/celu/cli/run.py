@@ -98,7 +98,9 @@ def run(
 
     with (
         monitors.attached_to(folder),
-        RunProgress(console, settings.name) as progress,
+        RunProgress(
+            console, settings.name, _peers(settings), evaluates=settings.role == "guest"
+        ) as progress,
         InterruptHandler(console, settings.name) as interrupt,
     ):
         folder.add_callback(progress.event)
@@ -114,9 +116,19 @@ def run(
             restart_from,
             more or 0,
         )
-    console.print(summary_table(settings.name, result, time.monotonic() - started))
+    took_s = time.monotonic() - started
+    console.print(summary_table(settings.name, result, took_s, progress.training_s))
     where = escape(str(settings.run_dir))
     console.print(f"recorded in {where}; to view it:\n  celu report {where}", soft_wrap=True)
+
+
+def _peers(settings: PartySettings) -> str:
+    """Whom a party waits for, where, and for how long."""
+    peers = [
+        name if peer.connect is None else f"{name} at {peer.connect}"
+        for name, peer in settings.peers.items()
+    ]
+    return f"{', '.join(peers)}, up to {settings.connect_s:g} s" if peers else ""
 
 
 def with_options(

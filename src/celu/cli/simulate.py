@@ -112,7 +112,12 @@ def simulate(
             folders[name].finish(
                 {"status": "done", "rounds": result.rounds, "model": result.model.name}
             )
-    console.print(summary_table("simulation", result, time.monotonic() - started))
+    took_s = time.monotonic() - started
+    console.print(
+        summary_table(
+            "simulation", result, took_s, progress.training_s, virtual=emulated is not None
+        )
+    )
     if link is not None and result.evaluations:
         seconds = result.evaluations[-1]["seconds"]
         console.print(f"over {link} the run would take {seconds:,.1f} s to its last evaluation")

@@ -106,7 +106,7 @@ class LiveRun:
         found = warnings(replace(status, quiet_s=self._quiet_s()))
         if self._read_error is not None:
             found.insert(0, Finding("record", "warn", self._read_error))
-        return {**state, "warnings": [[f.topic, f.message, f.fix] for f in found]}
+        return {**state, "warnings": [[f.topic, f.message, f.fix, f.level] for f in found]}
 
     def _state_of_record(self, recent: RecentRounds | None) -> dict[str, Any]:
         """The part of the state that changes only with the record."""

@@ -19,7 +19,7 @@ class Finding:
     """One piece of advice: its topic, whether something is wrong, and what to change."""
 
     topic: str
-    level: Literal["ok", "warn"]
+    level: Literal["ok", "hint", "warn"]  # a hint: nothing is wrong, and something could be faster
     message: str
     fix: str = ""
 

@@ -178,7 +178,7 @@ def waiting(run: RunStatus) -> Iterator[Finding]:
         )
     yield Finding(
         "computing",
-        "warn",
+        "hint",
         f"idle {latest.waited:.0%} of the time, waiting for messages"
         + (", and the link is full" if full else ""),
         fix,
@@ -200,11 +200,11 @@ def idle_link(run: RunStatus) -> Iterator[Finding]:
         )
         if run.auto:
             fix = "Look at the peer's report: both parties may be waiting for its computation."
-        yield Finding("link", "warn", f"{message}, while this party waits", fix)
+        yield Finding("link", "hint", f"{message}, while this party waits", fix)
     elif latest.waited < _SHORT_WAIT:
         yield Finding(
             "link",
-            "warn",
+            "hint",
             f"{message}: computation limits the rounds",
             "The link is not the limit: a more precise codec costs no time here. Fewer local steps "
             "(R) or a faster device make rounds shorter.",
@@ -244,5 +244,5 @@ RULES: tuple[Rule, ...] = (
 
 
 def warnings(run: RunStatus) -> list[Finding]:
-    """All warnings about a run, the most urgent first."""
+    """All warnings and hints about a run, the most urgent first."""
     return [finding for rule in RULES for finding in rule(run)]

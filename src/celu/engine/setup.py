@@ -85,8 +85,8 @@ class RunSetup:
 def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
     """What a run needs of a party, as far as it is known before the peers are: its schedule.
 
-    Raises DataError for too few rows or missing labels, ConfigError for metrics that do not fit
-    the loss, or for patience without validation rows.
+    Raises DataError for too few rows, missing labels and weights that cannot be used, ConfigError
+    for metrics that do not fit the loss, or for patience without validation rows.
     """
     schedule = _schedule(name, job, party)
     if job.evaluation.patience is not None and not schedule.validates:
@@ -95,16 +95,25 @@ def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
             "split.validation in schema.toml and prepare the rows again, pass validation rows in "
             "Python, or remove patience"
         )
-    if isinstance(party, Host):
-        return schedule
     parts = {"training": party.train, "validation": party.validation, "test": party.test}
+    if isinstance(party, Host):
+        if any(rows is not None and rows.weights is not None for rows in parts.values()):
+            raise DataError(
+                f"{name}: expected weights of rows at the guest only, which has the loss"
+            )
+        return schedule
+    used = {"validation": schedule.validation_rows, "test": schedule.test_rows}
     for part, rows in parts.items():
-        if rows is not None and rows.labels is None:
+        if rows is None:
+            continue
+        if rows.labels is None:
             raise DataError(f"{name}: expected labels in the guest's {part} rows, got none")
+        weights = None if rows.weights is None else rows.weights[: used.get(part)]
+        if weights is not None and len(weights) and not bool(weights.any()):
+            raise DataError(f"{name}: weights: expected some above 0 in {part} rows, got only 0")
     metrics = HeldOutMetrics(party.loss, party.metrics, job.evaluation.metric)
     metrics.check(has_target=job.evaluation.target is not None)
-    numbers = {"validation": schedule.validation_rows, "test": schedule.test_rows}
-    for part, number in numbers.items():
+    for part, number in used.items():
         rows = parts[part]
         if rows is not None and rows.labels is not None:
             labels = rows.labels[:number]

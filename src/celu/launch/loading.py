@@ -50,6 +50,7 @@ def load_party(
             z_width=own_width,
             columns={name: t.shape[1] for name, t in train.inputs.items()},
             sizes=train.sizes,
+            examples=train.examples(),
             folder=folder,
         ).to(device)
     if settings.role == "host":
@@ -73,6 +74,7 @@ def load_party(
         test=test,
         validation=validation,
         metrics=None if metrics is None else find_metrics(metrics, "model.metrics", folder),
+        class_weights=model.class_weights,
     )
 
 
@@ -94,10 +96,11 @@ def _num_classes(loss: Loss, top: ModelSpec, datasets: StoreDatasets) -> int | N
 
     Raises ModelError if its setting `outputs` is another number.
     """
-    train, test = datasets.train, datasets.test
-    if loss.labels != "multiclass" or train.labels is None or test.labels is None:
+    train, others = datasets.train, {"test": datasets.test, "validation": datasets.validation}
+    if loss.labels != "multiclass" or train.labels is None:
         return None
-    classes = fit_label_map(loss, train.labels, {"test": test.labels}, train.classes).classes or []
+    held_out = {p: d.labels for p, d in others.items() if d is not None and d.labels is not None}
+    classes = fit_label_map(loss, train.labels, held_out, train.classes).classes or []
     given = top.options.get("outputs")
     has_names = bool(classes) and isinstance(classes[0], str)
     if isinstance(given, int) and (given < len(classes) or (has_names and given > len(classes))):

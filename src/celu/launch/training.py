@@ -28,8 +28,9 @@ from celu.launch.memory import retain_freed_memory
 from celu.launch.recording import modules_of, record_result, recording_failure
 from celu.launch.starting import load_start
 from celu.party import Guest, Host
+from celu.result import Result
 from celu.run_folder import RunFolder
-from celu.session import Result, guest_session, host_session
+from celu.session import guest_session, host_session
 from celu.transport.connect import open_links
 from celu.transport.link import run_blocking
 
@@ -97,6 +98,7 @@ def run_party(
     retain_freed_memory()
     with recording_failure([folder]):
         _restart(folder, restart_from)
+        endpoint_of(settings)  # refuse wrong keys before reading rows, which may take long
         datasets = read_datasets(settings)
         for warning in datasets.warnings:
             folder.emit(Warned(message=warning))

@@ -93,7 +93,7 @@ def _try_evaluation(
 ) -> tuple[str, ...]:
     digest = guest.test.take(slice(0, rows)).row_digest
     activations = _made_up(Kind.TEST_ACTIVATION, job, digest, rows)
-    metrics = trainer.evaluator.metrics([trainer.score("test", 0, rows, activations)])
+    metrics = trainer.evaluator.metrics("test", [trainer.score("test", 0, rows, activations)])
     # Few rows may have one class, for which some metrics are undefined.
     defined = {n: v for n, v in metrics.items() if n not in UNDEFINED_FOR_SOME_LABELS}
     trainer.evaluator.check(defined, _ROUND)

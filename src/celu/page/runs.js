@@ -257,13 +257,13 @@ const Runs = (() => {
       });
     }
 
-    /** The warnings of each run, with advice. */
+    /** The warnings and hints of each run, with advice. */
     function warnings(holder) {
       add(() => {
         const found = runs.flatMap((run) => run.warnings.map((warning) => [run.label, ...warning]));
         replaceContent(holder, found.length
-          ? el("ul", { class: "warnings" }, ...found.map(([label, topic, message, advice]) =>
-            el("li", {},
+          ? el("ul", { class: "warnings" }, ...found.map(([label, topic, message, advice, level]) =>
+            el("li", { class: level },
               el("p", {}, el("strong", {}, `${label}, ${topic}: `), message),
               advice && el("p", { class: "faint" }, advice))))
           : el("p", { class: "good" }, "No warnings."));

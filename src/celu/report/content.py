@@ -33,7 +33,9 @@ def _run(record: RunRecord, label: str) -> dict[str, Any]:
         "federation": what_federation_adds(record),
         **learning_series(record.rounds, record.evaluations),
         **throughput_series(record.rounds),
-        "warnings": [[f.topic, f.message, f.fix] for f in warnings(RunStatus.from_record(record))],
+        "warnings": [
+            [f.topic, f.message, f.fix, f.level] for f in warnings(RunStatus.from_record(record))
+        ],
         "choices": [
             {"round": c.round, "W": c.W, "R": c.R, "depth": c.depth, "codec": c.codec}
             | {"reason": c.reason}

@@ -40,8 +40,9 @@
     const interval = (bounds) => (bounds ? `${number(bounds[0])} to ${number(bounds[1])}` : "–");
     for (const { label, federation: { metrics, caption, notes } } of compared) {
       if (metrics.length) {
+        const colours = { better: "good", worse: "bad" };
         const rows = metrics.map(([title, together, alone, lift, bounds, verdict]) =>
-          [title, together, alone, lift, interval(bounds), verdict]);
+          [title, together, alone, lift, interval(bounds), el("span", { class: colours[verdict] ?? null }, verdict)]);
         byId("federation").append(table(["metric", "together", "alone", "added", "95 % interval", "verdict"], rows,
           { caption: `${label}. ${caption}`, full: true }));
       }

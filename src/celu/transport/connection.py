@@ -24,6 +24,11 @@ from celu.transport.waits import Signal
 _MAX_CONNECTIONS = 4
 
 
+def reason_of(error: Exception) -> str:
+    """The text of an error that a carrier raised, or its type if it has none."""
+    return printable(str(error)) or type(error).__name__
+
+
 class ConnectionOwner(Protocol):
     """The link that a connection belongs to. The methods are called on the carrier's threads."""
 
@@ -196,4 +201,4 @@ class Connection:
         if isinstance(error, CeluError):
             return error
         explained = self.explain_error(error) if self.explain_error else None
-        return explained or PeerLost(f"the link to {self.peer} broke: {printable(str(error))}")
+        return explained or PeerLost(f"the link to {self.peer} broke: {reason_of(error)}")

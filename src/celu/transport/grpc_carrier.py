@@ -30,7 +30,7 @@ from celu.text import printable
 from celu.threads import DaemonThreads
 from celu.transport import carrier
 from celu.transport.carrier import IDENTIFY_S, NAME_KEY, Admission, MakeConnection, Route
-from celu.transport.connection import Connection
+from celu.transport.connection import Connection, reason_of
 from celu.transport.handshakes import HandshakeWatch, unexplained
 from celu.transport.inner_tls import MAX_ENCRYPTED_BYTES, InnerTls
 from celu.transport.stripes import (
@@ -311,5 +311,6 @@ def _explain(error: Exception, peer: str, address: str) -> CeluError:
                 f"{peer} at {address} has no service at /{_SERVICE}/: {details}; "
                 "does its gateway forward that path?"
             )
-        return PeerLost(f"the link to {peer} at {address} broke: {details}")
-    return PeerLost(f"the link to {peer} at {address} broke: {printable(str(error))}")
+        reason = details or code.name.lower().replace("_", " ")
+        return PeerLost(f"the link to {peer} at {address} broke: {reason}")
+    return PeerLost(f"the link to {peer} at {address} broke: {reason_of(error)}")

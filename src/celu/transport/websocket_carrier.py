@@ -16,6 +16,7 @@ from celu.errors import CeluError, CertificateError, ConfigError, PeerLost
 from celu.text import printable
 from celu.transport import carrier, inner_tls
 from celu.transport.carrier import IDENTIFY_S, NAME_KEY, Admission, MakeConnection, Route
+from celu.transport.connection import reason_of
 from celu.transport.handshakes import report_handshakes
 from celu.transport.inner_tls import MAX_ENCRYPTED_BYTES, InnerTls
 from celu.transport.preflight import ALPN, PREFLIGHT_PATH
@@ -212,7 +213,7 @@ class OutgoingConnection:
             return CertificateError(f"{self._where} rejected us: {printable(error.rcvd.reason)}")
         if isinstance(error, InvalidMessage | InvalidHandshake):
             return PeerLost(f"{self._where} did not complete the WebSocket handshake: {text}")
-        return PeerLost(f"the link to {self._where} broke: {text or type(error).__name__}")
+        return PeerLost(f"the link to {self._where} broke: {reason_of(error)}")
 
 
 def _context(route: Route, peer: str, credentials: Credentials | None) -> ssl.SSLContext | None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from bench.nginx import find_nginx, running_nginx
 from celu.certs import make_authority, make_party
+from celu.scores.file import read_scores
 from celu.testing import read_events
 from cli.pair import DEADLINE_S, Pair, celu, ended, pair_at
 from processes import CeluProcess
@@ -40,6 +41,9 @@ def test_two_parties_train_to_a_target_and_write_their_run_folders(pair: Pair) -
     assert settings["job"]["seed"] == 1 and "torch" in settings["versions"]
     weights = load_file(pair.folder / "airline" / "run" / "weights.safetensors")
     assert any(name.startswith("top.") for name in weights)
+    scores = read_scores(pair.folder / "airline" / "run" / "scores.parquet")
+    assert scores.labels is not None and scores.ids[0].as_py() == "test-0"
+    assert not (pair.folder / "weather" / "run" / "scores.parquet").exists()
     # The host learns neither labels nor how well they are predicted.
     host_events = (pair.folder / "weather" / "run" / "events.jsonl").read_text()
     assert "auc" not in host_events and "loss" not in host_events

@@ -78,7 +78,7 @@ def assert_runtimes_agree(folder: Path, model: Model, trained: Trained, rows: in
     if model.top is not None:
         zs = [*own, *trained.outputs(rows)[1]]
         with torch.no_grad():
-            expected = model.top(*zs)
+            expected = model.facts.label_map.in_own_units(model.top(*zs)).float()
         names = ["z_airline", *(f"z_{host}" for host in model.facts.hosts)][-len(zs) :]
         got = in_onnx_runtime(folder / "top.onnx", dict(zip(names, zs, strict=True)))
         torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE)
@@ -98,8 +98,16 @@ def assert_runtimes_agree(folder: Path, model: Model, trained: Trained, rows: in
             top='{ use = "wdl", hidden = [4], outputs = 3 }',
             loss="multiclass",
         ),
+        Task(bottom='{ use = "resnet", dropout = 0.1 }', top='"resnet"'),
+        Task(
+            hosts=("weather", "bank"),
+            bottom='"resnet"',
+            top='{ use = "resnet", outputs = 3 }',
+            loss="multiclass",
+        ),
         Task(guest_has_features=False),
         Task(hosts=()),
+        Task(loss="regression"),
         Task(
             data='inputs = { z = ["a | b"], val_0 = ["`c`"], relu = ["codes"], module = ["`c`"] }\n'
         ),
@@ -109,8 +117,11 @@ def assert_runtimes_agree(folder: Path, model: Model, trained: Trained, rows: in
         "dssm",
         "dssm with two hosts",
         "wdl with two hosts",
+        "resnet",
+        "resnet with two hosts",
         "no features",
         "alone",
+        "in the units of the label",
         "names",
     ],
 )
