@@ -12,7 +12,7 @@ from celu.checkpoint.generations import Snapshot
 from celu.engine.checkpointing import max_apart
 from celu.errors import CeluError, CheckpointError, PeerFailed, PeerLost
 from celu.events import Event, RoundDone, TrainingStarted
-from celu.session import Result
+from celu.result import Result
 from celu.transport.message import Message
 from chaos.log_file import SimLogFile
 from chaos.party_process import Party

@@ -11,7 +11,8 @@ from celu.checkpoint.writer import InlineWriter
 from celu.errors import CeluError, PeerRestarted
 from celu.event_log import EventLog
 from celu.events import Event, Restarted, TrainingStarted, Warned
-from celu.session import Result, guest_session, host_session
+from celu.result import Result
+from celu.session import guest_session, host_session
 from celu.transport.stream import CLOSE_S
 from chaos.checkpoint_writer import DelayedWriter, DurableRound, SimCheckpoints
 from chaos.connection import LinkContext, MessageObserver

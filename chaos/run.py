@@ -13,7 +13,7 @@ import torch
 
 from celu.errors import CeluError, CheckpointError
 from celu.events import Event
-from celu.session import Result
+from celu.result import Result
 from celu.simulation import simulate
 from celu.transport.message import Message
 from celu.transport.wire import PIECE_BYTES

@@ -154,7 +154,11 @@ def test_settings_are_frozen(tmp_path: Path) -> None:
         (JOB + "[optimizer]\ndropout = 0.1", "optimizer.dropout", "the keys here are name, lr, "),
         ("batch_size = 0\n" + JOB, "batch_size", "got 0"),
         ("seed = -1\n" + JOB, "seed", "got -1"),
-        ('preset = "weak"\n' + JOB, "preset", "expected 'strong' or 'paper', got 'weak'"),
+        (
+            'preset = "weak"\n' + JOB,
+            "preset",
+            "expected 'strong', 'tabular' or 'paper', got 'weak'",
+        ),
         ("preset = 3\n" + JOB, "preset", "got 3"),
         ("rounds = 5", "hosts", "got nothing; add it to the top of the file"),
         ("rounds = 5\nhosts = 3", "hosts", "got 3"),
@@ -334,6 +338,15 @@ def test_a_guests_settings_are_read(tmp_path: Path) -> None:
     assert not read.insecure
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"), [('"balanced"', "balanced"), ("{ 0 = 1, 1 = 2.5 }", {"0": 1.0, "1": 2.5})]
+)
+def test_class_weights_are_balanced_or_by_class(tmp_path: Path, text: str, expected: Any) -> None:
+    read = party(tmp_path, GUEST + f"class_weights = {text}\n")
+    assert read.model is not None and read.model.class_weights == expected
+    assert json.loads(read.model_dump_json())["model"]["class_weights"] == expected
+
+
 def test_a_hosts_settings_are_read(tmp_path: Path) -> None:
     read = party(tmp_path, HOST + "[link]\nmbps = 100\ndelay_ms = 15\n")
     assert read.peers["airline"].connect == "airline.example:7443"
@@ -445,6 +458,9 @@ def test_a_guest_without_features_needs_no_bottom(tmp_path: Path) -> None:
         (edited(HOST, "example:7443", "x:99999"), "peers.airline.connect", "99999"),
         (edited(GUEST, "0.0.0.0:7443", ":7443"), "listen", "got ':7443'"),
         (edited(HOST, "peers.airline", "peers.Airline"), "peers.Airline", "expected "),
+        (GUEST + 'class_weights = "even"', "model.class_weights", "weights by class, got 'even'"),
+        (GUEST + "class_weights = { a = 0 }", "model.class_weights", "above 0, got 0"),
+        (HOST + 'class_weights = "balanced"', "model.class_weights", "belongs to the guest"),
         ("deadline_s = 0\n" + HOST, "deadline_s", "got 0"),
         ("deadline_s = inf\n" + HOST, "deadline_s", "got inf"),
         ("connect_s = -1\n" + HOST, "connect_s", "got -1"),
@@ -606,3 +622,15 @@ def test_an_invalid_serving_contract_is_refused_by_its_key(
     path.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(expected)):
         read_serving(path)
+
+
+def test_the_preset_for_tables_has_an_optimizer_that_a_job_may_replace() -> None:
+    tables = Job(preset="tabular", rounds=10, hosts={"host": 8})
+    assert (tables.optimizer.name, tables.optimizer.schedule) == ("adam", "cosine")
+    assert tables.contract()["optimizer.lr"] == 0.002
+    other = Job(
+        preset="tabular", rounds=10, hosts={"host": 8}, optimizer={"name": "sgd", "lr": 0.1}
+    )
+    assert (other.optimizer.name, other.optimizer.schedule) == ("sgd", "constant")
+    slower = Job(preset="tabular", rounds=10, hosts={"host": 8}, optimizer={"lr": 0.001})
+    assert (slower.optimizer.name, slower.optimizer.lr) == ("adam", 0.001)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import os
 import posixpath
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -16,9 +17,10 @@ from string import Template
 from urllib.parse import unquote, urlsplit
 
 from celu.version import __version__
+from handbook.notebook import render
 from handbook.page import Page
-from handbook.reference import include_generated
 
+_COMMENT = re.compile(r"^<!-- .* -->\n", re.MULTILINE)
 # The navigation of every page; other pages are linked from these.
 NAVIGATION = (
     ("docs/index.md", "celu"),
@@ -30,6 +32,7 @@ NAVIGATION = (
     ("docs/two-companies-host.md", "— host"),
     ("docs/data.md", "Data"),
     ("docs/python.md", "Python API"),
+    ("docs/notebook.ipynb", "— notebook"),
     ("docs/models.md", "Built-in models"),
     ("docs/own-model.md", "Your own model"),
     ("docs/choosing.md", "Choosing settings"),
@@ -103,7 +106,7 @@ def _read(root: Path) -> list[Page]:
     return [
         Page(
             PurePosixPath(path.relative_to(root)),
-            include_generated(path.read_text(encoding="utf-8")),
+            _COMMENT.sub("", path.read_text(encoding="utf-8")),
         )
         for path in paths
     ]
@@ -166,6 +169,8 @@ def _render_file(path: Path, target: PurePosixPath) -> str:
     if path.is_dir():
         links = "".join(_item(target, target / name, name) for name in _files(path))
         return f"{heading}<ul>{links}</ul>"
+    if path.suffix == ".ipynb":
+        return render(path.read_text(encoding="utf-8"))
     text = path.read_bytes()[:_MAX_SHOWN_BYTES].decode("utf-8", "replace")
     return f"{heading}<pre><code>{html.escape(text)}</code></pre>"
 

@@ -39,9 +39,11 @@ if TYPE_CHECKING:
     from celu.launch.training import run
     from celu.metrics.own import Metric, metric
     from celu.models.losses import LOSSES, Loss
+    from celu.models.residual import ResidualTop, ResidualTower
     from celu.models.tops import InnerProductTop, WideDeepTop
     from celu.models.tower import Tower
     from celu.party import Guest, Host
+    from celu.result import Result
     from celu.scores.evaluation import evaluate
     from celu.scores.result import ScoreEvaluation
     from celu.serving.export import export_run as export
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
     from celu.serving.model_folder import load_model
     from celu.serving.predicting import Predictions, predict
     from celu.serving.trained import models_of
-    from celu.session import Result
     from celu.simulation import simulate
     from celu.tracking.tracker import Tracker
     from celu.workset.table import Entry
@@ -77,6 +78,8 @@ __all__ = [
     "Optimizer",
     "Order",
     "Predictions",
+    "ResidualTop",
+    "ResidualTower",
     "Result",
     "ScoreEvaluation",
     "Store",
@@ -120,6 +123,7 @@ _HOMES = {
     "launch.training": ("run",),
     "metrics.own": ("Metric", "metric"),
     "models.losses": ("LOSSES", "Loss"),
+    "models.residual": ("ResidualTop", "ResidualTower"),
     "models.tops": ("InnerProductTop", "WideDeepTop"),
     "models.tower": ("Tower",),
     "party": ("Guest", "Host"),
@@ -130,7 +134,7 @@ _HOMES = {
     "serving.model_folder": ("load_model",),
     "serving.predicting": ("Predictions", "predict"),
     "serving.trained": ("models_of",),
-    "session": ("Result",),
+    "result": ("Result",),
     "simulation": ("simulate",),
     "tracking.tracker": ("Tracker",),
     "workset.table": ("Entry",),

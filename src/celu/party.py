@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from celu.config.class_weights import ClassWeights, ClassWeightsLike, parse_class_weights
 from celu.config.schema import HeldOut
 from celu.data.dataset import Dataset
-from celu.errors import DataError
+from celu.errors import ConfigError, DataError
 from celu.label_map import LabelMap
 from celu.metrics.own import MetricLike, as_metrics
 from celu.models.fit_labels import check_both_classes, fit_label_map, recode
@@ -48,6 +49,10 @@ class Guest:
     evaluations report besides the loss: names, and functions declared with `celu.metric`; by
     default all that fit the loss. `label_map` says how labels become what the loss takes. Raises
     DataError for labels that the loss cannot take.
+
+    `class_weights` say how much the rows of each class count in training: "balanced", so that all
+    classes count the same in total, or values by class, 1 for those that are not named. They
+    multiply the weights of rows, and do not change metrics.
     """
 
     bottom: nn.Module | None
@@ -57,6 +62,7 @@ class Guest:
     test: Dataset
     validation: Dataset | None
     metrics: tuple[MetricLike, ...] | None
+    class_weights: ClassWeights | None
     label_map: LabelMap = field(init=False)
 
     def __init__(
@@ -69,6 +75,7 @@ class Guest:
         test: Dataset,
         validation: Dataset | None = None,
         metrics: MetricLike | Iterable[MetricLike] | None = None,
+        class_weights: ClassWeightsLike | None = None,
     ) -> None:
         loss = as_loss(loss)
         test = _with_classes_of(train, test)
@@ -91,6 +98,7 @@ class Guest:
             "test": test,
             "validation": validation,
             "metrics": as_metrics(metrics),
+            "class_weights": _class_weights(class_weights, loss),
             "label_map": label_map,
         }.items():
             object.__setattr__(self, name, value)
@@ -98,6 +106,20 @@ class Guest:
     def held_out(self, part: HeldOut) -> Dataset:
         """The validation or test rows."""
         return self.test if part == "test" or self.validation is None else self.validation
+
+
+def _class_weights(given: ClassWeightsLike | None, loss: Loss) -> ClassWeights | None:
+    if given is None:
+        return None
+    if loss.labels == "regression":
+        raise ConfigError(
+            "class_weights: expected labels that are classes, got a loss of numbers; use weights "
+            "of rows"
+        )
+    try:
+        return parse_class_weights(given)
+    except ValueError as error:
+        raise ConfigError(f"class_weights: {error}") from error
 
 
 def _with_classes_of(train: Dataset, rows: Dataset) -> Dataset:

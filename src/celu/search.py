@@ -24,7 +24,7 @@ from celu.errors import CeluError, ConfigError, NonFiniteError
 from celu.events import Evaluated, Event
 from celu.metrics.names import LOSS, METRICS
 from celu.party import Guest
-from celu.session import Result
+from celu.result import Result
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -146,7 +146,7 @@ class Search:
         self.objective = objective
         self._identity = {
             "contract": job.contract(),
-            "space": json.loads(space.to_json()),
+            "space": space.to_dict(),
             "metric": objective.metric,
             "rows": dict(rows),
             "seed": seed,
@@ -282,8 +282,10 @@ class Search:
 
     def _compare(self, recorded: Mapping[str, Any]) -> None:
         """Raise ConfigError if the folder's search is not this one."""
-        own = json.loads(json.dumps(self._identity))
-        differing = [name for name in own if recorded.get(name) != own[name]]
+        # As text: the study has stored lists for tuples.
+        own = {name: json.dumps(value, sort_keys=True) for name, value in self._identity.items()}
+        there = {name: json.dumps(value, sort_keys=True) for name, value in recorded.items()}
+        differing = [name for name in own if there.get(name) != own[name]]
         if differing:
             raise ConfigError(
                 f"{self._folder}: expected the search that was started there, got another "

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from celu.checkpoint.agreement import Agreement, Inventory, agree
@@ -20,7 +19,7 @@ from celu.engine.auto import AutoPlan
 from celu.engine.checkpointing import Checkpointer, ResumePoint, max_apart
 from celu.engine.guest_program import allow_test_rows, score_test_rows, train_guest
 from celu.engine.guest_trainer import GuestTrainer
-from celu.engine.held_out import HeldOutMetrics, HeldOutScores
+from celu.engine.held_out import HeldOutMetrics
 from celu.engine.host_program import send_test_rows, train_host
 from celu.engine.host_trainer import HostTrainer
 from celu.engine.naming import name_model, name_model_with_guest
@@ -32,7 +31,6 @@ from celu.errors import CheckpointError, ConfigError, DataError
 from celu.events import (
     Callback,
     CheckpointDamaged,
-    Evaluated,
     TrainingResumed,
     TrainingStarted,
 )
@@ -48,49 +46,13 @@ from celu.model_identity import ModelIdentity
 from celu.models.fit_labels import check_both_classes
 from celu.models.losses import LOSSES, constant_loss
 from celu.party import Guest, Host
+from celu.result import Result
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
 from celu.transport.wire import VERSION
 
 # At most this many rounds are reported one by one; longer runs report every n-th.
 _REPORTS = 2000
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a run at one party. Only the guest has evaluations.
-
-    Of more than 2000 `evaluations`, it has evenly spaced ones and the last; events have all.
-    `label_map`, at the guest, says how predictions relate to labels: their classes, or the mean and
-    deviation of a number. `choices` are the tunings that the guest chose with `method = "auto"`: a
-    job with these choices repeats the run. `model` names the trained model, at all parties alike.
-    `mean_z` has each host's mean Z, at the guest: a prediction uses it for a row that the host
-    lacks. `scores` has the trained model's scores of the held-out rows, at the guest.
-
-    With validation rows, `evaluations` are of these, the weights are those after `best_round`
-    rounds, whose evaluation was the best, and `test` has the metrics of the test rows with them.
-    """
-
-    rounds: int
-    local_steps: int
-    bubbles: int
-    evaluations: list[dict[str, float]]
-    traffic: dict[str, int]
-    choices: list[Choice]
-    model: ModelIdentity
-    mean_z: dict[str, list[float]]
-    label_map: LabelMap = field(default_factory=LabelMap)
-    best_round: int | None = None
-    test: dict[str, float] = field(default_factory=dict)
-    scores: HeldOutScores | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics of the test rows by name, or of the last evaluation; empty at a host."""
-        if self.test:
-            return self.test
-        last = self.evaluations[-1] if self.evaluations else {}
-        return {name: value for name, value in last.items() if name not in Evaluated.model_fields}
 
 
 async def host_session(
@@ -200,8 +162,8 @@ async def guest_session(
 def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
     """What a run needs of a party, as far as it is known before the peers are: its schedule.
 
-    Raises DataError for too few rows or missing labels, ConfigError for metrics that do not fit
-    the loss, or for patience without validation rows.
+    Raises DataError for too few rows, missing labels and weights that cannot be used, ConfigError
+    for metrics that do not fit the loss, or for patience without validation rows.
     """
     schedule = _schedule(name, job, party)
     if job.evaluation.patience is not None and not schedule.validates:
@@ -210,16 +172,25 @@ def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
             "split.validation in schema.toml and prepare the rows again, pass validation rows in "
             "Python, or remove patience"
         )
-    if isinstance(party, Host):
-        return schedule
     parts = {"training": party.train, "validation": party.validation, "test": party.test}
+    if isinstance(party, Host):
+        if any(rows is not None and rows.weights is not None for rows in parts.values()):
+            raise DataError(
+                f"{name}: expected weights of rows at the guest only, which has the loss"
+            )
+        return schedule
+    used = {"validation": schedule.validation_rows, "test": schedule.test_rows}
     for part, rows in parts.items():
-        if rows is not None and rows.labels is None:
+        if rows is None:
+            continue
+        if rows.labels is None:
             raise DataError(f"{name}: expected labels in the guest's {part} rows, got none")
+        weights = None if rows.weights is None else rows.weights[: used.get(part)]
+        if weights is not None and len(weights) and not bool(weights.any()):
+            raise DataError(f"{name}: weights: expected some above 0 in {part} rows, got only 0")
     metrics = HeldOutMetrics(party.loss, party.metrics, job.evaluation.metric)
     metrics.check(has_target=job.evaluation.target is not None)
-    numbers = {"validation": schedule.validation_rows, "test": schedule.test_rows}
-    for part, number in numbers.items():
+    for part, number in used.items():
         rows = parts[part]
         if rows is not None and rows.labels is not None:
             labels = rows.labels[:number]
@@ -254,8 +225,9 @@ def _schedule(name: str, job: Job, party: Guest | Host) -> Schedule:
 def _plan(job: Job, schedule: Schedule, guest: Guest) -> Plan:
     if not job.auto:
         return FixedPlan(job, schedule)
-    constant = None
-    if guest.loss in LOSSES.values() and guest.train.labels is not None:
+    constant = None  # with weights it is another
+    is_weighted = guest.train.weights is not None or guest.class_weights is not None
+    if guest.loss in LOSSES.values() and guest.train.labels is not None and not is_weighted:
         labels = guest.label_map.for_loss(guest.train.labels)
         constant = constant_loss(guest.loss.prediction, labels).of_batch(job.batch_size)
     return AutoPlan(job, schedule, constant)

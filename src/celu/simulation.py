@@ -16,7 +16,8 @@ from celu.config.link import LinkSettings, find_link
 from celu.errors import ConfigError
 from celu.events import Callback, call_all
 from celu.party import Guest, Host
-from celu.session import Result, guest_session, host_session
+from celu.result import Result
+from celu.session import guest_session, host_session
 from celu.transport.emulation import LinkEmulator
 from celu.transport.memory import memory_links, run_together
 from celu.transport.virtual_clock import VirtualClock

@@ -27,6 +27,12 @@ def ones(labels: Array) -> Array:
     return np.ones((len(labels), 1), np.uint8)
 
 
+def fractions(labels: Array) -> Array:
+    """As a user may give them; some rows do not count."""
+    drawn = np.random.default_rng(6).uniform(-0.1, 0.4, (len(labels), 1))
+    return np.maximum(drawn, 0.0)
+
+
 def random_weights(labels: Array) -> Array:
     return np.random.default_rng(5).poisson(1, (len(labels), 3)).astype(np.uint8)
 
@@ -35,7 +41,7 @@ def random_weights(labels: Array) -> Array:
 @pytest.mark.parametrize("digits", [1, 2, 7])
 def test_binary_metrics_equal_scikit_learns(digits: int) -> None:
     scores, labels = binary(digits=digits)
-    for weights in (ones(labels), random_weights(labels)):
+    for weights in (ones(labels), random_weights(labels), fractions(labels)):
         found = make_measure("binary", scores, labels).measure(weights)
         assert list(found) == list(METRICS["binary"])
         for column, weight in enumerate(weights.T):
@@ -50,6 +56,20 @@ def test_binary_metrics_equal_scikit_learns(digits: int) -> None:
                 assert found[name][column] == pytest.approx(value, rel=1e-6), name
             false, true, _ = sk.roc_curve(labels, scores, sample_weight=weight)
             assert found["ks"][column] == pytest.approx(np.abs(true - false).max(), rel=1e-12)
+
+
+def test_rows_of_one_class_that_counts_have_no_auc() -> None:
+    scores, labels = binary(400)
+    weights = np.where(labels > 0.5, fractions(labels)[:, 0], 0.0)
+    found = compute("binary", scores, labels, weights=weights)
+    assert math.isnan(found["auc"]) and math.isfinite(found["log_loss"])
+
+
+def test_a_users_own_metric_knows_no_weights() -> None:
+    scores, labels = binary(400)
+    mean = Metric(lambda scores, labels: scores.mean(), higher_is_better=True, name="mean")
+    found = compute("binary", scores, labels, ["auc"], [mean], fractions(labels)[:, 0])
+    assert found["mean"] == pytest.approx(scores.mean())
 
 
 @pytest.mark.usefixtures("chunks")
@@ -69,7 +89,7 @@ def test_multiclass_metrics_equal_scikit_learns() -> None:
     scores, labels = multiclass()
     normal = scores / scores.sum(axis=1, keepdims=True, dtype=np.float64)
     top = scores.argmax(axis=1)
-    for weights in (ones(labels), random_weights(labels)):
+    for weights in (ones(labels), random_weights(labels), fractions(labels)):
         found = make_measure("multiclass", scores, labels).measure(weights)
         assert list(found) == list(METRICS["multiclass"])
         for column, weight in enumerate(weights.T):
@@ -96,7 +116,7 @@ def test_macro_f1_leaves_out_classes_without_labels_and_predictions_as_scikit_le
 @pytest.mark.usefixtures("chunks")
 def test_regression_metrics_equal_scikit_learns_for_labels_far_from_zero() -> None:
     scores, labels = regression()
-    for weights in (ones(labels), random_weights(labels)):
+    for weights in (ones(labels), random_weights(labels), fractions(labels)):
         found = make_measure("regression", scores, labels).measure(weights)
         for column, weight in enumerate(weights.T):
             expected = {

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from celu.cli.console import Console
 from celu.config.columns import FittedBag, FittedCategory
-from celu.config.schema import LABEL, StoreSchema, describe_label
+from celu.config.schema import LABEL, WEIGHT, StoreSchema, describe_label
 from celu.data.alignment import read_alignment
 from celu.data.gate import ColumnFacts, Gate, check_store, raise_errors
 from celu.data.store import Store, open_store
@@ -130,6 +130,8 @@ def _cells(store: Store, name: str, facts: ColumnFacts) -> list[str]:
         missing = _filled(store.schema, name)
         if name == LABEL:
             kind, missing = f"label, {store.schema.label_type}", ""
+        elif name == WEIGHT:
+            kind, missing = "weight", ""
         return [kind, *span, f"{facts.mean:.4g}", missing, "", ""]
     unseen = f"{facts.unseen / rows:.1%}" if column.vocabulary else ""
     return [kind, *span, "", missing, unseen, f"{facts.coverage:.1%}"]

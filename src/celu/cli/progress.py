@@ -40,7 +40,7 @@ from celu.metrics.names import HIGHER_IS_BETTER, LOSS
 
 if TYPE_CHECKING:
     from celu.config.job import Tuning
-    from celu.session import Result
+    from celu.result import Result
 
 
 def megabytes(num_bytes: float) -> str:

@@ -24,8 +24,8 @@ from celu.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from celu.data.memory_map import StoreDatasets
+    from celu.result import Result
     from celu.search import Progress, Search, Trial
-    from celu.session import Result
 
 BEST = "job.toml"
 TRIALS = "trials.csv"

@@ -11,10 +11,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     PositiveInt,
     model_validator,
 )
 
+from celu.config.class_weights import ClassWeights, parse_class_weights
 from celu.config.job import Job, Role
 from celu.config.link import AnyLink
 from celu.config.reading import Address, FilePath, PartyName, Settings, read_settings
@@ -53,13 +55,15 @@ class ModelSettings(Settings):
     """A party's modules.
 
     `metrics` are what the guest's evaluations report besides the loss: names, or "module:name" of
-    its own; by default all that fit the loss.
+    its own; by default all that fit the loss. `class_weights` say how much the rows of each class
+    count in its training loss: "balanced", or weights by class, 1 for those that are not named.
     """
 
     bottom: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
     top: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
     loss: str | None = None
     metrics: Annotated[list[str], BeforeValidator(_one_name), Field(min_length=1)] | None = None
+    class_weights: Annotated[ClassWeights, PlainValidator(parse_class_weights)] | None = None
     z_width: PositiveInt | None = None  # the guest's own; default: that of the first host
 
 
@@ -210,7 +214,7 @@ class PartySettings(Settings):
         else:
             if model.bottom is None:
                 raise ValueError("model.bottom is missing: a host needs a bottom model")
-            for key in ("top", "loss", "metrics"):
+            for key in ("top", "loss", "metrics", "class_weights"):
                 if getattr(model, key) is not None:
                     raise ValueError(f"model.{key} belongs to the guest, not to a host")
         return self

@@ -32,10 +32,11 @@ SCHEMA_FILE = "schema.json"
 # Columns that every store has; no feature may have these names.
 ID, TAG, LABEL = "id", "tag", "label"
 RESERVED = (ID, TAG, LABEL)
+WEIGHT = "#weight"  # the store's column of row weights, which most stores do not have
 # The inputs of a bottom model: codes of categories, numbers, and lists of codes.
 IDS, NUMBERS, BAGS = "ids", "numbers", "bags"
 # Fields of a store's schema that do not change the meaning of its columns.
-_NOT_MEANING = {"format", "source", "split", "labelled", "rows", "missing"}
+_NOT_MEANING = {"format", "source", "split", "weight", "labelled", "rows", "missing"}
 ROW_NUMBER = "#row"  # as the id: the row number, for rows in the same order at all parties
 
 _CLASSES_SHOWN = 10
@@ -118,6 +119,7 @@ class Split(Extended):
 class _Columns(Extended):
     id: ColumnName
     label: ColumnName | None = None
+    weight: ColumnName | None = None  # of each row, at a guest: how much it counts
     split: Split = Split()
 
 
@@ -128,7 +130,7 @@ class RawSchema(_Columns):
     second text in sorted order.
     """
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"positive", "dates", "bags"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"positive", "weight", "dates", "bags"})
 
     source: Source = Source()
     positive: ClassLabel | None = None
@@ -150,8 +152,10 @@ class RawSchema(_Columns):
         for name in (self.id, self.label):
             if name in declared:
                 raise ValueError(f"{name} is declared as id or label, and as a feature")
+        if self.weight in declared:
+            raise ValueError(f"{self.weight} is declared as weight, and as a feature")
         stored = Counter(stored_columns(self))
-        reserved = stored.keys() & set(RESERVED)
+        reserved = stored.keys() & {*RESERVED, *([WEIGHT] if self.weight else [])}
         if reserved:
             raise ValueError(
                 f"{sorted(reserved)[0]} is reserved for a column of the store: rename it"
@@ -165,6 +169,10 @@ class RawSchema(_Columns):
             )
         if self.id == self.label:
             raise ValueError("id and label are the same column")
+        if self.weight is not None and self.label is None:
+            raise ValueError("weight needs label: rows count in the loss of the party with labels")
+        if self.weight is not None and self.weight in (self.id, self.label):
+            raise ValueError("weight is the same column as id or label")
         if not declared and self.label is None:
             raise ValueError("expected a label, numbers, categories, dates or bags, got none")
         return self
@@ -173,7 +181,7 @@ class RawSchema(_Columns):
 class StoreSchema(_Columns):
     """A store's `schema.json`."""
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"classes", "dates", "bags", "missing"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"classes", "weight", "dates", "bags", "missing"})
 
     format: Literal["celu-store-1"] = "celu-store-1"
     source: Source = Source()
@@ -200,6 +208,11 @@ class StoreSchema(_Columns):
     def has_labels(self) -> bool:
         """Whether the rows of this store have labels."""
         return self.label_type is not None and self.labelled
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the rows of this store have weights."""
+        return self.weight is not None and self.has_labels
 
     def digest(self) -> str:
         """Identifies the meaning of the columns; a model fits stores with the same digest."""

@@ -97,13 +97,12 @@ class Space:
             place[last] = value
         return Job(**given)
 
-    def to_json(self) -> str:
-        """The space as text, to compare it with another."""
-        shown = {
+    def to_dict(self) -> dict[str, Any]:
+        """The space as plain values, to compare it with another."""
+        return {
             name: d.model_dump() if isinstance(d, Range) else list(d.values)
             for name, d in self.dimensions.items()
         }
-        return json.dumps(shown, sort_keys=True)
 
 
 def _table(values: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -22,31 +22,38 @@ from celu.data.table import read_table
 from celu.data.tags import Tags, commitment, digest_rows
 from celu.errors import DataError
 
+MAX_EXAMPLES = 20_000  # rows, on which a bottom model may fit something
+
 
 @dataclass(frozen=True)
 class Batch:
     """Some rows: inputs by name, each [B, columns] (ids int64), and labels [B] if there are any.
 
-    `tags` identify the rows and stay at the party; it sends only a digest of them.
+    `tags` identify the rows and stay at the party; it sends only a digest of them. `weights` [B],
+    if there are any, say how much each row counts.
     """
 
     inputs: dict[str, Tensor]
     labels: Tensor | None
     tags: Tags
+    weights: Tensor | None = None
 
     @staticmethod
     def join(parts: Sequence[Batch]) -> Batch:
         """Concatenate batches."""
         labels = [part.labels for part in parts if part.labels is not None]
+        weights = [part.weights for part in parts if part.weights is not None]
         return Batch(
             {n: torch.cat([part.inputs[n] for part in parts]) for n in parts[0].inputs},
             torch.cat(labels) if labels else None,
             np.concatenate([part.tags for part in parts]),
+            torch.cat(weights) if weights else None,
         )
 
     def to(self, device: torch.device) -> Batch:
         """The same rows on a device; copied from main memory through page-locked memory."""
-        tensors = [*self.inputs.values(), *([] if self.labels is None else [self.labels])]
+        others = [tensor for tensor in (self.labels, self.weights) if tensor is not None]
+        tensors = [*self.inputs.values(), *others]
         if all(tensor.device.type == device.type for tensor in tensors):
             return self
 
@@ -56,7 +63,8 @@ class Batch:
             return tensor.pin_memory().to(device, non_blocking=True)
 
         labels = None if self.labels is None else move(self.labels)
-        return Batch({n: move(t) for n, t in self.inputs.items()}, labels, self.tags)
+        weights = None if self.weights is None else move(self.weights)
+        return Batch({n: move(t) for n, t in self.inputs.items()}, labels, self.tags, weights)
 
     @cached_property
     def row_digest(self) -> bytes:
@@ -72,6 +80,8 @@ class Dataset:
     known by its number: the parties compare the order of the rows, not their identity. Text labels
     and categories become codes of `classes`, their sorted distinct values. Of labels that are codes
     or two numbers already, `classes` may be given; of two, the second is the positive one.
+    `weights` say how much each of the guest's rows counts, in training and in metrics: 0 or more, 1
+    by default.
     """
 
     inputs: dict[str, Tensor]
@@ -79,6 +89,7 @@ class Dataset:
     sizes: dict[str, tuple[int, ...]]
     tags: Tags | None
     classes: tuple[ClassLabel, ...] | None
+    weights: Tensor | None
 
     def __init__(
         self,
@@ -87,6 +98,8 @@ class Dataset:
         sizes: Mapping[str, tuple[int, ...]] | None = None,
         tags: Tags | None = None,
         classes: Sequence[ClassLabel] | None = None,
+        *,
+        weights: Array | None = None,
     ) -> None:
         if not isinstance(inputs, Mapping):
             raise DataError(f"inputs: expected arrays by name, got {type(inputs).__name__}")
@@ -102,6 +115,7 @@ class Dataset:
             "sizes": sizes,
             "tags": tags,
             "classes": found if classes is None else tuple(classes),
+            "weights": None if weights is None else to_tensor("weights", weights).float(),
         }.items():
             object.__setattr__(self, name, value)
         self._check()
@@ -113,6 +127,7 @@ class Dataset:
         *,
         label: str | None = None,
         id: str | None = None,
+        weight: str | None = None,
         inputs: Mapping[str, Sequence[str]] | None = None,
         seed: int = 1,
     ) -> Dataset:
@@ -126,11 +141,12 @@ class Dataset:
 
         `id` names the column of row ids: the parties then check that row i is the same row
         everywhere. `seed` must be equal at all parties, and to `split.seed` of a party's store.
+        `weight` names the column of row weights.
 
         Raises DataError naming a column that is missing or has nulls, repeated ids or another type.
         """
-        content = read_table(table, label=label, row_id=id, inputs=inputs, seed=seed)
-        return cls(*content)
+        content = read_table(table, label=label, row_id=id, weight=weight, inputs=inputs, seed=seed)
+        return cls(**content._asdict())
 
     def __len__(self) -> int:
         return self.num_rows
@@ -144,7 +160,10 @@ class Dataset:
         counts = {f"input {name!r}": len(tensor) for name, tensor in self.inputs.items()}
         if self.labels is not None:
             counts["labels"] = len(self.labels)
-        if not counts:
+        if self.weights is not None:
+            _check_weights(self.weights)
+            counts["weights"] = len(self.weights)
+        if not counts.keys() - {"weights"}:
             raise DataError("a dataset needs inputs or labels, got neither")
         if self.tags is not None:
             counts["tags"] = len(self.tags)
@@ -159,9 +178,9 @@ class Dataset:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the inputs and labels."""
-        labels = 0 if self.labels is None else self.labels.nbytes
-        return labels + sum(tensor.nbytes for tensor in self.inputs.values())
+        """The size of the inputs, labels and weights."""
+        others = [tensor for tensor in (self.labels, self.weights) if tensor is not None]
+        return sum(tensor.nbytes for tensor in (*self.inputs.values(), *others))
 
     @cached_property
     def is_on_accelerator(self) -> bool:
@@ -174,7 +193,14 @@ class Dataset:
         labels = None if self.labels is None else _select(self.labels, moved)
         inputs = {name: _select(tensor, moved) for name, tensor in self.inputs.items()}
         inputs |= {name: inputs[name].long() for name in self.sizes}
-        return Batch(inputs, labels, self._tags(rows))
+        weights = None if self.weights is None else _select(self.weights, moved)
+        return Batch(inputs, labels, self._tags(rows), weights)
+
+    def examples(self) -> dict[str, Tensor]:
+        """At most MAX_EXAMPLES rows of each input, evenly spaced, in main memory."""
+        count = min(self.num_rows, MAX_EXAMPLES)
+        rows = torch.arange(count) * self.num_rows // count
+        return {name: tensor.cpu() for name, tensor in self.take(rows).inputs.items()}
 
     def gather_blocks(
         self, blocks: Sequence[tuple[int, int]], order: npt.NDArray[np.int64]
@@ -192,6 +218,7 @@ class Dataset:
             self.sizes,
             tags.take(order, axis=0),
             self.classes,
+            weights=None if self.weights is None else copy(self.weights),
         )
 
     @cached_property
@@ -203,11 +230,12 @@ class Dataset:
         """The same rows on a device; tags stay in main memory."""
         labels = None if self.labels is None else self.labels.to(device)
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
-        return Dataset(inputs, labels, self.sizes, self.tags, self.classes)
+        weights = None if self.weights is None else self.weights.to(device)
+        return Dataset(inputs, labels, self.sizes, self.tags, self.classes, weights=weights)
 
     def with_labels(self, labels: Tensor, classes: Sequence[ClassLabel]) -> Dataset:
         """The same rows with labels that are codes of other classes."""
-        return Dataset(self.inputs, labels, self.sizes, self.tags, classes)
+        return Dataset(self.inputs, labels, self.sizes, self.tags, classes, weights=self.weights)
 
     def _on_device(self, rows: Tensor | slice) -> Tensor | slice:
         """Row numbers on the device of the inputs."""
@@ -231,3 +259,11 @@ def _select(tensor: Tensor, rows: Tensor | slice) -> Tensor:
         return tensor[rows]
     # NumPy gathers in this thread; torch would wake its thread pool.
     return torch.from_numpy(tensor.numpy().take(rows.numpy(), axis=0))
+
+
+def _check_weights(weights: Tensor) -> None:
+    if weights.dim() != 1:
+        raise DataError(f"weights: expected one value per row, got {list(weights.shape)}")
+    num_bad = int((~(weights.isfinite() & (weights >= 0))).sum())
+    if num_bad:
+        raise DataError(f"weights: expected 0 or more, and finite, got others in {num_bad:,} rows")

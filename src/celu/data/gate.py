@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from celu.config.columns import FittedBag, FittedCategory
-from celu.config.schema import ID, LABEL, TAG, Part, StoreSchema, stored_columns
+from celu.config.schema import ID, LABEL, TAG, WEIGHT, Part, StoreSchema, stored_columns
 from celu.data.store import Store, tags_of, to_numpy
 from celu.data.tags import TAG_BYTES, Tags
 from celu.errors import DataError
@@ -39,7 +39,7 @@ class ColumnFacts:
 
     rows: int = 0
     nulls: int = 0
-    bad: int = 0  # NaN or Inf; codes below 0 or beyond the declared size
+    bad: int = 0  # NaN or Inf; weights below 0; codes below 0 or beyond the declared size
     total: float = 0.0
     low: float = float("inf")
     high: float = float("-inf")
@@ -66,6 +66,7 @@ class Gate:
         self._schema = schema
         self.columns = [
             *([LABEL] if schema.has_labels else []),
+            *([WEIGHT] if schema.has_weights else []),
             *stored_columns(schema),
         ]
         self.facts: dict[Part, dict[str, ColumnFacts]] = {
@@ -97,9 +98,9 @@ class Gate:
                 fact.bad += int((~within).sum())
                 values = values[within]
             elif values.dtype.kind == "f":
-                finite = np.isfinite(values)
-                fact.bad += int((~finite).sum())
-                values = values[finite]
+                valid = np.isfinite(values) & ((values >= 0) | (name != WEIGHT))
+                fact.bad += int((~valid).sum())
+                values = values[valid]
             if len(values):
                 fact.low = min(fact.low, float(values.min()))
                 fact.high = max(fact.high, float(values.max()))
@@ -191,11 +192,14 @@ def _column_findings(part: Part, name: str, fact: ColumnFacts) -> Iterator[Findi
     if fact.bad:
         what = "codes from 0 to below the declared size" if is_category else "finite numbers"
         what = "finite numbers, or codes of the schema's classes" if name == LABEL else what
+        what += " from 0" if name == WEIGHT else ""
         yield Finding("error", part, name, f"expected {what}, got others in {fact.bad} rows")
     if name == LABEL:
         if len(fact.values) == 1:
             level: Literal["error", "warning"] = "error" if part == "train" else "warning"
             yield Finding(level, part, name, f"all {fact.rows} rows have the same label")
+    elif name == WEIGHT and fact.high == 0:
+        yield Finding("error", part, name, f"all {fact.rows} rows have the weight 0")
     elif is_category and fact.missing == fact.rows:
         yield Finding("warning", part, name, f"all {fact.rows} values are missing")
     elif part == "train" and fact.low == fact.high and not 0 < fact.missing < fact.rows:

@@ -4,7 +4,7 @@ Parquet is made for scans; batches need random access. So the inputs of a run ar
 row-major files in the aligned order, beside the store, and mapped from there:
 
     STORE/columns/KEY/columns.json      the list of files and the warnings of the gate
-    STORE/columns/KEY/train.ids.bin     int32 [rows, columns]; one file for each input and the label
+    STORE/columns/KEY/train.ids.bin     int32 [rows, columns]; one file per input, label, weight
     STORE/columns/KEY/train.bags.bin    int32 [rows, columns, values]
     STORE/columns/KEY/train.tag.bin
 
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from celu.config.schema import ID, LABEL, TAG, Part, StoreSchema
+from celu.config.schema import ID, LABEL, TAG, WEIGHT, Part, StoreSchema
 from celu.data.alignment import Alignment
 from celu.data.dataset import Dataset
 from celu.data.folder import sync
@@ -108,9 +108,9 @@ def open_datasets(
     """The rows of each part of a store, mapped from files that are written on first use.
 
     By default `inputs` are all features, as `Store.inputs` names them, and the label is read where
-    the store has one. Without an alignment, the datasets have all rows in the store's order. Raises
-    DataError for rows that the gate refuses, AlignmentError if the store changed since it was
-    aligned.
+    the store has one, with the weights of rows. Without an alignment, the datasets have all rows in
+    the store's order. Raises DataError for rows that the gate refuses, AlignmentError if the store
+    changed since it was aligned.
     """
     inputs = store.inputs() if inputs is None else inputs
     label = store.schema.has_labels if label is None else label
@@ -134,9 +134,10 @@ def open_datasets(
         mapped = {m.name: _map(folder, part, m, counts[part]) for m in matrices}
         tags = mapped.pop(TAG)
         labels = torch.from_numpy(mapped.pop(LABEL)).reshape(-1) if label else None
+        weights = torch.from_numpy(mapped.pop(WEIGHT)).reshape(-1) if WEIGHT in mapped else None
         tensors = {name: torch.from_numpy(array) for name, array in mapped.items()}
         classes = store.schema.classes if label else None
-        datasets[part] = Dataset(tensors, labels, sizes, tags, classes)
+        datasets[part] = Dataset(tensors, labels, sizes, tags, classes, weights=weights)
     return StoreDatasets(datasets, warnings, store.schema)
 
 
@@ -147,6 +148,8 @@ def _matrices(store: Store, inputs: Mapping[str, Sequence[str]], label: bool) ->
         if schema.label_type is None or not schema.labelled:
             raise DataError(f"{store.path}: expected labels, which a guest needs, got none")
         matrices.append(_Matrix(LABEL, InputLayout((LABEL,)), _LABEL_TYPES[schema.label_type]))
+        if schema.has_weights:
+            matrices.append(_Matrix(WEIGHT, InputLayout((WEIGHT,)), np.dtype(np.float32)))
     for name, layout in layouts(schema, inputs, str(store.path)).items():
         matrices.append(_Matrix(name, layout, layout.dtype))
     return matrices

@@ -1,8 +1,8 @@
 """A party's store: prepared rows in Parquet files, one for each part, and their schema.
 
     STORE/schema.json       the columns with their fitted values (`celu.config.schema`)
-    STORE/train.parquet     id, tag, label at a guest, numbers (float32), categories (int32 codes),
-                            bags (lists of int32 codes)
+    STORE/train.parquet     id, tag, label and weight at a guest, numbers (float32), categories
+                            (int32 codes), bags (lists of int32 codes)
     STORE/test.parquet      the same columns of the test rows
     STORE/validation.parquet    ... and of the validation rows, if the split has any
 
@@ -26,6 +26,7 @@ from celu.config.schema import (
     RESERVED,
     SCHEMA_FILE,
     TAG,
+    WEIGHT,
     Part,
     Split,
     StoreSchema,
@@ -199,6 +200,8 @@ def arrow_schema(schema: StoreSchema) -> Any:
     fields = [pa.field(ID, pa.string()), pa.field(TAG, pa.binary(TAG_BYTES))]
     if schema.has_labels:
         fields.append(pa.field(LABEL, pa.int64() if schema.label_type == "class" else pa.float32()))
+    if schema.has_weights:
+        fields.append(pa.field(WEIGHT, pa.float32()))
     fields += [pa.field(name, pa.float32()) for name in number_columns(schema)]
     fields += [pa.field(name, pa.int32()) for name in schema.categories]
     fields += [

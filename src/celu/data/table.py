@@ -31,6 +31,7 @@ class TableContent(NamedTuple):
     sizes: dict[str, tuple[int, ...]]
     tags: Tags | None
     classes: tuple[str, ...] | None = None  # of text labels, which are codes
+    weights: Numbers | None = None
 
 
 def read_table(
@@ -38,16 +39,19 @@ def read_table(
     *,
     label: str | None,
     row_id: str | None,
+    weight: str | None,
     inputs: Mapping[str, Sequence[str]] | None,
     seed: int,
 ) -> TableContent:
     """Convert a table; raises DataError that names the column and the next step."""
     columns = _Columns(table)
     if inputs is None:
-        inputs = columns.by_type([name for name in columns.names if name not in (label, row_id)])
-    _check_inputs(inputs, label, row_id)
+        others = (label, row_id, weight)
+        inputs = columns.by_type([name for name in columns.names if name not in others])
+    _check_inputs(inputs, {"label": label, "id": row_id, "weight": weight})
     labels, classes = columns.label(label) if label else (None, None)
-    content = TableContent({}, labels, {}, columns.tags(row_id, seed), classes)
+    weights = columns.numbers(weight) if weight else None
+    content = TableContent({}, labels, {}, columns.tags(row_id, seed), classes, weights)
     if inputs.get(IDS):
         codes, content.sizes[IDS] = zip(*map(columns.codes, inputs[IDS]), strict=True)
         content.inputs[IDS] = np.stack(codes, axis=1)
@@ -56,15 +60,13 @@ def read_table(
     return content
 
 
-def _check_inputs(
-    inputs: Mapping[str, Sequence[str]], label: str | None, row_id: str | None
-) -> None:
+def _check_inputs(inputs: Mapping[str, Sequence[str]], others: Mapping[str, str | None]) -> None:
     for name, columns in inputs.items():
         if name not in (IDS, NUMBERS):
             raise DataError(f"inputs: expected the names {IDS!r} and {NUMBERS!r}, got {name!r}")
         if isinstance(columns, str):
             raise DataError(f"input {name!r}: expected a list of columns, got text")
-        for column, role in ((label, "label"), (row_id, "id")):
+        for role, column in others.items():
             if column is not None and column in columns:
                 raise DataError(f"input {name!r}: column {column!r} is the {role}, not a feature")
 

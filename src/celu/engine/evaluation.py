@@ -32,6 +32,7 @@ class Scores(NamedTuple):
     output: Tensor
     losses_B: Tensor
     labels: Tensor
+    weights_B: Tensor | None = None  # of the rows, if they have any
 
 
 class Evaluator:
@@ -58,21 +59,28 @@ class Evaluator:
 
     def metrics(self, rows: HeldOut, scores: Sequence[Scores]) -> dict[str, float]:
         """The metrics over all scored rows, by name: the loss, and those of `HeldOutMetrics`."""
-        output, losses, labels = (torch.cat(part) for part in zip(*scores, strict=True))
-        found = HeldOutScores.of(self._loss, output, labels)
+        parts = zip(*((s.output, s.losses_B, s.labels) for s in scores), strict=True)
+        output, losses_B, labels = (torch.cat(part) for part in parts)
+        weights = [s.weights_B for s in scores if s.weights_B is not None]
+        weights_B = torch.cat(weights).double() if weights else None
+        found = HeldOutScores.of(self._loss, output, labels, weights_B)
         if rows == "test":
             self.held_out = found
-        return {LOSS: float(losses.double().mean()), **self._metrics.compute(found)}
+        return {LOSS: _mean(losses_B.double(), weights_B), **self._metrics.compute(found)}
 
-    def load_held_out(self, scores: Tensor, labels: Tensor) -> None:
-        """Restore the scores of the test rows from a checkpoint; raises CheckpointError."""
+    def load_held_out(self, scores: Tensor, labels: Tensor, weights: Tensor | None) -> None:
+        """Restore the scores of the test rows from a checkpoint; raises CheckpointError.
+
+        Labels and weights are those of all test rows.
+        """
         if scores.ndim not in (1, 2) or scores.dtype != torch.float64 or len(scores) > len(labels):
             raise CheckpointError(
                 f"the scores in the checkpoint: expected float64 for at most {len(labels)} rows, "
                 f"got {scores.dtype} of {list(scores.shape)}"
             )
         own = labels[: len(scores)].reshape(-1).double().numpy()
-        self.held_out = HeldOutScores(self._loss.prediction, scores.numpy(), own)
+        counts = None if weights is None else weights[: len(scores)].double().numpy()
+        self.held_out = HeldOutScores(self._loss.prediction, scores.numpy(), own, counts)
 
     def check(self, metrics: Mapping[str, float], round_: int) -> None:
         """Raise NonFiniteError if the loss or the contract's metric is NaN or Inf.
@@ -108,6 +116,12 @@ class Evaluator:
     def is_out_of_patience(self, best: BestModel | None) -> bool:
         """Whether too many evaluations since the best one have been worse."""
         return best is not None and self._patience is not None and best.num_worse >= self._patience
+
+
+def _mean(values_B: Tensor, weights_B: Tensor | None) -> float:
+    if weights_B is None:
+        return float(values_B.mean())
+    return float((weights_B * values_B).sum() / weights_B.sum())
 
 
 class _Trainer(Protocol):

@@ -25,6 +25,7 @@ from celu.engine.device import device_of, warm_up_autograd
 from celu.engine.evaluation import Evaluator, Scores
 from celu.engine.optimizer import Optimizer
 from celu.engine.randomness import seed_step
+from celu.engine.row_weights import RowWeights
 from celu.engine.spans import Spans
 from celu.engine.state import TrainerState
 from celu.engine.state_dict import (
@@ -34,7 +35,7 @@ from celu.engine.state_dict import (
     restore_counters,
     to_state_dict,
 )
-from celu.errors import ModelError
+from celu.errors import CheckpointError, ModelError
 from celu.label_map import LabelMap
 from celu.model_identity import weights_of
 from celu.models.fit_labels import check_output
@@ -66,6 +67,7 @@ class GuestTrainer:
         self._device = device_of(self._modules.values())
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
         self.loader = BatchLoader(guest.train, order, self._device)
+        self._row_weights = RowWeights(guest.train, guest.class_weights, self._device)
         self.evaluator = Evaluator(guest.loss, job.evaluation, guest.metrics)
         self.label_map = guest.label_map
         num_rounds = job.num_rounds(guest.train.num_rows // job.batch_size)
@@ -98,7 +100,7 @@ class GuestTrainer:
         leaves = _leaves(z)
         output = self._forward(batch, leaves)
         self.latest = (output.detach(), batch)
-        loss = self._losses(batch, output).mean()
+        loss = self._weighted_losses(batch, output).mean()
         check_finite(loss.detach(), "the loss", round_)
         with user_code(self._backward, leaves):
             loss.backward()
@@ -138,7 +140,7 @@ class GuestTrainer:
             return
         seed_step(self._seed, self._name, entry.round, entry.uses)
         leaves = _leaves(entry.z)
-        losses_B = self._losses(entry.batch, self._forward(entry.batch, leaves))
+        losses_B = self._weighted_losses(entry.batch, self._forward(entry.batch, leaves))
         if leaves and self.workset.weighting is not None:
             with user_code(self._backward, leaves):
                 fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
@@ -166,7 +168,8 @@ class GuestTrainer:
         for module in self._modules.values():
             module.train()
         output, labels = self.label_map.in_own_units(output), self.label_map.codes(batch.labels)
-        return Scores(output.cpu(), losses_B.cpu(), labels.cpu())
+        weights_B = None if batch.weights is None else batch.weights.cpu()
+        return Scores(output.cpu(), losses_B.cpu(), labels.cpu(), weights_B)
 
     def set_codecs(self, codecs: Codecs | None = None) -> None:
         """Switch to other codecs, by default the contract's; no round may be in flight."""
@@ -195,7 +198,8 @@ class GuestTrainer:
         """The contents of a checkpoint between two rounds."""
         metadata, tensors = to_state_dict(self.state(), self.workset)
         label_map = None if self.label_map.leaves_labels else self.label_map
-        return metadata.model_copy(update={"label_map": label_map}), tensors
+        added = {"label_map": label_map, "row_weights": self._row_weights.digest()}
+        return metadata.model_copy(update=added), tensors
 
     def final_tensors(self) -> dict[str, Tensor]:
         """What the last checkpoint of a run has besides: the scores of the test rows.
@@ -213,6 +217,11 @@ class GuestTrainer:
 
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
         """Load a checkpoint; raises CheckpointError if it does not fit."""
+        if metadata.row_weights != self._row_weights.digest():
+            raise CheckpointError(
+                "the weights of rows or classes have changed since the run started; restore them, "
+                "or start a new run with another --out at all parties"
+            )
         checkpoint = CheckpointTensors(tensors, self._device)
         shapes = [(self._batch_size, terms.z_width) for terms in self._job.hosts.values()]
         state = from_state_dict(
@@ -228,7 +237,10 @@ class GuestTrainer:
         if scores is not None:
             assert self._guest.test.labels is not None  # checked before the run starts
             labels = self.label_map.codes(self._guest.test.labels)
-            self.evaluator.load_held_out(scores.cpu(), labels.cpu())
+            weights = self._guest.test.weights
+            self.evaluator.load_held_out(
+                scores.cpu(), labels.cpu(), None if weights is None else weights.cpu()
+            )
         self.roll_back(state)
 
     def repeated_bytes(self) -> dict[str, int]:
@@ -256,14 +268,20 @@ class GuestTrainer:
         labels = self.label_map.for_loss(batch.labels)
         return call_loss(self._name, self._guest.loss.per_instance, output, labels)
 
+    def _weighted_losses(self, batch: Batch, output: Tensor) -> Tensor:
+        """The loss of each row times its weight; their mean is what is minimized."""
+        losses_B, weights_B = self._losses(batch, output), self._row_weights.of(batch)
+        return losses_B if weights_B is None else weights_B * losses_B
+
     def _curvature(self, batch: Batch, output: Tensor) -> float:
         if not self.workset.needs_curvature:
             return 1.0
         assert batch.labels is not None
         try:
-            labels = self.label_map.for_loss(batch.labels)
+            labels, weights_B = self.label_map.for_loss(batch.labels), self._row_weights.of(batch)
             with user_code(f"{self._name}: the curvature of the loss", [output, labels]):
-                return min(self._guest.loss.curvature(output, labels), MAX_CURVATURE)
+                curvature = self._guest.loss.curvature(output, labels, weights_B)
+            return min(curvature, MAX_CURVATURE)
         except ModelError as error:
             raise ModelError(f"{self._name}: {error}") from error
 

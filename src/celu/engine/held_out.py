@@ -26,11 +26,13 @@ class HeldOutScores:
     """The scores of the first held-out rows, in their order, and their labels [N].
 
     `scores` are as `celu.predict` returns them: [N], or [N, K] probabilities of K classes.
+    `weights` [N] say how much each row counts in metrics, if rows have weights.
     """
 
     output: Output
     scores: npt.NDArray[np.float64]
     labels: npt.NDArray[np.float64]
+    weights: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -42,12 +44,15 @@ class HeldOutScores:
         return self.labels.ndim == 1 and self.scores.ndim == ndim
 
     @classmethod
-    def of(cls, loss: Loss, output: Tensor, labels: Tensor) -> HeldOutScores:
+    def of(
+        cls, loss: Loss, output: Tensor, labels: Tensor, weights_B: Tensor | None = None
+    ) -> HeldOutScores:
         """The scores of a model's output."""
         scores = to_scores(output, loss.prediction)
         if scores.ndim == 1 and labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels.reshape(-1)
-        return cls(loss.prediction, scores.numpy(), labels.double().numpy())
+        weights = None if weights_B is None else weights_B.double().numpy()
+        return cls(loss.prediction, scores.numpy(), labels.double().numpy(), weights)
 
 
 class HeldOutMetrics:
@@ -90,7 +95,10 @@ class HeldOutMetrics:
         fails.
         """
         output, scores, labels = held_out.output, held_out.scores, held_out.labels
+        weights = held_out.weights
         if output != "multiclass" and scores.size == labels.size:
+            if weights is not None and len(labels):
+                weights = np.repeat(weights, labels.size // len(labels))
             scores, labels = scores.reshape(-1), labels.reshape(-1)  # of several outputs, all alike
         if self._loss.output is not None:
             fitting: Sequence[str] = list(METRICS[output])
@@ -100,7 +108,7 @@ class HeldOutMetrics:
         names = [n for n in (fitting if self._chosen is None else self._chosen) if n != LOSS]
         if self._contract in fitting and self._contract not in names:
             names.append(self._contract)
-        found = compute(output, scores, labels, names, self._own)
+        found = compute(output, scores, labels, names, self._own, weights)
         if self._contract in found:
             found = {self._contract: found[self._contract], **found}
         return found

@@ -43,6 +43,7 @@ class TrainerMetadata(BaseModel):
     local_steps: Count
     bubbles: Count
     optimizer: dict[str, int | float | None]  # the optimizer state that is not tensors
+    row_weights: str | None = None  # a digest, at a guest whose rows do not all count the same
     in_flight: list[Count] = []  # rounds whose Z was sent and whose dZ has not arrived
     label_map: LabelMap | None = None  # at a guest; None: the loss takes labels as they are
 

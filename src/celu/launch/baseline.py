@@ -21,8 +21,9 @@ from celu.events import Warned
 from celu.launch.loading import load_party, read_datasets, test_ids
 from celu.launch.recording import record_result, recording_failure
 from celu.party import Guest
+from celu.result import Result
 from celu.run_folder import RunFolder
-from celu.session import Result, guest_session
+from celu.session import guest_session
 from celu.transport.link import run_blocking
 
 

@@ -19,9 +19,9 @@ from celu.events import Warned
 from celu.label_map import LabelMap
 from celu.model_identity import TRAINED, InputSpec, TrainedModel
 from celu.party import Guest, Host
+from celu.result import Result
 from celu.run_folder import SCORES, RunFolder
 from celu.scores.file import ScoreWriter
-from celu.session import Result
 
 
 def record_result(

@@ -24,8 +24,9 @@ from celu.launch.loading import load_party, read_datasets, test_ids
 from celu.launch.memory import retain_freed_memory
 from celu.launch.recording import modules_of, record_result, recording_failure
 from celu.party import Guest, Host
+from celu.result import Result
 from celu.run_folder import RunFolder
-from celu.session import Result, guest_session, host_session
+from celu.session import guest_session, host_session
 from celu.transport.connect import open_links
 from celu.transport.link import run_blocking
 

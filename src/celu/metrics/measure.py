@@ -36,17 +36,22 @@ def compute(
     labels: Labels,
     names: Collection[str] | None = None,
     own: Sequence[Metric] = (),
+    weights: npt.NDArray[np.float64] | None = None,
 ) -> dict[str, float]:
     """The metrics of these rows by name: those of `names`, by default all of the output.
 
-    All are NaN if a score is NaN. Raises ModelError if one of the user's own fails.
+    `weights` [N] say how much each row counts; the user's own metrics know none. All are NaN if a
+    score is NaN. Raises ModelError if one of the user's own fails.
     """
     chosen = METRICS[output] if names is None else names
     if np.isnan(scores).any():
         return dict.fromkeys([*chosen, *(metric.name for metric in own)], np.nan)
     with np.errstate(all="ignore"):  # scores may be infinite
-        measure = make_measure(output, scores, labels, chosen, own)
-        found = measure.measure(np.ones((len(labels), 1), np.uint8))
+        ones_N1 = np.ones((len(labels), 1), np.uint8)
+        found = make_measure(output, scores, labels, chosen).measure(
+            ones_N1 if weights is None else weights[:, None]
+        )
+        found |= OwnMeasure(own, scores, labels).measure(ones_N1)
     return {name: float(value_R[0]) for name, value_R in found.items()}
 
 

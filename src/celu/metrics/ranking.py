@@ -1,8 +1,8 @@
 """Metrics of a ranking: the area under the ROC curve, average precision, and KS, with row weights.
 
 Rows are sorted once. Then each set of weights takes one pass over the sorted rows, in chunks that
-fit into the CPU's cache, so temporary memory does not grow with the number of rows. Weights are
-whole numbers, so all counts are exact.
+fit into the CPU's cache, so temporary memory does not grow with the number of rows. Weights of
+resamples are whole numbers, so all counts are exact; a user's weights may be fractions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Weights = npt.NDArray[np.uint8]  # [N, R]: of each row in each of R resamples
+# [N, R]: of each row in each of R resamples; or a user's, for R = 1.
+Weights = npt.NDArray[np.uint8] | npt.NDArray[np.float64]
 Values = npt.NDArray[np.float64]  # [R]
 CHUNK_CELLS = 1 << 16  # rows times resamples
 
@@ -46,8 +47,8 @@ class Ranking:
                 # Pairs in the wrong order; ties count half.
                 pairs_RT = false_RT[:, :-1] + now_false_RT
                 inverted_R += np.einsum("rt,rt->r", positive_RT, pairs_RT) / 2
-                # Without any weight so far, positive_RT is 0 too.
-                passed_RT = np.maximum(now_true_RT + now_false_RT, 1)
+                passed_RT = now_true_RT + now_false_RT
+                passed_RT[passed_RT == 0] = 1  # positive_RT is 0 there, too
                 precision_R += np.einsum("rt,rt->r", positive_RT, now_true_RT / passed_RT)
                 gap_RT = np.abs(now_true_RT * true_scale_R1 - now_false_RT * false_scale_R1)
                 np.maximum(ks_R, gap_RT.max(axis=1), out=ks_R)  # NaN stays NaN
@@ -67,14 +68,14 @@ class Ranking:
 
     def _totals(self, weights_NR: Weights) -> tuple[Values, Values]:
         """The weight of the positives and of the negatives."""
-        positive_R, all_R = np.zeros((2, weights_NR.shape[1]))
+        positive_R, negative_R = np.zeros((2, weights_NR.shape[1]))
+        dtype = np.int64 if weights_NR.dtype.kind == "u" else np.float64
         for start in range(0, len(weights_NR), CHUNK_CELLS):
             part = weights_NR[start : start + CHUNK_CELLS]
-            all_R += part.sum(axis=0, dtype=np.int64)
-            positive_R += part[self._is_positive_row[start : start + CHUNK_CELLS]].sum(
-                axis=0, dtype=np.int64
-            )
-        return positive_R, all_R - positive_R
+            is_positive = self._is_positive_row[start : start + CHUNK_CELLS]
+            positive_R += part[is_positive].sum(axis=0, dtype=dtype)
+            negative_R += part[~is_positive].sum(axis=0, dtype=dtype)
+        return positive_R, negative_R
 
     def _passed(self, weights_NR: Weights) -> Iterator[tuple[Any, Any]]:
         """The weight of the positives and negatives that pass each distinct score as a threshold.
@@ -83,6 +84,7 @@ class Ranking:
         """
         size = max(1, CHUNK_CELLS // weights_NR.shape[1])
         true_R, false_R = np.zeros((2, weights_NR.shape[1]))
+        dtype = np.int32 if weights_NR.dtype.kind == "u" else np.float64
         start = 0
         while start < len(self._order):
             # Up to the end of a tie; a tie that is larger than a chunk makes a larger chunk.
@@ -92,10 +94,10 @@ class Ranking:
                 stop = stop + int(rest.argmax()) if rest.any() else len(self._order)
             # `take` is several times faster than an index, and sums of integers than of floats.
             weights_BR = np.take(weights_NR, self._order[start:stop], axis=0)
-            weights_RB = weights_BR.T.astype(np.int32, order="C")
-            all_RB = np.cumsum(weights_RB, axis=1, dtype=np.int32)
+            weights_RB: npt.NDArray[Any] = weights_BR.T.astype(dtype, order="C")
+            all_RB = np.cumsum(weights_RB, axis=1, dtype=dtype)
             weights_RB *= self._is_positive[start:stop]
-            positive_RB = np.cumsum(weights_RB, axis=1, dtype=np.int32)
+            positive_RB = np.cumsum(weights_RB, axis=1, dtype=dtype)
             ends = np.flatnonzero(np.append(self._is_start[start + 1 : stop], True))
             if len(ends) < stop - start:
                 all_RB = np.take(all_RB, ends, axis=1)

@@ -46,19 +46,26 @@ class Loss:
         """What a prediction is."""
         return self.output or "regression"
 
-    def curvature(self, output: Tensor, labels: Tensor) -> float:
+    def curvature(self, output: Tensor, labels: Tensor, weights_B: Tensor | None = None) -> float:
         """How many times its squared gradient the loss curves, on average over a batch.
 
         That is sum(trace of the Hessian) / sum(squared gradient), both with respect to the output;
-        0 where it is negative or undefined. For a log loss it is 1, by Fisher's identity. A host
+        0 where it is negative or undefined. For a log loss the trace is the squared gradient, by
+        Fisher's identity, so it is 1. With `weights_B`, it is that of the weighted losses. A host
         needs it to correct a stale derivative (docs/method.md). Raises ModelError for a loss that
         cannot be differentiated twice.
         """
-        if self.is_log_loss:
+        if self.is_log_loss and weights_B is None:
             return 1.0
         with torch.enable_grad():
             leaf = output.detach().requires_grad_()
-            losses = self.per_instance(leaf, labels).sum()
+            losses_B = self.per_instance(leaf, labels)
+            if self.is_log_loss and weights_B is not None:
+                (slope,) = torch.autograd.grad(losses_B.sum(), leaf)
+                squares_B = slope.reshape(len(slope), -1).square().sum(dim=1)
+                ratio = (weights_B * squares_B).sum() / (weights_B.square() * squares_B).sum()
+                return _not_negative(float(ratio))
+            losses = (losses_B if weights_B is None else weights_B * losses_B).sum()
             try:
                 (slope,) = torch.autograd.grad(losses, leaf, create_graph=True)
                 trace = _hessian_trace(slope, leaf)
@@ -70,8 +77,12 @@ class Loss:
                     "derivatives requires. Use another weighting, or, if the loss is a negative "
                     "log-likelihood, declare it: celu.Loss(..., is_log_loss=True)"
                 ) from error
-        ratio = float(trace / slope.detach().square().sum())  # a single synchronization on a GPU
-        return max(ratio, 0.0) if math.isfinite(ratio) else 0.0
+        # A single synchronization on a GPU.
+        return _not_negative(float(trace / slope.detach().square().sum()))
+
+
+def _not_negative(ratio: float) -> float:
+    return max(ratio, 0.0) if math.isfinite(ratio) else 0.0
 
 
 def _hessian_trace(slope: Tensor, leaf: Tensor) -> Tensor:

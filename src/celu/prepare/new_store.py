@@ -22,6 +22,7 @@ from celu.prepare.encoders.encoder import Encoder, Feature
 from celu.prepare.encoders.labels import FittedLabelEncoder, LabelEncoder
 from celu.prepare.encoders.numbers import NumberEncoder
 from celu.prepare.encoders.quantiles import QuantileEncoder
+from celu.prepare.encoders.weights import WeightEncoder
 from celu.prepare.parsing import Kind
 
 
@@ -47,14 +48,17 @@ class NewStore:
     label: LabelEncoder | FittedLabelEncoder | None
     features: Sequence[Feature]
     schema: Callable[[dict[Part, int]], StoreSchema]
+    weight: WeightEncoder | None = None
 
     def encoders(self) -> list[Encoder]:
         """In the order of the store's columns."""
-        return [*([self.label] if self.label else []), *self.features]
+        first = [encoder for encoder in (self.label, self.weight) if encoder is not None]
+        return [*first, *self.features]
 
     def kinds(self) -> dict[str, Kind]:
         """How to read each raw column."""
         kinds: dict[str, Kind] = {self.label.name: "label"} if self.label else {}
+        kinds |= {self.weight.name: "number"} if self.weight else {}
         return kinds | {feature.name: feature.kind for feature in self.features}
 
     def list_bytes(self) -> int:
@@ -77,6 +81,7 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
     label = None
     if declared.label:
         label = LabelEncoder(declared.label, declared.positive, declared.source.decimal)
+    weight = WeightEncoder(declared.weight) if declared.weight else None
     numbers = [NumberEncoder(name, number) for name, number in declared.numbers.items()]
     dates = [DateEncoder(name, date) for name, date in declared.dates.items()]
     filled: list[NumberEncoder | DateEncoder] = [*numbers, *dates]
@@ -107,6 +112,7 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
         return StoreSchema(
             id=declared.id,
             label=declared.label,
+            weight=declared.weight,
             split=declared.split,
             source=declared.source,
             label_type=label.type if label else None,
@@ -123,11 +129,14 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
         )
 
     features = [*numbers, *dates, *categories.values(), *bags.values()]
-    return NewStore(out, label, features, schema)
+    return NewStore(out, label, features, schema, weight)
 
 
 def fitted_store(fitted: StoreSchema, out: Path, *, labelled: bool) -> NewStore:
-    """A store that uses the fitted encoders of an existing store, from its schema."""
+    """A store that uses the fitted encoders of an existing store, from its schema.
+
+    Its rows have no weights: they are not trained on.
+    """
     label: FittedLabelEncoder | None = None
     decimal = fitted.source.decimal
     if fitted.label and fitted.label_type and labelled:
@@ -146,7 +155,8 @@ def fitted_store(fitted: StoreSchema, out: Path, *, labelled: bool) -> NewStore:
 
     def schema(rows: dict[Part, int]) -> StoreSchema:
         labels = {"labelled": label is not None or fitted.label is None}
-        return fitted.model_copy(update={"rows": rows, "missing": {}, **labels})
+        fewer: dict[str, Any] = {"missing": {}, "weight": None}
+        return fitted.model_copy(update={"rows": rows, **fewer, **labels})
 
     return NewStore(out, label, features, schema)
 

@@ -129,8 +129,13 @@ def _keys(tags: Tags) -> npt.NDArray[np.unsignedinteger[Any]]:
 
 
 def check_labels(source: str, stores: Sequence[NewStore]) -> None:
-    """Raise DataError if no model could be trained on the labels of a store."""
+    """Raise DataError if no model could be trained on the labels or weights of a store."""
     for store in stores:
+        if store.weight is not None and store.weight.are_all_zero():
+            raise DataError(
+                f"{source}: column {store.weight.name!r}: expected weights above 0 in the training "
+                "rows, got 0 in all"
+            )
         problem = None if store.label is None else store.label.refusal()
         if store.label is not None and problem is not None:
             raise DataError(f"{source}: column {store.label.name!r}: {problem}")

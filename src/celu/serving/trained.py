@@ -16,9 +16,9 @@ from celu.errors import ConfigError, ModelError
 from celu.label_map import LabelMap
 from celu.model_identity import InputSpec, digest_weights, weights_of
 from celu.party import Guest, Host
+from celu.result import Result
 from celu.serving.model import Model
 from celu.serving.model_folder import ModelFacts
-from celu.session import Result
 
 
 def models_of(

@@ -20,7 +20,7 @@ from celu.engine.outcome import Outcome
 from celu.engine.state import TrainerState
 from celu.errors import CeluError
 from celu.events import Event
-from celu.session import Result
+from celu.result import Result
 from celu.workset.workset import Workset
 from chaos import run
 from chaos.nemesis import KINDS, Fault, Scale, draw

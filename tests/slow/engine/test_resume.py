@@ -21,11 +21,19 @@ from celu.checkpoint.writer import InlineWriter
 from celu.config.job import Choice, read_job
 from celu.config.link import LinkSettings
 from celu.config.replay import replay_toml
+from celu.errors import CheckpointError
 from celu.events import ignore
 from celu.session import guest_session, host_session
 from celu.transport.memory import memory_links
 from checkpoint.disks import QuickDisk
-from federation import Federation, assert_same_bits, federation, train_in_memory
+from federation import (
+    ROWS,
+    Federation,
+    assert_same_bits,
+    federation,
+    train_in_memory,
+    with_weights,
+)
 
 TIMES = ("seconds", "evaluating_s")
 # Cases name their weighting: the bits of earlier releases must not depend on the default of this.
@@ -122,8 +130,18 @@ CASES: dict[str, Callable[[], Federation]] = {
     "as often as evaluations": lambda: federation(method=COSINE),
     "guest alone": plain(3, R=3, W=3, hosts={}),
 }
+
+
+def weighted() -> Federation:
+    fed = plain(3, R=3, W=3, depth=3, weighting="compensated")()
+    return with_weights(fed, torch.arange(ROWS) % 5, class_weights="balanced")
+
+
 # Cases that no earlier release has, so there are no bits of one to compare with.
 NEW_CASES: dict[str, Callable[[], Federation]] = {
+    "residual networks": plain(
+        3, R=3, W=3, depth=2, weighting="compensated", is_residual=True, preset="tabular"
+    ),
     "cosine": plain(
         3, R=3, W=4, depth=3, optimizer=celu.Optimizer(schedule="cosine", warmup_rounds=5)
     ),
@@ -142,6 +160,7 @@ NEW_CASES: dict[str, Callable[[], Federation]] = {
             step_rounds=4,
         ),
     ),
+    "weights": weighted,
 }
 
 
@@ -223,6 +242,21 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(case: str, tmp_path: Pa
         assert again.traffic["bytes_received"] == result.traffic["bytes_received"]
         assert (again.local_steps, again.bubbles) == (result.local_steps, result.bubbles)
         shutil.rmtree(folder)
+
+
+def test_a_run_does_not_resume_with_other_weights_of_rows(tmp_path: Path) -> None:
+    fed = weighted()
+    _, turns = attempt(fed, tmp_path / "whole")
+    assert attempt(fed, tmp_path / "run", turns=turns // 2)[0] is None
+    for other in (
+        with_weights(fed, torch.arange(ROWS) % 4, class_weights="balanced"),
+        with_weights(fed, torch.arange(ROWS) % 5, class_weights={0: 2.0}),
+        with_weights(fed, None),
+    ):
+        with pytest.raises(CheckpointError, match="weights of rows or classes have changed"):
+            attempt(other, tmp_path / "run")
+    assert attempt(fed, tmp_path / "run")[0] is not None
+    assert ends(fed, tmp_path / "run") == ends(fed, tmp_path / "whole")
 
 
 def weights_of(fed: Federation, folder: Path) -> dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""Results in notebooks: tables and figures."""
