@@ -22,6 +22,8 @@ from celu.data.table import read_table
 from celu.data.tags import Tags, commitment, digest_rows
 from celu.errors import DataError
 
+MAX_EXAMPLES = 20_000  # rows, on which a bottom model may fit something
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -193,6 +195,12 @@ class Dataset:
         inputs |= {name: inputs[name].long() for name in self.sizes}
         weights = None if self.weights is None else _select(self.weights, moved)
         return Batch(inputs, labels, self._tags(rows), weights)
+
+    def examples(self) -> dict[str, Tensor]:
+        """At most MAX_EXAMPLES rows of each input, evenly spaced, in main memory."""
+        count = min(self.num_rows, MAX_EXAMPLES)
+        rows = torch.arange(count) * self.num_rows // count
+        return {name: tensor.cpu() for name, tensor in self.take(rows).inputs.items()}
 
     def gather_blocks(
         self, blocks: Sequence[tuple[int, int]], order: npt.NDArray[np.int64]
