@@ -114,6 +114,21 @@ def quality(
     _report(lambda log: bench_quality(log, folder, list(range(1, splits + 1))), out)
 
 
+@app.command("tabular")
+def tabular(
+    folder: Annotated[
+        Path | None,
+        typer.Option("--data", help="The folder of criteo_random.tsv.gz; without it, no Criteo."),
+    ] = None,
+    out: _Out = Path("bench-out/tabular"),
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 1,
+) -> None:
+    """Federated AUC on tables, compared with pooled models and LightGBM (about 10 minutes)."""
+    from bench.tabular import bench_tabular
+
+    _report(lambda log: bench_tabular(log, folder, list(range(1, seeds + 1))), out)
+
+
 @app.command("codec")
 def codec(
     folder: Annotated[

@@ -17,6 +17,7 @@ from celu.certs import make_authority, make_party
 from celu.data.order import BatchOrder
 from celu.engine.optimizer import Optimizer
 from celu.events import ignore
+from celu.models.residual import ResidualTop, ResidualTower
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
 from celu.session import guest_session, host_session
@@ -63,9 +64,13 @@ def federation(
     loss: str = "binary",
     guest_has_features: bool = True,
     init_std: float = 0.2,
+    is_residual: bool = False,
     **job: Any,
 ) -> Federation:
-    """Seeded rows and modules; `hosts` maps names to widths of Z; `job` are fields of the Job."""
+    """Seeded rows and modules; `hosts` maps names to widths of Z; `job` are fields of the Job.
+
+    Modules are those of "wdl", or of "resnet" if it `is_residual`.
+    """
     widths = {"host": 6} if hosts is None else hosts
     random = torch.Generator().manual_seed(7)
     numbers = {n: torch.randn(ROWS, 4, generator=random) for n in ["guest", *widths]}
@@ -83,12 +88,20 @@ def federation(
     def dataset(name: str, labels: Tensor | None = None) -> celu.Dataset:
         return celu.Dataset({"numbers": numbers[name], "ids": ids[name]}, labels, sizes)
 
-    def tower(width: int) -> Tower:
+    def tower(width: int, name: str) -> nn.Module:
+        if is_residual:
+            rows = dataset(name).examples()
+            return ResidualTower(width, columns, sizes, rows, bins=4, width=8, dropout=0.1)
         return Tower(width, columns, sizes, embedding_dim=4, hidden=(8,), init_std=init_std)
 
     torch.manual_seed(3)
     own = [5] if guest_has_features else []
-    top = WideDeepTop([*own, *widths.values()], OUTPUTS[loss], hidden=(7,), init_std=init_std)
+    z_widths = [*own, *widths.values()]
+    top: nn.Module = (
+        ResidualTop(z_widths, OUTPUTS[loss], width=8, dropout=0.1)
+        if is_residual
+        else WideDeepTop(z_widths, OUTPUTS[loss], hidden=(7,), init_std=init_std)
+    )
     guest_dataset = dataset("guest", labels)
     if not guest_has_features:
         guest_dataset = celu.Dataset({}, labels)
@@ -97,7 +110,7 @@ def federation(
         loss=UNSCALED if loss == "regression" else celu.LOSSES[loss],
         train=guest_dataset,
         test=guest_dataset,
-        bottom=tower(5) if guest_has_features else None,
+        bottom=tower(5, "guest") if guest_has_features else None,
         metrics=METRICS[loss],
     )
     defaults: dict[str, Any] = {"rounds": 14, "batch_size": BATCH}
@@ -107,7 +120,7 @@ def federation(
         celu.Job(**{**defaults, "hosts": terms, "evaluation": evaluation, **job}),
         guest,
         {
-            name: celu.Host(bottom=tower(width), train=dataset(name), test=dataset(name))
+            name: celu.Host(bottom=tower(width, name), train=dataset(name), test=dataset(name))
             for name, width in widths.items()
         },
     )

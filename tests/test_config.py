@@ -154,7 +154,11 @@ def test_settings_are_frozen(tmp_path: Path) -> None:
         (JOB + "[optimizer]\ndropout = 0.1", "optimizer.dropout", "the keys here are name, lr, "),
         ("batch_size = 0\n" + JOB, "batch_size", "got 0"),
         ("seed = -1\n" + JOB, "seed", "got -1"),
-        ('preset = "weak"\n' + JOB, "preset", "expected 'strong' or 'paper', got 'weak'"),
+        (
+            'preset = "weak"\n' + JOB,
+            "preset",
+            "expected 'strong', 'tabular' or 'paper', got 'weak'",
+        ),
         ("preset = 3\n" + JOB, "preset", "got 3"),
         ("rounds = 5", "hosts", "got nothing; add it to the top of the file"),
         ("rounds = 5\nhosts = 3", "hosts", "got 3"),
@@ -618,3 +622,15 @@ def test_an_invalid_serving_contract_is_refused_by_its_key(
     path.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(expected)):
         read_serving(path)
+
+
+def test_the_preset_for_tables_has_an_optimizer_that_a_job_may_replace() -> None:
+    tables = Job(preset="tabular", rounds=10, hosts={"host": 8})
+    assert (tables.optimizer.name, tables.optimizer.schedule) == ("adam", "cosine")
+    assert tables.contract()["optimizer.lr"] == 0.002
+    other = Job(
+        preset="tabular", rounds=10, hosts={"host": 8}, optimizer={"name": "sgd", "lr": 0.1}
+    )
+    assert (other.optimizer.name, other.optimizer.schedule) == ("sgd", "constant")
+    slower = Job(preset="tabular", rounds=10, hosts={"host": 8}, optimizer={"lr": 0.001})
+    assert (slower.optimizer.name, slower.optimizer.lr) == ("adam", 0.001)

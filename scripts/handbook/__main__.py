@@ -1,15 +1,18 @@
-"""`python -m handbook`: build the site, list external links, fail on dead links."""
+"""`python -m handbook`: regenerate the reference, build the site, fail on dead links."""
 
 import sys
 from pathlib import Path
 
+from handbook.reference import update_pages
 from handbook.site import build
 
 ROOT = Path(__file__).parents[2]
 
 
 def main() -> int:
-    """Build into site/ of the repository; return 1 if a link is dead."""
+    """Update docs/reference.md and build into site/; return 1 if a link is dead."""
+    for path in update_pages(ROOT / "docs"):
+        print(f"regenerated {path.relative_to(ROOT)}: commit it")
     out = ROOT / "site"
     report = build(ROOT, out)
     for link in sorted(report.external):

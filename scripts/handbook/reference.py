@@ -1,6 +1,7 @@
 """The reference, generated from the code: Python names, commands, settings and events.
 
-A page includes a part of it with a comment, `<!-- generated: commands -->`.
+A page has a part of it between two comments, `<!-- generated: commands -->` and `<!-- end -->`. The
+pages are committed, so that they can be read without the site.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -24,17 +26,35 @@ from celu.config.party import PartySettings
 from celu.config.schema import RawSchema
 from celu.events import EVENT_TYPES
 
-_INCLUDE = re.compile(r"<!-- generated: (\w+) -->")
+_PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLANK_LINES = re.compile(r"\n{3,}")
 
 
-def include_generated(text: str) -> str:
-    """Replace each comment of a page by the part of the reference that it names."""
-    return _INCLUDE.sub(lambda found: "\n".join(PARTS[found[1]]()), text)
+def regenerate(text: str) -> str:
+    """A page with every part of the reference between two comments as the code is now."""
+
+    def replace(found: re.Match[str]) -> str:
+        part = _BLANK_LINES.sub("\n\n", "\n".join(PARTS[found[2]]()).strip())
+        return f"{found[1]}\n{part}\n\n{found[3]}"
+
+    return _PART.sub(replace, text)
+
+
+def update_pages(folder: Path) -> list[Path]:
+    """Regenerate the pages of a folder; returns those that changed."""
+    changed = []
+    for path in sorted(folder.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        new = regenerate(text)
+        if new != text:
+            path.write_text(new, encoding="utf-8")
+            changed.append(path)
+    return changed
 
 
 def python_names() -> Iterator[str]:
     """The public names of `celu`, each with its docstring."""
-    for name in sorted(set(celu.__all__) - {"__version__"}, key=str.lower):
+    for name in sorted(set(celu.__all__) - {"__version__"}, key=lambda name: (name.lower(), name)):
         value = getattr(celu, name)
         yield f"\n### celu.{name}\n"
         if isinstance(value, dict):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import os
 import posixpath
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -18,8 +19,8 @@ from urllib.parse import unquote, urlsplit
 from celu.version import __version__
 from handbook.notebook import render
 from handbook.page import Page
-from handbook.reference import include_generated
 
+_COMMENT = re.compile(r"^<!-- .* -->\n", re.MULTILINE)
 # The navigation of every page; other pages are linked from these.
 NAVIGATION = (
     ("docs/index.md", "celu"),
@@ -105,7 +106,7 @@ def _read(root: Path) -> list[Page]:
     return [
         Page(
             PurePosixPath(path.relative_to(root)),
-            include_generated(path.read_text(encoding="utf-8")),
+            _COMMENT.sub("", path.read_text(encoding="utf-8")),
         )
         for path in paths
     ]

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from celu.launch.training import run
     from celu.metrics.own import Metric, metric
     from celu.models.losses import LOSSES, Loss
+    from celu.models.residual import ResidualTop, ResidualTower
     from celu.models.tops import InnerProductTop, WideDeepTop
     from celu.models.tower import Tower
     from celu.party import Guest, Host
@@ -77,6 +78,8 @@ __all__ = [
     "Optimizer",
     "Order",
     "Predictions",
+    "ResidualTop",
+    "ResidualTower",
     "Result",
     "ScoreEvaluation",
     "Store",
@@ -120,6 +123,7 @@ _HOMES = {
     "launch.training": ("run",),
     "metrics.own": ("Metric", "metric"),
     "models.losses": ("LOSSES", "Loss"),
+    "models.residual": ("ResidualTop", "ResidualTower"),
     "models.tops": ("InnerProductTop", "WideDeepTop"),
     "models.tower": ("Tower",),
     "party": ("Guest", "Host"),

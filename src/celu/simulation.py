@@ -13,6 +13,8 @@ from typing import Any
 from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
 from celu.config.link import LinkSettings, find_link
+from celu.engine.extension import extended_rounds
+from celu.engine.setup import RunTerms
 from celu.errors import ConfigError
 from celu.events import Callback, call_all
 from celu.party import Guest, Host
@@ -32,6 +34,7 @@ def simulate(
     speed: float = 1.0,
     timer: Callable[[], float] = time.perf_counter,
     checkpoints: Mapping[str, Checkpoints] | None = None,
+    more: int = 0,
     callbacks: Sequence[Callback] = (),
     host_callbacks: Mapping[str, Sequence[Callback]] | None = None,
     graphs: bool = True,
@@ -46,8 +49,8 @@ def simulate(
     are virtual: the time that the run would take with each party on a machine of its own, `speed`
     times as fast as this one, and that link between them. `timer` measures how long this machine
     computes; on a busy machine `time.thread_time` is more accurate. With `checkpoints`, one for
-    each party, the run resumes from them. With `graphs`, steps on a GPU are captured as CUDA
-    graphs, where that is possible.
+    each party, the run resumes from them; a finished run continues by `more` rounds. With `graphs`,
+    steps on a GPU are captured as CUDA graphs, where that is possible.
     """
     if isinstance(link, str):
         link = find_link(link)
@@ -68,6 +71,13 @@ def simulate(
         )
         for name in job.hosts
     }
+    terms = RunTerms()
+    if more:
+        if checkpoints is None:
+            raise ConfigError("more: expected checkpoints of the run to continue, got none")
+        own = checkpoints[job.guest]
+        total = extended_rounds(job, guest.train.num_rows, own, more)
+        terms = RunTerms(total_rounds=total)
     programs: dict[str, Coroutine[Any, Any, Result]] = {
         name: host_session(
             name,
@@ -77,6 +87,7 @@ def simulate(
             call_all((host_callbacks or {}).get(name, ())),
             time.monotonic if link is None else clocks[name].now,
             (checkpoints or {}).get(name),
+            terms,
             graphs,
         )
         for name, host in hosts.items()
@@ -91,6 +102,7 @@ def simulate(
         call_all(callbacks),
         guest_clock,
         (checkpoints or {}).get(job.guest),
+        terms,
         graphs,
     )
     # Without virtual time there is no need to synchronize with a GPU to measure it.

@@ -136,7 +136,7 @@ def test_version_prints_what_a_bug_report_needs() -> None:
     assert all(re.search(rf"^{name} \S", text, re.MULTILINE) for name in needed)
     assert re.findall(r"^extra (\w+) \S", text, re.MULTILINE) == [
         *("flights", "zstd", "websocket", "figures", "dashboard", "serve"),
-        *("tensorboard", "mlflow", "wandb", "tune", "onnx"),
+        *("tensorboard", "mlflow", "wandb", "tune", "tabular", "onnx"),
     ]
 
 

@@ -14,6 +14,7 @@ import celu
 from celu import errors
 from cli.test_commands import COMMANDS
 from docs.blocks import ROOT
+from handbook.reference import PARTS, regenerate
 from handbook.site import NAVIGATION, build
 
 
@@ -82,6 +83,12 @@ def test_a_dead_link_is_reported(link: str, problem: str, tmp_path: Path) -> Non
     (tmp_path / "docs" / "page.md").write_text(f"# Page\n\nSee [this]({link}).\n")
     dead = [line for line in build(tmp_path, tmp_path / "site").dead if "page.md" in line]
     assert len(dead) == 1 and link in dead[0] and problem in dead[0]
+
+
+def test_the_committed_reference_is_current() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert text == regenerate(text), "run scripts/docs, and commit docs/reference.md"
+    assert text.count("<!-- generated: ") == len(PARTS)
 
 
 def test_the_reference_has_every_command_and_public_name(site: Path) -> None:

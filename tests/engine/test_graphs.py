@@ -98,7 +98,7 @@ class Reading(Dropping):
 
     def forward(self, **inputs: Tensor) -> Tensor:
         z: Tensor = self.inner(**inputs)
-        return z * (2.0 if float(z.sum()) > 1e9 else 1.0)
+        return z * (2.0 if float(z.detach().sum()) > 1e9 else 1.0)
 
 
 def with_bottom(fed: Federation, wrap: Callable[[nn.Module], nn.Module]) -> Federation:

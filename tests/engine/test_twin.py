@@ -15,6 +15,7 @@ from torch import Tensor
 import celu
 from celu.data.order import BatchOrder
 from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.setup import RunSetup, RunTerms
 from celu.engine.twin_metrics import corrected_auc
 from celu.errors import ConfigError
 from celu.metrics.measure import compute
@@ -146,6 +147,12 @@ def test_what_would_reveal_labels_is_refused_with_the_reason() -> None:
     refused(
         with_loss(fed, "binary", metrics=mine), "evaluation.metric: expected one of .* got mine"
     )
+
+
+def test_weights_that_learned_from_true_labels_are_no_start_for_a_twin() -> None:
+    fed = twin_federation()
+    with pytest.raises(ConfigError, match=r"start: expected none with privacy\.label_epsilon"):
+        RunSetup.of("guest", fed.guest, fed.job, RunTerms(start="0" * 16), None)
 
 
 def test_a_loss_of_your_own_that_declares_its_classes_is_allowed() -> None:

@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from celu.certs import make_authority, make_party
-from celu.config.columns import Category, Number
+from celu.config.columns import Bag, Category, Date, Number
 from celu.config.schema import RawSchema, Split
 from celu.dashboard.live import open_runs
 from celu.dashboard.metrics import metrics_text
 from celu.metrics.names import Output
 from celu.page.assemble import script_safe_json
+from celu.prepare.draft import draft_schema
 from celu.prepare.pipeline import Target, prepare
 from celu.psi.state import VALUE_BYTES, ExchangeState
 from celu.record.run import RunRecord
@@ -44,6 +45,14 @@ RAW = RawSchema(
     split=Split(seed=3, test=0.25),
     numbers={"x": Number(log=True, missing=0.0, standardise=True)},
     categories={"c": Category(buckets=7), "w": Category(vocabulary=3, min_count=2)},
+)
+ALL_KINDS = RAW.model_copy(
+    update={
+        "numbers": {**RAW.numbers, "m": Number(missing="median", indicator=True)},
+        "categories": {**RAW.categories, "q": Category(quantiles=4)},
+        "dates": {"d": Date(parts=["year", "hour"], missing="mean", standardise=True)},
+        "bags": {"b": Bag(separator="|", vocabulary=3, max_values=2)},
+    }
 )
 NUM_ROWS = 24
 
@@ -121,6 +130,10 @@ def raw_files(folder: Path) -> Iterator[Reader]:
         "x": [row / 7 for row in range(NUM_ROWS)],
         "c": [f"c{row % 5}" for row in range(NUM_ROWS)],
         "w": [f"w{row % 3}" for row in range(NUM_ROWS)],
+        "m": [row % 4 / 2 for row in range(NUM_ROWS)],
+        "q": [row * row for row in range(NUM_ROWS)],
+        "d": [f"2024-01-{row + 1:02}T{row:02}:30:00" for row in range(NUM_ROWS)],
+        "b": ["|".join("xyz"[: row % 4]) for row in range(NUM_ROWS)],
     }
     rows = zip(*columns.values(), strict=True)
     lines = [",".join(columns), *(",".join(map(str, row)) for row in rows)]
@@ -130,11 +143,14 @@ def raw_files(folder: Path) -> Iterator[Reader]:
 
     def read(path: Path, name: str) -> object:
         with TemporaryDirectory() as scratch:
-            return prepare([path / name], [Target(RAW, Path(scratch) / "store")])
+            return prepare([path / name], [Target(ALL_KINDS, Path(scratch) / "store")])
 
     for name in ("rows.csv", "rows.tsv", "rows.parquet"):
         mutate = mutated_bytes if name == "rows.parquet" else mutated_cells
         yield Reader(name, name, mutate, lambda path, name=name: read(path, name))
+        yield Reader(
+            f"draft of {name}", name, mutate, lambda path, name=name: draft_schema(path / name)
+        )
 
 
 def score_files(folder: Path) -> Iterator[Reader]:

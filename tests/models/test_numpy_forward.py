@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from celu.models.losses import Output, to_scores
 from celu.models.numpy_forward import numpy_bottom, numpy_scores, numpy_top
+from celu.models.residual import ResidualTop, ResidualTower
 from celu.models.tops import InnerProductTop, WideDeepTop
 from celu.models.tower import Tower
 
@@ -92,3 +93,5 @@ def test_other_modules_have_no_such_function() -> None:
     others = [Changed(6, {"numbers": 4}, {}), hooked, biased, large, tower().double(), None]
     assert [numpy_bottom(module) for module in others] == [None] * len(others)
     assert numpy_top(nn.Linear(6, 1)) is None and numpy_top(None) is None
+    assert numpy_bottom(ResidualTower(6, {"numbers": 4}, {})) is None
+    assert numpy_top(ResidualTop([6, 6])) is None

@@ -13,7 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from celu.config.columns import Bag, Category, Date, Number
-from celu.config.schema import RawSchema, Source, Split, read_raw_schema, read_store_schema
+from celu.config.schema import (
+    RawSchema,
+    Source,
+    Split,
+    StoreSchema,
+    read_raw_schema,
+    read_store_schema,
+)
 from celu.data.store import open_store
 from celu.errors import ConfigError, DataError
 from celu.prepare.encoders import statistics
@@ -412,3 +419,30 @@ def test_a_store_without_the_new_columns_has_the_schema_and_digest_of_earlier_re
     assert list(dumped["source"]) == ["format", "names", "missing"]
     assert list(dumped["numbers"]["x"]) == ["missing", "log", "standardise", "mean", "deviation"]
     assert list(dumped["categories"]["tags"]) == ["buckets", "vocabulary", "min_count", "values"]
+
+
+def test_the_schema_of_an_earlier_release_has_the_digest_that_it_computed() -> None:
+    schema = StoreSchema.model_validate(
+        {
+            "id": "id",
+            "label": "y",
+            "label_type": "class",
+            "numbers": {
+                "x": {
+                    "missing": 0.0,
+                    "log": True,
+                    "standardise": True,
+                    "mean": 1.5,
+                    "deviation": 2.0,
+                },
+                "p": {},
+            },
+            "categories": {
+                "c": {"buckets": 9},
+                "w": {"vocabulary": 3, "min_count": 2, "values": ["a", "b"]},
+            },
+            "rows": {"train": 3, "test": 1},
+        }
+    )
+    expected = "d9093c37f11ed07a9f6a0b88da5827b4fe3818ee673617f0a4b21ef3de08b821"
+    assert schema.digest() == expected

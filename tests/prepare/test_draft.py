@@ -65,7 +65,7 @@ def parsed(made: Draft) -> dict[str, Any]:
 EXPECTED: dict[str, Any] = {
     "id": "customer_id",
     "label": "churned",
-    "split": {"seed": 1, "test": 0.1},
+    "split": {"seed": 1, "test": 0.1, "validation": 0.1},
     "source": {"missing": ["NA"]},
     "numbers": {
         "age": {"missing": "median", "indicator": True, "standardise": True},
@@ -149,12 +149,28 @@ def test_another_delimiter_and_decimal_commas_are_noticed(tmp_path: Path, delimi
     make(path, read_raw_schema(tmp_path / "schema.toml"), tmp_path / "store")
 
 
+def test_a_comma_in_ordinary_text_makes_no_bag(tmp_path: Path) -> None:
+    table = {
+        "id": [str(n) for n in range(60)],
+        "place": [f"Town {n % 5}; Land {n % 2}" for n in range(60)],
+        "title": [f'"Mr, {n % 4}"' for n in range(60)],
+        "pets": [f'"{", ".join(["cat", "dog", "cow"][: 1 + n % 3])}"' for n in range(60)],
+    }
+    found = parsed(draft_schema(write(tmp_path / "rows.csv", table)))
+    assert found["bags"] == {
+        "place": {"separator": ";", "vocabulary": 10000, "max_values": 2},
+        "pets": {"separator": ",", "vocabulary": 10000, "max_values": 3},
+    }
+    assert list(found["categories"]) == ["title"]
+
+
 def test_a_parquet_file_has_types_of_its_own(tmp_path: Path) -> None:
     write(tmp_path / "rows.csv", columns())
     options = pa_csv.ConvertOptions(strings_can_be_null=True, null_values=["", "NA"])
     table = pa_csv.read_csv(tmp_path / "rows.csv", convert_options=options)
     assert pa.types.is_timestamp(table.schema.field("seen").type)
     table = table.append_column("nested", pa.array([[1]] * ROWS))
+    table = table.append_column("binary", pa.array([b"x", b"y"] * (ROWS // 2)))
     pq.write_table(table, tmp_path / "rows.parquet")
     made = write_draft(tmp_path / "rows.parquet", tmp_path / "schema.toml", label="churned")
     expected = {key: value for key, value in EXPECTED.items() if key not in ("source",)}
@@ -163,6 +179,8 @@ def test_a_parquet_file_has_types_of_its_own(tmp_path: Path) -> None:
     for key in ("id", "label", "dates", "bags"):
         assert found[key] == expected[key]
     assert found["numbers"]["age"] == expected["numbers"]["age"]
+    for name in ("nested", "binary"):
+        assert f"# {name}: a column of another type" in made.text
     make(tmp_path / "rows.parquet", read_raw_schema(tmp_path / "schema.toml"), tmp_path / "store")
 
 

@@ -45,6 +45,7 @@ def edit_json(path: Path, **changes: Any) -> None:
     [
         Task(),
         Task(bottom='"dssm"', top='"dssm"'),
+        Task(bottom='"resnet"', top='"resnet"', job='preset = "tabular"\n'),
         Task(hosts=("weather", "bank"), top='{ use = "wdl", hidden = [4] }'),
         Task(guest_has_features=False),
         Task(loss="multiclass", top='{ use = "wdl", outputs = 3 }'),
@@ -52,7 +53,17 @@ def edit_json(path: Path, **changes: Any) -> None:
         Task(hosts=()),
         Task(job='method = "auto"\n'),
     ],
-    ids=["wdl", "dssm", "two hosts", "no features", "multiclass", "regression", "alone", "auto"],
+    ids=[
+        "wdl",
+        "dssm",
+        "resnet",
+        "two hosts",
+        "no features",
+        "multiclass",
+        "regression",
+        "alone",
+        "auto",
+    ],
 )
 def test_a_loaded_model_computes_the_same_bits_as_the_trained_modules(
     task: Task, tmp_path: Path

@@ -25,6 +25,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "a guest without features": {"guest_has_features": False},
     "two hosts": {"hosts": {"b": 6, "a": 4}},
     "no host": {"hosts": {}},
+    "residual networks": {"is_residual": True},
+    "residual networks, two hosts": {"is_residual": True, "hosts": {"b": 6, "a": 4}},
 }
 
 

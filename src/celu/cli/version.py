@@ -20,6 +20,7 @@ _EXTRAS = {
     "mlflow": "mlflow-skinny",
     "wandb": "wandb",
     "tune": "optuna",
+    "tabular": "lightgbm",
     "onnx": "onnxscript",
 }
 

@@ -174,6 +174,7 @@ class PartySettings(Settings):
     graphs: bool = True
     precision: Literal["fp32", "tf32"] = "fp32"
     run_dir: FilePath = Path("runs")
+    start: FilePath | None = None  # the folder of an earlier run: start from its weights
     connect_s: Seconds = 300.0
     deadline_s: Seconds = 120.0  # the longest wait for a connected peer's next message
     outage_s: Seconds = 600.0  # the longest wait for a link to come up again

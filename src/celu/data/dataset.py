@@ -22,6 +22,8 @@ from celu.data.table import read_table
 from celu.data.tags import Tags, commitment, digest_rows
 from celu.errors import DataError
 
+MAX_EXAMPLES = 20_000  # rows, on which a bottom model may fit something
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -69,10 +71,10 @@ class Batch:
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Batch:
         """The same batch with others for its `tensors`, in their order."""
-        found = iter(tensors)
-        inputs = {name: next(found) for name in self.inputs}
-        labels = None if self.labels is None else next(found)
-        weights = None if self.weights is None else next(found)
+        remaining = iter(tensors)
+        inputs = {name: next(remaining) for name in self.inputs}
+        labels = None if self.labels is None else next(remaining)
+        weights = None if self.weights is None else next(remaining)
         return replace(self, inputs=inputs, labels=labels, weights=weights)
 
     @cached_property
@@ -208,6 +210,12 @@ class Dataset:
     def take_tags(self, start: int, stop: int) -> Tags:
         """The tags of some consecutive rows; those of rows without tags are their numbers."""
         return self._tags(slice(start, stop))
+
+    def examples(self) -> dict[str, Tensor]:
+        """At most MAX_EXAMPLES rows of each input, evenly spaced, in main memory."""
+        count = min(self.num_rows, MAX_EXAMPLES)
+        rows = torch.arange(count) * self.num_rows // count
+        return {name: tensor.cpu() for name, tensor in self.take(rows).inputs.items()}
 
     def gather_blocks(
         self, blocks: Sequence[tuple[int, int]], order: npt.NDArray[np.int64]

@@ -1,7 +1,8 @@
 """Update rules on a GPU: the rules of `update_rules` with nothing read back from the device.
 
 The learning rate is a number on the device, so a step can be captured as a CUDA graph and replayed
-with another rate. Updates of embedding tables are kernels of ours (`gpu_rows`). Needs Triton.
+with another rate. Updates of embedding tables, and AdaGrad's, are kernels of ours
+(`gpu_kernels`). Needs Triton.
 Results equal those on a CPU within rounding.
 """
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from celu.engine import update_rules
-from celu.engine.gpu_rows import SortedGradient
+from celu.engine.gpu_kernels import SortedGradient, apply_dense_adagrad
 from celu.engine.update_rules import RuleState
 
 
@@ -52,11 +53,10 @@ class Adagrad(_RateOnDevice, update_rules.Adagrad):  # type: ignore[misc]  # the
         _copy_state(self.state(), state)
 
     def _apply_dense(
-        self, weights: list[Tensor], gradients: list[Tensor], roots: tuple[Tensor, ...]
+        self, weights: list[Tensor], sums: list[Tensor], gradients: list[Tensor]
     ) -> None:
-        steps = torch._foreach_div(gradients, roots)
-        torch._foreach_mul_(steps, self._rate)
-        torch._foreach_sub_(weights, steps)
+        for weight, total, gradient in zip(weights, sums, gradients, strict=True):
+            apply_dense_adagrad(weight, total, gradient, self._rate, self._EPS)
 
     def _apply_sparse(self, weight: Tensor, total: Tensor, gradient: Tensor) -> None:
         SortedGradient(gradient).apply_adagrad(weight, total, self._rate, self._EPS)

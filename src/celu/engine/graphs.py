@@ -51,8 +51,8 @@ class _Captured:
     gradients: list[Tensor | None]  # of the parameters, after the step
 
     def replay(self, inputs: Sequence[Tensor]) -> None:
-        for own, given in zip(self.inputs, inputs, strict=True):
-            own.copy_(given)
+        if inputs:
+            torch._foreach_copy_(self.inputs, list(inputs))
         self.graph.replay()
 
 
@@ -89,8 +89,10 @@ class Graphs:
         that one is. With `instead`, it also uses that step's autograd graph, which exists once, at
         the call that captures; later, `instead` has the same effect without it.
         """
-        if not self._enabled or name in self._given_up:
+        if not self._enabled:
             return step(*inputs)
+        if name in self._given_up:
+            return self._execute(step, inputs)
         captured = self._captured.get(name)
         if captured is not None and captured.signature == _signature(inputs):
             self._just_captured = ""
@@ -101,7 +103,7 @@ class Graphs:
         if captured is None and calls > _WARM_UP and (not after or can_follow):
             return self._capture(name, step, inputs, instead or step)
         uses_old_graph = instead is not None and after in self._captured
-        return self._warm_up(instead if uses_old_graph and instead else step, inputs)
+        return self._execute(instead if uses_old_graph and instead else step, inputs)
 
     def has(self, name: str) -> bool:
         """Whether this step is captured."""
@@ -118,7 +120,7 @@ class Graphs:
             return self._captured[name].outputs[0]
         return None
 
-    def _warm_up(self, step: Step, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def _execute(self, step: Step, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Execute a step on the stream of the captures, to which autograd binds parameters."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
@@ -141,7 +143,7 @@ class Graphs:
         except (RuntimeError, CeluError) as error:  # also what CUDA reports, and a user's module
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
         before.restore(self._parameters)  # nothing was executed, but gradients were replaced
-        expected = [output.detach().clone() for output in self._warm_up(reference, inputs)]
+        expected = [output.detach().clone() for output in self._execute(reference, inputs)]
         if not why:
             after = self._snapshot()
             before.restore(self._parameters)
@@ -188,7 +190,8 @@ class _Snapshot:
 
     @staticmethod
     def of(parameters: Sequence[nn.Parameter], others: Sequence[Tensor]) -> _Snapshot:
-        tensors = [*(p.detach() for p in parameters), *others]
+        # Not `detach()`: writing to it would invalidate the autograd graph of a captured step.
+        tensors = [*(p.data for p in parameters), *others]
         gradients = [p.grad for p in parameters]
         generator = torch.cuda.default_generators[parameters[0].device.index or 0]
         return _Snapshot(

@@ -51,6 +51,7 @@ def load_party(
             z_width=own_width,
             columns={name: t.shape[1] for name, t in train.inputs.items()},
             sizes=train.sizes,
+            examples=train.examples(),
             folder=folder,
         ).to(device)
     if settings.role == "host":

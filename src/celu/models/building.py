@@ -1,7 +1,7 @@
 """Builds modules by name: a built-in one (`built_in`) or the user's own ("module:Class").
 
-A constructor is called with the options from the settings file, and with the width of Z and the
-columns and sizes of the inputs, if it has parameters for them.
+A constructor is called with the options from the settings file, and with the width of Z, the
+columns and sizes of the inputs and some training rows, if it has parameters for them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from celu.errors import CeluError, ConfigError, ModelError
 from celu.metrics.names import HIGHER_IS_BETTER
@@ -86,10 +86,19 @@ def build_bottom(
     z_width: int,
     columns: Mapping[str, int],
     sizes: Mapping[str, tuple[int, ...]],
+    examples: Mapping[str, Tensor] | None = None,
     folder: Path | None = None,
 ) -> nn.Module:
-    """A bottom model for inputs with these numbers of columns; raises what `build_module` does."""
-    facts = {"z_width": z_width, "columns": dict(columns), "sizes": dict(sizes)}
+    """A bottom model for inputs with these numbers of columns; raises what `build_module` does.
+
+    `examples` are training rows, by input; none where the weights are loaded afterwards.
+    """
+    facts = {
+        "z_width": z_width,
+        "columns": dict(columns),
+        "sizes": dict(sizes),
+        "examples": examples,
+    }
     return build_module(use, options, facts, built_in=BOTTOMS, what="model.bottom", folder=folder)
 
 

@@ -1,8 +1,8 @@
 """The built-in models by name, with the options of each: what `celu models` lists.
 
 A module's constructor has two kinds of parameters: facts that celu passes (the width of Z, the
-columns and sizes of the inputs), and options that a settings file may give. The types of options
-are those of the constructor.
+columns and sizes of the inputs, some training rows), and options that a settings file may give. The
+types of options are those of the constructor.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from torch import nn
 
 from celu.config.reading import describe
 from celu.errors import ConfigError
+from celu.models.residual import ResidualTop, ResidualTower
 from celu.models.tops import InnerProductTop, WideDeepTop
 from celu.models.tower import Tower
 
-FACTS = {"z_width", "columns", "sizes", "z_widths"}
+FACTS = {"z_width", "columns", "sizes", "examples", "z_widths"}
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,21 @@ class BuiltIn:
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _INIT_STD = "the standard deviation of the initial weights"
+_POOLING = "what the embeddings of a bag become: their mean or sum"
 _TOWER = {
     "embedding_dim": "the width of the embedding of each id",
     "hidden": "the widths of the layers before Z",
     "init_std": _INIT_STD,
     "relu_z": "whether ReLU follows the last layer too",
-    "pooling": "what the embeddings of a bag become: their mean or sum",
+    "pooling": _POOLING,
 }
+
+_RESIDUAL = {
+    "width": "the width of the layers; within a block, twice that",
+    "blocks": "the number of residual blocks",
+    "dropout": "the share of values that a block drops in training",
+}
+_OUTPUTS = "the number of outputs; by default 1, or one for each class (multiclass)"
 
 BOTTOMS: dict[str, BuiltIn] = {
     "wdl": BuiltIn(
@@ -98,13 +107,24 @@ BOTTOMS: dict[str, BuiltIn] = {
         _TOWER,
         {"relu_z": False},
     ),
+    "resnet": BuiltIn(
+        ResidualTower,
+        "A residual network on embeddings of ids and of numbers, for tables.",
+        {
+            "embedding_dim": "the width of the embedding of each id and each number",
+            "bins": "the number of bins of a number, between quantiles of the training rows",
+            **_RESIDUAL,
+            "pooling": _POOLING,
+        },
+        {},
+    ),
 }
 TOPS: dict[str, BuiltIn] = {
     "wdl": BuiltIn(
         WideDeepTop,
         "Concatenates all Z. Linear, as in the paper, unless it has hidden layers.",
         {
-            "outputs": "the number of outputs; by default 1, or one for each class (multiclass)",
+            "outputs": _OUTPUTS,
             "hidden": "the widths of layers between Z and the output: they let parties interact",
             "init_std": _INIT_STD,
         },
@@ -114,6 +134,12 @@ TOPS: dict[str, BuiltIn] = {
         InnerProductTop,
         "The inner product of the guest's Z and the sum of the hosts': one output, equal widths.",
         {},
+        {},
+    ),
+    "resnet": BuiltIn(
+        ResidualTop,
+        "A residual network of all Z and of their products: the parties' features interact.",
+        {"outputs": _OUTPUTS, **_RESIDUAL},
         {},
     ),
 }

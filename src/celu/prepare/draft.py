@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -65,7 +66,7 @@ def write_draft(source: Path, path: Path, *, label: str | None = None) -> Draft:
 def draft_schema(source: Path, *, label: str | None = None) -> Draft:
     """Guess the columns of a raw file from its first rows; raises as `write_draft` does."""
     delimiter = _find_delimiter(source)
-    samples, has_more = _read(source, Source(delimiter=delimiter))
+    samples, unreadable, has_more = _read(source, Source(delimiter=delimiter))
     decimal = _find_decimal(samples, delimiter)
     samples = [ColumnSample(s.name, s.rows, s.counts, decimal) for s in samples]
     names = [sample.name for sample in samples]
@@ -99,11 +100,13 @@ def draft_schema(source: Path, *, label: str | None = None) -> Draft:
         "[split]  # the same at all parties: seed and id decide which rows are held out",
         "seed = 1",
         "test = 0.1",
+        "validation = 0.1  # the rows that choose the best weights of a run",
         *_source_lines(delimiter, decimal, texts),
     ]
     for table in _TABLES:
         lines += _table_lines(table, kept)
     left_out = {name: found.why for name, found in guesses.items() if found.table is None}
+    left_out |= unreadable
     if left_out:
         lines += ["", "# Left out:"]
         lines += [f"# {_key(name)}: {why}" for name, why in left_out.items()]
@@ -176,10 +179,14 @@ def _find_id(samples: Sequence[ColumnSample]) -> tuple[str | None, list[str]]:
     return None, candidates
 
 
-def _read(path: Path, source: Source) -> tuple[list[ColumnSample], bool]:
-    """The distinct values of each column in the first rows, and whether there are more rows."""
+def _read(path: Path, source: Source) -> tuple[list[ColumnSample], dict[str, str], bool]:
+    """The distinct values of each column in the first rows, and whether there are more rows.
+
+    Columns of a type that `celu prepare` cannot read are apart, each with the reason.
+    """
     file = RawFile(path, source)
     names = file.names()
+    unreadable: dict[str, str] = {}
     if file.is_text:
         looks_like_row = sum(re.fullmatch(r"[+-]?[\d.,]*", name) is not None for name in names)
         if 2 * looks_like_row >= len(names):
@@ -190,7 +197,12 @@ def _read(path: Path, source: Source) -> tuple[list[ColumnSample], bool]:
     else:
         with readable(path):
             types = {field.name: field.type for field in pq.read_schema(path)}
-        names = [name for name in names if not pa.types.is_nested(types[name])]
+        for name, given in types.items():
+            if not _is_readable(given):
+                unreadable[name] = "a column of another type than text, numbers, dates or times"
+        names = [name for name in names if name not in unreadable]
+        if not names:
+            raise DataError(f"{path}: expected columns of text, numbers or dates, got none")
     counts: dict[str, Counter[str]] = {name: Counter() for name in names}
     rows, has_more = 0, False
     kind: Kind = "category" if file.is_text else "as-is"
@@ -203,7 +215,25 @@ def _read(path: Path, source: Source) -> tuple[list[ColumnSample], bool]:
             rows += taken
             if has_more:
                 break
-    return [ColumnSample(name, rows, counts[name]) for name in names], has_more
+    return [ColumnSample(name, rows, counts[name]) for name in names], unreadable, has_more
+
+
+def _is_readable(given: Any) -> bool:
+    """Whether `celu prepare` can read a Parquet column of this type as a feature."""
+    types = pa.types
+    if types.is_dictionary(given):
+        given = given.value_type
+    return bool(
+        types.is_string(given)
+        or types.is_large_string(given)
+        or types.is_integer(given)
+        or types.is_floating(given)
+        or types.is_decimal(given)
+        or types.is_boolean(given)
+        or types.is_date(given)
+        or types.is_timestamp(given)
+        or types.is_null(given)
+    )
 
 
 def _count(array: Any) -> dict[str, int]:
@@ -226,14 +256,17 @@ def _find_delimiter(path: Path) -> str | None:
     try:
         with gzip.open(path) if is_gzip else path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         return None
     lines = head.decode("utf-8", "replace").splitlines()
     if len(head) == _HEAD_BYTES:
         lines = lines[:-1]
     widths: dict[str, int] = {}
     for delimiter in DELIMITERS:
-        found = {len(row) for row in csv.reader(lines, delimiter=delimiter) if row}
+        try:
+            found = {len(row) for row in csv.reader(lines, delimiter=delimiter) if row}
+        except csv.Error:
+            continue
         if len(found) == 1:
             widths[delimiter] = found.pop()
     if widths.get(usual, 1) > 1 or not widths:

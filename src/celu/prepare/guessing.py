@@ -179,7 +179,10 @@ def _date_formats(values: list[str]) -> Iterator[str | None]:
 
 
 def _guess_bag(sample: ColumnSample) -> Guess | None:
-    """Several values in a cell: not as many in each cell, and the same ones again and again."""
+    """Several values in a cell, and the same ones again and again.
+
+    Their number differs from cell to cell, unless the separator stands in no ordinary text.
+    """
     for separator in SEPARATORS:
         lengths: Counter[int] = Counter()
         occurrences: Counter[str] = Counter()
@@ -192,7 +195,7 @@ def _guess_bag(sample: ColumnSample) -> Guess | None:
         longest = max(map(len, occurrences))
         if (
             several >= 0.1 * sample.num_present
-            and len(lengths) > 1
+            and (len(lengths) > 1 or (separator != "," and len(occurrences) < len(sample.counts)))
             and len(occurrences) <= 0.5 * sum(occurrences.values())
             and longest <= 40
         ):

@@ -139,6 +139,9 @@ def weighted() -> Federation:
 
 # Cases that no earlier release has, so there are no bits of one to compare with.
 NEW_CASES: dict[str, Callable[[], Federation]] = {
+    "residual networks": plain(
+        3, R=3, W=3, depth=2, weighting="compensated", is_residual=True, preset="tabular"
+    ),
     "cosine": plain(
         3, R=3, W=4, depth=3, optimizer=celu.Optimizer(schedule="cosine", warmup_rounds=5)
     ),
