@@ -129,6 +129,23 @@ def tabular(
     _report(lambda log: bench_tabular(log, folder, list(range(1, seeds + 1))), out)
 
 
+@app.command("privacy")
+def privacy(
+    folder: Annotated[Path, typer.Option("--data", help="The folder of criteo_random.tsv.gz.")],
+    out: _Out = Path("bench-out/privacy"),
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
+    large: Annotated[
+        bool,
+        typer.Option("--large", help="Only the cost with up to 10.4 million rows (4 GB)."),
+    ] = False,
+) -> None:
+    """What defences of labels cost, and what an audit still finds (about 15 minutes)."""
+    from bench.privacy import bench_privacy, bench_privacy_at_scale
+
+    measure = bench_privacy_at_scale if large else bench_privacy
+    _report(lambda log: measure(log, folder, list(range(1, seeds + 1))), out)
+
+
 @app.command("codec")
 def codec(
     folder: Annotated[

@@ -1,0 +1,282 @@
+"""`scripts/bench privacy`: what each defence costs, and what the audit still finds of the labels.
+
+A guest and a host train on the Criteo sample under each defence, for one epoch and for five, in
+which the host receives dZ of every row five times. The guest's audit attacks what the host
+received. `bench_privacy_at_scale` measures how the cost of randomized labels falls with the number
+of rows.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from bench.gradient_noise import isotropic, marvell
+from bench.memoized_noise import MemoizedMarvell
+from bench.privacy_runs import (
+    BATCH,
+    OPTIMIZER,
+    WIDTH,
+    Defence,
+    Pair,
+    audit_options,
+    read_sample,
+    train,
+)
+from bench.report import BenchResult, Log
+from bench.teacher_rows import TEST_ROWS, Teacher
+from celu.audit.result import Audit
+from celu.events import Event, RoundDone
+
+EPOCHS = (1, 5)
+NONE = Defence("none")
+TWIN = Defence("twin, epsilon 1", 1.0)
+SMALL_EPSILON = Defence("twin, epsilon 0.41", 0.41)
+STRONG_MARVELL = Defence("Marvell s=8", noise=partial(marvell, 8.0))
+ISOTROPIC = Defence("isotropic noise s=25", noise=partial(isotropic, 25.0))
+DEFENCES = (
+    NONE,
+    Defence("Marvell s=1", noise=partial(marvell, 1.0)),
+    STRONG_MARVELL,
+    ISOTROPIC,
+    Defence("twin, epsilon 2.2", 2.2),
+    TWIN,
+    SMALL_EPSILON,
+)
+# Local steps of the host, which repeat the dZ that a defence has changed.
+VANILLA = "vanilla"
+METHODS: dict[str, dict[str, Any]] = {
+    VANILLA: {"R": 1},
+    "cached": {"R": {"guest": 1, "host": 3}, "W": 5, "weighting": "cosine"},
+    "compensated": {"R": {"guest": 1, "host": 3}, "W": 5, "weighting": "compensated"},
+}
+METHOD_DEFENCES = (NONE, STRONG_MARVELL, ISOTROPIC, TWIN, SMALL_EPSILON)
+METHOD_SHARE = 0.5  # of an epoch
+# Local steps pay where the optimizer's own are too small: measured at the best learning rate
+# without a defence, and at a quarter of it.
+SMALL_STEPS = OPTIMIZER.model_copy(update={"lr": OPTIMIZER.lr / 4})
+CPU_ROUNDS, CPU_TURNS = 60, 3
+# Rows, and the defences whose cost is measured with so many.
+SCALES = (
+    (163_000, (TWIN, SMALL_EPSILON)),
+    (2_600_000, (TWIN, SMALL_EPSILON)),
+    (10_400_000, (SMALL_EPSILON,)),
+)
+SCALE_BATCH = 1024
+
+
+def bench_privacy(log: Log, data: Path, seeds: Sequence[int]) -> BenchResult:
+    """Measure all but the cost at scale; raises DataError if the sample is missing."""
+    torch.set_num_threads(1)
+    result = BenchResult("privacy", list(seeds))
+    with tempfile.TemporaryDirectory() as folder:
+        pair = read_sample(data, Path(folder))
+    leaks = {
+        (defence, epochs): _leak(log, pair, defence, seeds, epochs)
+        for epochs in EPOCHS
+        for defence in DEFENCES
+    }
+    result.rows += leaks.values()
+    memoized = [_memoized(pair, seed) for seed in seeds]
+    log(f"memoized Marvell: network {memoized}")
+    methods = _methods(log, pair, seeds)
+    result.rows += methods
+    one, five = EPOCHS
+    first, last = leaks[TWIN, one], leaks[TWIN, five]
+    result.figures |= {
+        "none_own": leaks[NONE, one]["own AUC"],
+        "eps1_own": first["own AUC"],
+        "eps1_tpr1": first["own TPR"],
+        "eps1_cost": leaks[NONE, one]["model AUC"] - first["model AUC"],
+        "five_over_one_own": last["own AUC"] / first["own AUC"],
+        "marvell_memo_found": mean(memoized),
+        **_cpu_figures(log, pair),
+        "audit_s": min(row.pop("seconds") for row in leaks.values() if row["epochs"] == five),
+    }
+    for row in leaks.values():
+        row.pop("seconds", None)
+    result.figures |= {
+        f"{name}_{method}_gain": row[f"{method} gain"]
+        for row in methods
+        for name, defence in (("none", NONE), ("eps1", TWIN))
+        for method in METHODS
+        if row["lr"] == SMALL_STEPS.lr and row["defence"] == defence.name and method != VANILLA
+    }
+    result.notes += _notes(pair, seeds)
+    return result
+
+
+def _leak(
+    log: Log, pair: Pair, defence: Defence, seeds: Sequence[int], epochs: int
+) -> dict[str, Any]:
+    """The row of the table for one defence and length."""
+    found = []
+    for seed in seeds:
+        audits = {"guest": audit_options(seed, epochs)}
+        trained = train(pair, defence, seed, epochs * pair.rounds_per_epoch, audits=audits)
+        assert trained.audit is not None  # it was asked for
+        found.append({"model AUC": trained.metrics["auc"], **_attacks(trained.audit)})
+    row: dict[str, Any] = {"defence": defence.name, "epochs": epochs}
+    row |= {key: mean(values[key] for values in found) for key in found[0]}
+    row["seconds"] = min(values["seconds"] for values in found)
+    log(", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
+    return row
+
+
+def _attacks(audit: Audit) -> dict[str, float]:
+    """The best of an audit's views for each attack: one exposure, their average, all of them."""
+
+    def best(name: str, figure: str) -> float:
+        attacks = [attack for attack in audit.labels[0].attacks if attack.name == name]
+        return max(getattr(attack.rows, figure) for attack in attacks)
+
+    return {
+        **{name: best(name, "auc") for name in ("norm", "linear", "network")},
+        "own AUC": best("network", "own_auc"),
+        "own TPR": best("network", "own_tpr"),
+        "seconds": audit.seconds,
+    }
+
+
+def _memoized(pair: Pair, seed: int) -> float:
+    """The AUC of the network on noise that is drawn once for each row, over five epochs."""
+    options = audit_options(seed, EPOCHS[-1])
+    broken = MemoizedMarvell(options.settings, options.key)
+    rounds = EPOCHS[-1] * pair.rounds_per_epoch
+    trained = train(pair, NONE, seed, rounds, audits={"guest": broken})
+    assert trained.audit is not None
+    return _attacks(trained.audit)["network"]
+
+
+def _methods(log: Log, pair: Pair, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """The AUC after some rounds with each method, under each defence."""
+    rounds = round(METHOD_SHARE * pair.rounds_per_epoch)
+    rows: list[dict[str, Any]] = []
+    for optimizer, defence in product((OPTIMIZER, SMALL_STEPS), METHOD_DEFENCES):
+        aucs = {
+            name: mean(
+                train(pair, defence, seed, rounds, method=method, optimizer=optimizer).metrics[
+                    "auc"
+                ]
+                for seed in seeds
+            )
+            for name, method in METHODS.items()
+        }
+        row = {"defence": defence.name, "lr": optimizer.lr, "rounds": rounds, **aucs}
+        row |= {f"{name} gain": aucs[name] - aucs[VANILLA] for name in METHODS if name != VANILLA}
+        log(", ".join(f"{k} {v}" for k, v in row.items()))
+        rows.append(row)
+    return rows
+
+
+def _cpu_figures(log: Log, pair: Pair) -> dict[str, float]:
+    """Processor time of rounds with the twin over those without, at both parties and the guest."""
+    figures = {}
+    for suffix, rows, method in (
+        ("", pair.swapped(), {}),
+        ("_light", pair, {}),
+        ("_vanilla", pair.swapped(), METHODS[VANILLA]),
+    ):
+        turns = [
+            [_cpu_of_rounds(rows, defence, method) for defence in (TWIN, NONE)]
+            for _ in range(CPU_TURNS)
+        ]
+        for which, name in ((0, f"twin_cpu{suffix}"), (1, f"twin_cpu{suffix}_guest")):
+            twin, none = (min(turn[side][which] for turn in turns) for side in (0, 1))
+            figures[name] = twin / none
+            log(f"{name}: {figures[name]:.3f}")
+    return figures
+
+
+def _cpu_of_rounds(pair: Pair, defence: Defence, method: Mapping[str, Any]) -> tuple[float, float]:
+    """Processor seconds of both parties, and of the guest alone."""
+    seconds = {"guest": 0.0, "host": 0.0}
+
+    def of(party: str) -> Callable[[Event], None]:
+        def note(event: Event) -> None:
+            if isinstance(event, RoundDone):  # totals since the start of training
+                seconds[party] = event.seconds - event.waited_s
+
+        return note
+
+    train(
+        pair,
+        defence,
+        1,
+        CPU_ROUNDS,
+        method=method,
+        link="wan-300",
+        timer=time.thread_time,
+        callbacks=[of("guest")],
+        host_callbacks={"host": [of("host")]},
+    )
+    return sum(seconds.values()), seconds["guest"]
+
+
+def bench_privacy_at_scale(log: Log, data: Path, seeds: Sequence[int]) -> BenchResult:
+    """Measure the cost of randomized labels with more and more rows of one teacher."""
+    torch.set_num_threads(1)
+    result = BenchResult("privacy", list(seeds), profile="large")
+    with tempfile.TemporaryDirectory() as folder:
+        teacher = Teacher(read_sample(data, Path(folder)), seed=100)
+    costs: dict[tuple[int, Defence], float] = {}
+    for num_rows, defences in SCALES:
+        aucs: dict[Defence, list[float]] = {defence: [] for defence in (NONE, *defences)}
+        for seed in seeds:
+            pair = teacher.rows(num_rows, seed)
+            for defence, found in aucs.items():
+                rounds = num_rows // SCALE_BATCH
+                trained = train(pair, defence, seed, rounds, batch=SCALE_BATCH)
+                found.append(trained.metrics["auc"])
+                log(f"{num_rows:,} rows, {defence.name}: AUC {found[-1]:.4f}")
+        for defence, found in aucs.items():
+            cost = mean(aucs[NONE]) - mean(found)
+            costs[num_rows, defence] = cost
+            result.rows.append(
+                {"rows": num_rows, "defence": defence.name, "AUC": mean(found), "cost": cost}
+            )
+    small, middle, large = (rows for rows, _ in SCALES)
+    result.figures |= {
+        "eps1_cost_163k": costs[small, TWIN],
+        "eps04_cost_163k": costs[small, SMALL_EPSILON],
+        "eps1_cost_2m6": costs[middle, TWIN],
+        "eps04_cost_2m6": costs[middle, SMALL_EPSILON],
+        "eps04_cost_10m": costs[large, SMALL_EPSILON],
+    }
+    result.notes.append(
+        f"One epoch, batch {SCALE_BATCH}, means of {len(seeds)} seeds, AUC of {TEST_ROWS:,} rows. "
+        "Features are those of the Criteo sample, drawn with replacement; a model that the sample "
+        "has trained draws the labels. The number of different ids does not grow with the rows."
+    )
+    return result
+
+
+def _notes(pair: Pair, seeds: Sequence[int]) -> list[str]:
+    train_rows, test_rows = pair.guest.train.num_rows, pair.guest.test.num_rows
+    return [
+        f"Criteo sample: {train_rows:,} training rows, AUC of {test_rows:,} test rows, means of "
+        f"{len(seeds)} seeds. WDL, Z {WIDTH}, batch {BATCH}, AdaGrad with initial accumulator 0, "
+        f"lr {OPTIMIZER.lr}, no local steps; settings were chosen without a defence and are the "
+        "same for all. Attacks: the guest's audit of 20,000 rows, half of whose labels the "
+        "attacker knows; the figures are of the other half, the best of an attack's views of "
+        "the exposures. Own: the network, comparing rows of similar forecasts. TPR: at 1% FPR.",
+        "Noise: s times the squared distance of the classes' means in a batch, added by the "
+        "guest's top. marvell_memo_found: the network on Marvell's noise s=8, drawn once for "
+        "each row and added to the recorded dZ of five epochs without a defence.",
+        "Methods: the host makes local steps (R=3, W=5) from cached dZ, the guest none; AUC after "
+        f"{METHOD_SHARE:.0%} of an epoch, at that learning rate and at a quarter of it. "
+        "The *_gain figures are those at a quarter.",
+        "twin_cpu: processor time of a round at both parties with the default method, where the "
+        "guest has the ids, the heavier columns. The twin's step takes the place of one of the "
+        "guest's two local steps. *_guest: at the guest alone; *_light: where the guest has the "
+        "numbers; *_vanilla: without local steps. audit_s: the fastest audit of 20,000 rows with "
+        "five exposures, in seconds.",
+    ]
