@@ -13,6 +13,7 @@ from typing import Any
 from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
 from celu.config.link import LinkSettings, find_link
+from celu.engine.auditing import AuditOptions
 from celu.errors import ConfigError
 from celu.events import Callback, call_all
 from celu.party import Guest, Host
@@ -34,6 +35,7 @@ def simulate(
     checkpoints: Mapping[str, Checkpoints] | None = None,
     callbacks: Sequence[Callback] = (),
     host_callbacks: Mapping[str, Sequence[Callback]] | None = None,
+    audits: Mapping[str, AuditOptions] | None = None,
 ) -> Result:
     """Train all parties' modules in place and return the guest's result.
 
@@ -45,8 +47,36 @@ def simulate(
     are virtual: the time that the run would take with each party on a machine of its own, `speed`
     times as fast as this one, and that link between them. `timer` measures how long this machine
     computes; on a busy machine `time.thread_time` is more accurate. With `checkpoints`, one for
-    each party, the run resumes from them.
+    each party, the run resumes from them. Parties that `audits` name measure what the run leaked.
     """
+    return simulate_all(
+        job,
+        guest,
+        hosts,
+        link=link,
+        speed=speed,
+        timer=timer,
+        checkpoints=checkpoints,
+        callbacks=callbacks,
+        host_callbacks=host_callbacks,
+        audits=audits,
+    )[job.guest]
+
+
+def simulate_all(
+    job: Job,
+    guest: Guest,
+    hosts: Mapping[str, Host],
+    *,
+    link: LinkSettings | str | None = None,
+    speed: float = 1.0,
+    timer: Callable[[], float] = time.perf_counter,
+    checkpoints: Mapping[str, Checkpoints] | None = None,
+    callbacks: Sequence[Callback] = (),
+    host_callbacks: Mapping[str, Sequence[Callback]] | None = None,
+    audits: Mapping[str, AuditOptions] | None = None,
+) -> dict[str, Result]:
+    """The results of all parties; see `simulate`."""
     if isinstance(link, str):
         link = find_link(link)
     if set(hosts) != set(job.hosts):
@@ -75,6 +105,7 @@ def simulate(
             call_all((host_callbacks or {}).get(name, ())),
             time.monotonic if link is None else clocks[name].now,
             (checkpoints or {}).get(name),
+            (audits or {}).get(name),
         )
         for name, host in hosts.items()
     }
@@ -88,7 +119,8 @@ def simulate(
         call_all(callbacks),
         guest_clock,
         (checkpoints or {}).get(job.guest),
+        (audits or {}).get(job.guest),
     )
     # Without virtual time there is no need to synchronize with a GPU to measure it.
     timed = None if link is None else clocks
-    return run_together(programs, list(to_hosts.values()), timed)[job.guest]
+    return run_together(programs, list(to_hosts.values()), timed)

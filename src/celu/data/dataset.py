@@ -194,7 +194,7 @@ class Dataset:
         inputs = {name: _select(tensor, moved) for name, tensor in self.inputs.items()}
         inputs |= {name: inputs[name].long() for name in self.sizes}
         weights = None if self.weights is None else _select(self.weights, moved)
-        return Batch(inputs, labels, self._tags(rows), weights)
+        return Batch(inputs, labels, self.tags_of(rows), weights)
 
     def examples(self) -> dict[str, Tensor]:
         """At most MAX_EXAMPLES rows of each input, evenly spaced, in main memory."""
@@ -211,7 +211,7 @@ class Dataset:
             joined = np.concatenate([tensor[start:stop].numpy() for start, stop in blocks])
             return torch.from_numpy(joined.take(order, axis=0))
 
-        tags = np.concatenate([self._tags(slice(start, stop)) for start, stop in blocks])
+        tags = np.concatenate([self.tags_of(slice(start, stop)) for start, stop in blocks])
         return Dataset(
             {name: copy(tensor) for name, tensor in self.inputs.items()},
             None if self.labels is None else copy(self.labels),
@@ -233,8 +233,8 @@ class Dataset:
         weights = None if self.weights is None else self.weights.to(device)
         return Dataset(inputs, labels, self.sizes, self.tags, self.classes, weights=weights)
 
-    def with_labels(self, labels: Tensor, classes: Sequence[ClassLabel]) -> Dataset:
-        """The same rows with labels that are codes of other classes."""
+    def with_labels(self, labels: Tensor, classes: Sequence[ClassLabel] | None) -> Dataset:
+        """The same rows with other labels, which are codes of `classes` if there are any."""
         return Dataset(self.inputs, labels, self.sizes, self.tags, classes, weights=self.weights)
 
     def _on_device(self, rows: Tensor | slice) -> Tensor | slice:
@@ -244,7 +244,8 @@ class Dataset:
         # From page-locked memory: a copy from pageable memory waits for all queued kernels.
         return rows.pin_memory().to(next(iter(self.inputs.values())).device, non_blocking=True)
 
-    def _tags(self, rows: Tensor | slice) -> Tags:
+    def tags_of(self, rows: Tensor | slice) -> Tags:
+        """The tags of rows, or their numbers as 8 bytes if they have none."""
         if self.tags is not None:
             return self.tags[rows if isinstance(rows, slice) else rows.cpu().numpy()]
         if isinstance(rows, slice):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from celu.audit.recorder import PREFIX, Recorder, load_recorded
 from celu.config.job import Codecs, Job, Tuning
 from celu.config.schema import HeldOut
 from celu.data.batch_loader import BatchLoader
@@ -74,6 +75,7 @@ class GuestTrainer:
         self._optimizer = Optimizer(self._modules.values(), job.optimizer, name, num_rounds)
         self.workset = Workset.from_job(job, "guest")
         self.best = Best(self._modules, self._device)
+        self.recorder: Recorder | None = None  # of an audit
         self.latest: tuple[Tensor, Batch] | None = None  # output and batch of the latest exchange
         # Z of later rounds, which arrived before an evaluation's; at most `depth` of each host.
         self.early: dict[str, deque[Message]] = {host: deque() for host in job.hosts}
@@ -123,6 +125,28 @@ class GuestTrainer:
         self.workset.insert(round_, batch, z, tuple(exact))
         return loss.detach(), derivatives
 
+    def record(self, activations: list[Message], derivatives: list[Message]) -> None:
+        """Record what hosts sent and received of the audited rows, if there is an audit.
+
+        dZ is recorded as a host decodes it.
+        """
+        if self.recorder is None or self.latest is None:
+            return
+        output, batch = self.latest
+        positions, slots = self.recorder.find(batch.tags)
+        if not len(slots):
+            return
+        positions = positions.to(self._device)
+        values = {"forecast": output[positions]}
+        z = self._decode(activations, batch, self._batch_size)
+        for (host, coding), z_BD, message in zip(
+            self._codings.items(), z, derivatives, strict=True
+        ):
+            dz_BD = coding.unpack(message, self._batch_size)
+            values[f"dz.{host}"] = dz_BD[positions.to(dz_BD.device)]
+            values[f"latest.z.{host}"] = z_BD[positions]
+        self.recorder.add(slots, values)
+
     def apply_update(self) -> None:
         """Apply the exchanged update, which is the batch's first use."""
         self._optimizer.step()
@@ -168,6 +192,9 @@ class GuestTrainer:
         for module in self._modules.values():
             module.train()
         output, labels = self.label_map.in_own_units(output), self.label_map.codes(batch.labels)
+        if self.recorder is not None and labels.dim() == 1:
+            values = {f"z.{host}": z_BD for host, z_BD in zip(self._codings, z, strict=True)}
+            self.recorder.add_held_out(start, {**values, "labels": labels})
         weights_B = None if batch.weights is None else batch.weights.cpu()
         return Scores(output.cpu(), losses_B.cpu(), labels.cpu(), weights_B)
 
@@ -199,7 +226,8 @@ class GuestTrainer:
         metadata, tensors = to_state_dict(self.state(), self.workset)
         label_map = None if self.label_map.leaves_labels else self.label_map
         added = {"label_map": label_map, "row_weights": self._row_weights.digest()}
-        return metadata.model_copy(update=added), tensors
+        recorded = {} if self.recorder is None else self.recorder.state_dict()
+        return metadata.model_copy(update=added), tensors | recorded
 
     def final_tensors(self) -> dict[str, Tensor]:
         """What the last checkpoint of a run has besides: the scores of the test rows.
@@ -228,6 +256,7 @@ class GuestTrainer:
             metadata, checkpoint, self._modules, self._optimizer, self.loader, shapes
         )
         restore_counters(metadata, checkpoint, self.workset)
+        load_recorded(self.recorder, checkpoint.pop_prefix(PREFIX))
         scores = checkpoint.pop_optional(_HELD_OUT)
         checkpoint.check_empty()
         if metadata.label_map is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from celu.config.job import Job
 from celu.config.party import PartySettings, check_names, read_party
 from celu.config.schema import SCHEMA_FILE
 from celu.data.tags import Tags
+from celu.engine.auditing import AuditOptions
 from celu.errors import ConfigError, PeerLost, PeerRestarted
 from celu.events import Callback, Connected, DataOpened, Restarted, Warned, call_all
+from celu.launch.auditing import audit_options, input_columns
 from celu.launch.endpoint import endpoint_of
 from celu.launch.folder import open_run_folder
 from celu.launch.loading import load_party, read_datasets, test_ids
@@ -111,6 +113,7 @@ def run_party(
             folder,
             listening,
             partial(test_ids, settings),
+            input_columns(settings),
         )
 
 
@@ -128,6 +131,7 @@ def _run_recorded(
     folder: RunFolder,
     listening: Callable[[int], None],
     read_ids: Callable[[Tags], Any] | None = None,
+    columns: Mapping[str, Sequence[str]] | None = None,
 ) -> Result:
     """Train until done; if a peer's process restarts, start over from the last checkpoint.
 
@@ -136,11 +140,12 @@ def _run_recorded(
     open_files.raise_limit()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
+    audit = audit_options(settings, folder, columns)
     num_restarts, newest = 0, ""
     while True:
         party = make_party()
         try:
-            result = _run_once(settings, job, party, folder, listening)
+            result = _run_once(settings, job, party, folder, listening, audit)
             break
         except PeerRestarted as error:
             folder.emit(Restarted(message=str(error)))
@@ -162,6 +167,7 @@ def _run_once(
     party: Guest | Host,
     folder: RunFolder,
     listening: Callable[[int], None],
+    audit: AuditOptions | None,
 ) -> Result:
     """One session with the peers, from connecting to GOODBYE."""
     checkpoints = Checkpoints(folder.path)
@@ -170,10 +176,14 @@ def _run_once(
         folder.emit(Connected(peers=sorted(links), secure=not settings.insecure))
         name, emit = settings.name, folder.emit
         if isinstance(party, Guest):
-            session = guest_session(name, party, job, links, emit, checkpoints=checkpoints)
+            session = guest_session(
+                name, party, job, links, emit, checkpoints=checkpoints, audit=audit
+            )
         else:
             link = links[job.guest]
-            session = host_session(name, party, job, link, emit, checkpoints=checkpoints)
+            session = host_session(
+                name, party, job, link, emit, checkpoints=checkpoints, audit=audit
+            )
         return run_blocking(session)
 
 
