@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 import celu
 from bench.report import BenchResult, Log
@@ -22,28 +24,55 @@ from celu.party import Guest, Host
 
 _WARM_UP = 100  # a multiple of the rounds between two round events
 
-_LOOP = "hand-written loop"
+_ENGINE, _LOOP = "engine", "hand-written loop"
+_R = 5
+_REPEATING, _TF32 = f"engine, R={_R} at both parties", "engine, TF32"
+_PROFILED = 200  # rounds
 
 
 def bench_device_step(log: Log, device: str, turns: int = 3, rounds: int = 1500) -> BenchResult:
-    """Measure one figure: the engine's steps per second over the loop's."""
+    """Steps per second over the loop's: of the engine, with TF32, and of its local steps."""
     result = BenchResult("step", seeds=[1])
     torch.set_num_threads(1)
     fastest: dict[str, float] = {}
-    sides: dict[str, Callable[[str, int], float]] = {"engine": _engine, _LOOP: _loop}
+    sides: dict[str, Callable[[str, int], float]] = {
+        _ENGINE: _engine,
+        _REPEATING: partial(_engine, R=_R),
+        _TF32: partial(_engine, precision="high"),
+        _LOOP: _loop,
+    }
     for _ in range(turns):
         for side, measure in sides.items():
             ms = 1000 * measure(device, rounds)
             log(f"{side}: {ms:.3f} ms a step")
             fastest[side] = min(ms, fastest.get(side, ms))
     result.rows += [{"side": side, "ms a step": ms} for side, ms in fastest.items()]
-    result.figures["simulate_over_loop_gpu"] = fastest[_LOOP] / fastest["engine"]
+    local_ms = (fastest[_REPEATING] - fastest[_ENGINE]) / (_R - 1)
+    result.figures["simulate_over_loop_gpu"] = fastest[_LOOP] / fastest[_ENGINE]
+    result.figures["tf32_over_loop_gpu"] = fastest[_LOOP] / fastest[_TF32]
+    result.figures["local_step_over_loop_gpu"] = fastest[_LOOP] / local_ms
+    result.figures["host_syncs_a_round"] = _syncs(device)
     result.notes.append(
         f"Steps per second of simulate over those of the loop, on {device}: batch {BATCH}, Z "
         f"{WIDTH}, 26 fields of ids, embedding {EMBEDDING}, hidden 256; AdaGrad; R=1; "
-        f"{rounds - _WARM_UP} steps in a turn, the fastest of {turns} turns of each."
+        f"{rounds - _WARM_UP} steps in a turn, the fastest of {turns} turns of each. A local step "
+        f"is one of both parties: a round with R={_R} less one with R=1, over {_R - 1}. The loop "
+        "has float32 matrix products. Synchronizations are those that the profiler counts in "
+        f"{_PROFILED} rounds more."
     )
     return result
+
+
+def _syncs(device: str) -> float:
+    """How often a round waits for the device, by torch's profiler."""
+
+    def count(rounds: int) -> int:
+        guest, host = _parties(device)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            celu.simulate(step_job(rounds), guest, {"host": host})
+        return sum(event.count for event in profiler.key_averages() if "Synchronize" in event.key)
+
+    return (count(_WARM_UP + _PROFILED) - count(_WARM_UP)) / _PROFILED
 
 
 def _parties(device: str) -> tuple[Guest, Host]:
@@ -63,16 +92,20 @@ def _parties(device: str) -> tuple[Guest, Host]:
     )
 
 
-def _engine(device: str, rounds: int) -> float:
+def _engine(device: str, rounds: int, R: int = 1, precision: str = "highest") -> float:
     """Seconds per round, after a warm-up."""
     guest, host = _parties(device)
+    job = step_job(rounds)
+    job = job.model_copy(update={"method": celu.Method(W=5, R=R)})
     at: dict[int, float] = {}
 
     def emit(event: celu.Event) -> None:
-        if isinstance(event, RoundDone):
-            at[event.round] = _now(device)
+        if isinstance(event, RoundDone):  # once the device has computed the round's loss
+            at[event.round] = time.perf_counter()
 
-    celu.simulate(step_job(rounds), guest, {"host": host}, callbacks=[emit])
+    torch.set_float32_matmul_precision(precision)
+    celu.simulate(job, guest, {"host": host}, callbacks=[emit])
+    torch.set_float32_matmul_precision("highest")
     first = min(round_ for round_ in at if round_ >= _WARM_UP)
     return (at[rounds] - at[first]) / (rounds - first)
 

@@ -114,7 +114,7 @@ def step_job(rounds: int) -> celu.Job:
         hosts={"host": celu.HostTerms(z_width=WIDTH)},
         method=celu.Method(R=1),
         optimizer=celu.Optimizer(lr=0.01),
-        evaluation=celu.Evaluation(every=1_000_000, rows=1),
+        evaluation=celu.Evaluation(every=1_000_000, rows=256),
     )
 
 

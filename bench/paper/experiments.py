@@ -42,10 +42,10 @@ def _frozen_accumulator(step: _Step) -> _Step:
 def _half_rate(step: _Step) -> _Step:
     def changed(trainer: Any) -> None:
         for rule in trainer._optimizer._rules:
-            rule._lr *= 0.5
+            rule.lr *= 0.5
         step(trainer)
         for rule in trainer._optimizer._rules:
-            rule._lr *= 2
+            rule.lr *= 2
 
     return changed
 
@@ -101,8 +101,13 @@ def _batch_curvature() -> Iterator[None]:
     """The guest sends the curvature of each batch also for a log loss, instead of 1."""
     known = Loss.curvature
 
-    def curvature(loss: Loss, output: torch.Tensor, labels: torch.Tensor) -> float:
-        return known(Loss(loss.per_instance), output, labels)
+    def curvature(
+        loss: Loss,
+        output: torch.Tensor,
+        labels: torch.Tensor,
+        weights_B: torch.Tensor | None = None,
+    ) -> float:
+        return known(Loss(loss.per_instance), output, labels, weights_B)
 
     with patch.object(Loss, "curvature", curvature):
         yield

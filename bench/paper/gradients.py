@@ -15,17 +15,17 @@ from torch import Tensor, nn
 import celu
 from celu.data.dataset import Batch
 from celu.workset.table import Entry
-from celu.workset.weighting import StaleDerivatives, StaleLosses
+from celu.workset.weighting import StaleDerivatives, StaleLosses, Weights
 
-Weigh = Callable[[StaleDerivatives | StaleLosses], Tensor | None]
+Weigh = Callable[[StaleDerivatives | StaleLosses], Weights | None]
 
 
 def host_gradient(bottom: nn.Module, entry: Entry, weigh: Weigh) -> Tensor:
     """The gradient of a host's local step, as one vector."""
     z_BD = bottom(**entry.batch.inputs)
     (stale_BD,), (dz_BD,) = entry.z, entry.dz
-    weights_B = weigh(StaleDerivatives(z_BD.detach(), stale_BD, dz_BD, entry.curvature))
-    dz_BD = dz_BD if weights_B is None else weights_B[:, None] * dz_BD
+    weights = weigh(StaleDerivatives(z_BD.detach(), stale_BD, dz_BD, entry.curvature))
+    dz_BD = dz_BD if weights is None else weights.weights_B[:, None] * dz_BD
     parameters = list(bottom.parameters())
     return _flat(torch.autograd.grad(z_BD, parameters, dz_BD))
 
@@ -35,8 +35,8 @@ def guest_gradient(guest: celu.Guest, entry: Entry, weigh: Weigh) -> Tensor:
     leaves = [z_BD.detach().requires_grad_() for z_BD in entry.z]
     losses_B = _losses(guest, entry.batch, _output(guest, entry.batch, leaves))
     fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
-    weights_B = weigh(StaleLosses(torch.cat(fresh, dim=1), torch.cat(entry.dz, dim=1)))
-    loss = (losses_B if weights_B is None else weights_B * losses_B).mean()
+    weights = weigh(StaleLosses(torch.cat(fresh, dim=1), torch.cat(entry.dz, dim=1)))
+    loss = (losses_B if weights is None else weights.weights_B * losses_B).mean()
     return _flat(torch.autograd.grad(loss, _parameters(guest)))
 
 

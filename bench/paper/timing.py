@@ -19,6 +19,7 @@ from celu.events import Callback, Event, RoundDone, TuningChosen
 
 # Of the last stage. Its pace is constant once its pipeline is full.
 _MAX_ROUNDS = 100
+_SCORED_ROWS = 256  # at its end, with both classes among them
 
 
 class Stages:
@@ -41,7 +42,7 @@ class Stages:
         return sum(stop - first for first, stop, _ in earlier) + round_ - start
 
     def job(self, num_rounds: int) -> celu.Job:
-        """A job that executes the first `num_rounds` rounds and scores a row at its end.
+        """A job that executes the first `num_rounds` rounds and scores a few rows at its end.
 
         Of the last stage it executes at most the first _MAX_ROUNDS.
         """
@@ -57,7 +58,7 @@ class Stages:
         values = self._job.model_dump(exclude={"choices", "codec"}, exclude_none=True)
         values["method"] |= {"auto": False}
         values |= {"rounds": num_rounds, "choices": choices}
-        values["evaluation"] = {"every": num_rounds, "rows": 1}
+        values["evaluation"] = {"every": num_rounds, "rows": _SCORED_ROWS}
         # Nothing is rolled back here. It takes as long, and cannot diverge.
         values["optimizer"] |= {"lr": 1e-9}
         return celu.Job.model_validate(values)

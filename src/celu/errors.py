@@ -17,6 +17,7 @@
     ├── CheckpointError           14   a checkpoint cannot be written or resumed from
     ├── AskRefused                 1   a host refused an ask; commands have none
     ├── RequestError               1   a client's request over HTTP was refused; commands have none
+    ├── TrialPruned                1   a trial of a search was stopped early; commands have none
     └── CallbackError              1   a function in `callbacks` raised; commands have none
 
 2 is a command line that could not be parsed, 130 an interrupt (Ctrl-C). A message says what
@@ -171,6 +172,10 @@ class AlignmentError(CeluError):
 
 class CallbackError(CeluError):
     """A function that was passed as a callback raised; the run has ended and can be resumed."""
+
+
+class TrialPruned(CeluError):
+    """Raised from a trial's callback to stop it: it is worse than the median at that round."""
 
 
 class CheckpointError(CeluError):

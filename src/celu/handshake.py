@@ -85,6 +85,16 @@ def check_contract(
             )
         if any(field.startswith("model:") for field in differing):
             advice = 'Use the parts of one model: run "celu export" on the same run at all parties'
+        if any(field.startswith("total_rounds:") for field in differing):
+            advice = (
+                "Pass the same --more at all parties; if a party's run was interrupted, finish it "
+                "without --more first"
+            )
+        if any(field.startswith("start_model:") for field in differing):
+            advice = (
+                "Start from parts of one model: set start in every party.toml to the folder of "
+                "the same run, or in none"
+            )
         if any(field.startswith(("train_", "validation_", "test_")) for field in differing):
             advice = (
                 "The parties have different rows, or the same rows in another order: run "

@@ -20,7 +20,7 @@ import numpy as np
 from celu.config.job import Job
 from celu.config.space import Range, Space, Values
 from celu.engine.held_out import HeldOutMetrics
-from celu.errors import CeluError, ConfigError, NonFiniteError
+from celu.errors import ConfigError, NonFiniteError, TrialPruned
 from celu.events import Evaluated, Event
 from celu.metrics.names import LOSS, METRICS
 from celu.party import Guest
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 STUDY = "study.db"
 _STARTUP = 5  # trials before one may be stopped early
 _RANDOM = 10  # trials before values are chosen by the results of earlier ones
-
-
-class TrialPruned(CeluError):
-    """Raised from a trial's callback to stop it: it is worse than the median at that round."""
 
 
 class Objective(NamedTuple):

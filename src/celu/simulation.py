@@ -14,6 +14,8 @@ from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
 from celu.config.link import LinkSettings, find_link
 from celu.engine.auditing import AuditOptions
+from celu.engine.extension import extended_rounds
+from celu.engine.setup import RunTerms
 from celu.errors import ConfigError
 from celu.events import Callback, call_all
 from celu.party import Guest, Host
@@ -33,8 +35,10 @@ def simulate(
     speed: float = 1.0,
     timer: Callable[[], float] = time.perf_counter,
     checkpoints: Mapping[str, Checkpoints] | None = None,
+    more: int = 0,
     callbacks: Sequence[Callback] = (),
     host_callbacks: Mapping[str, Sequence[Callback]] | None = None,
+    graphs: bool = True,
     audits: Mapping[str, AuditOptions] | None = None,
 ) -> Result:
     """Train all parties' modules in place and return the guest's result.
@@ -47,7 +51,9 @@ def simulate(
     are virtual: the time that the run would take with each party on a machine of its own, `speed`
     times as fast as this one, and that link between them. `timer` measures how long this machine
     computes; on a busy machine `time.thread_time` is more accurate. With `checkpoints`, one for
-    each party, the run resumes from them. Parties that `audits` name measure what the run leaked.
+    each party, the run resumes from them; a finished run continues by `more` rounds. With `graphs`,
+    steps on a GPU are captured as CUDA graphs, where that is possible. Parties that `audits` name
+    measure what the run leaked.
     """
     return simulate_all(
         job,
@@ -57,8 +63,10 @@ def simulate(
         speed=speed,
         timer=timer,
         checkpoints=checkpoints,
+        more=more,
         callbacks=callbacks,
         host_callbacks=host_callbacks,
+        graphs=graphs,
         audits=audits,
     )[job.guest]
 
@@ -72,8 +80,10 @@ def simulate_all(
     speed: float = 1.0,
     timer: Callable[[], float] = time.perf_counter,
     checkpoints: Mapping[str, Checkpoints] | None = None,
+    more: int = 0,
     callbacks: Sequence[Callback] = (),
     host_callbacks: Mapping[str, Sequence[Callback]] | None = None,
+    graphs: bool = True,
     audits: Mapping[str, AuditOptions] | None = None,
 ) -> dict[str, Result]:
     """The results of all parties; see `simulate`."""
@@ -96,6 +106,13 @@ def simulate_all(
         )
         for name in job.hosts
     }
+    terms = RunTerms()
+    if more:
+        if checkpoints is None:
+            raise ConfigError("more: expected checkpoints of the run to continue, got none")
+        own = checkpoints[job.guest]
+        total = extended_rounds(job, guest.train.num_rows, own, more)
+        terms = RunTerms(total_rounds=total)
     programs: dict[str, Coroutine[Any, Any, Result]] = {
         name: host_session(
             name,
@@ -105,6 +122,8 @@ def simulate_all(
             call_all((host_callbacks or {}).get(name, ())),
             time.monotonic if link is None else clocks[name].now,
             (checkpoints or {}).get(name),
+            terms,
+            graphs,
             (audits or {}).get(name),
         )
         for name, host in hosts.items()
@@ -119,6 +138,8 @@ def simulate_all(
         call_all(callbacks),
         guest_clock,
         (checkpoints or {}).get(job.guest),
+        terms,
+        graphs,
         (audits or {}).get(job.guest),
     )
     # Without virtual time there is no need to synchronize with a GPU to measure it.

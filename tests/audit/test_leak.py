@@ -25,8 +25,8 @@ def test_random_scores_have_a_rate_of_one_percent_also_within_bins() -> None:
     forecast = random.random((40_000, 1))
     is_positive = random.random((40_000, 1)) < forecast
     leak = measure(random.random((40_000, 1)), is_positive, forecast)
-    assert leak.tpr == pytest.approx(0.01, abs=0.003)
-    assert leak.own_tpr == pytest.approx(0.01, abs=0.003)
+    assert leak.tpr == pytest.approx(0.01, abs=0.004)
+    assert leak.own_tpr == pytest.approx(0.01, abs=0.004)
 
 
 def test_an_attack_that_repeats_the_forecast_learns_nothing_of_its_own() -> None:

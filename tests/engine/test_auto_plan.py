@@ -118,7 +118,7 @@ def test_held_out_scores_that_no_longer_improve_end_local_steps_after_the_first_
     by_start = dict(zip(starts(stages), pairs(stages), strict=True))
     assert by_start == {0: MEASURING, 16: BOTH, 72: BOTH, 288: BOTH, 384: BOTH, 768: (1, 1),
                         1536: (1, 1)}  # fmt: skip
-    assert stages[-2].reason == "held-out scores no longer improve: no local steps"
+    assert stages[-2].reason == "validation scores no longer improve: no local steps"
     assert stages[-1].reason == "unchanged"
 
 

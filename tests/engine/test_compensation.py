@@ -147,7 +147,7 @@ def test_each_party_compares_with_the_exact_tensor_that_it_sent(
         similarity_B = trainer.workset.similarity_B
         torch.testing.assert_close(similarity_B, expected, rtol=0, atol=1e-6)
     assert_same_bits(fed.weights(), before)
-    assert [factor_B.tolist() for factor_B in factors] == [[1.0] * 32]
+    assert [weights.weights_B.tolist() for weights in factors] == [[1.0] * 32]
 
 
 def in_flight() -> tuple[Federation, HostTrainer, list[Message]]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import celu
 from celu.errors import ModelError
 from celu.models.building import build_bottom
+from celu.serving.runtimes import write_modules
 from federation import Federation, federation
 
 
@@ -121,6 +122,17 @@ def test_an_exception_in_a_prediction_is_a_model_error() -> None:
     broken = replace(models["host"], bottom=Failing(models["host"].bottom))
     with pytest.raises(ModelError, match=r"host: the bottom model, .*Failing, raised ValueError"):
         celu.predict(models["guest"], fed.guest.test, {"host": (broken, fed.hosts["host"].test)})
+
+
+def test_an_exception_in_an_export_names_the_module_and_its_line(tmp_path: Path) -> None:
+    fed = federation(rounds=2)
+    result = celu.simulate(fed.job, fed.guest, fed.hosts)
+    model = celu.models_of(result, fed.job, fed.guest, fed.hosts)["host"]
+    assert model.bottom is not None
+    failing = replace(model, bottom=Failing(model.bottom).eval())
+    message = rf"cannot be exported: ValueError: three is .*\n  it is .*Failing\n(.*\n)*  {LINE}"
+    with pytest.raises(ModelError, match=message):
+        write_modules(failing, tmp_path, ["pt2"])
 
 
 @pytest.mark.parametrize("value", [np.zeros((32, 6)), None, [1.0]])

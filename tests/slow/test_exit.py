@@ -216,7 +216,7 @@ from celu.prepare.raw_file import Block
 
 
 def blocks(kinds):
-    yield Block({}, 5, 100, True)
+    yield Block({}, 5, 100)
 
 
 def fail(*progress):

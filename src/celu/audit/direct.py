@@ -11,8 +11,6 @@ import numpy as np
 
 from celu.audit.leak import Bools, Floats, auc_of
 
-_NUM_EXAMPLES = 10  # positives that the cosine attack compares with
-
 
 def norm(x_ND: Floats, is_positive_N: Bools, is_known_N: Bools) -> Floats:
     """The norm of dZ: a rare class has larger errors."""
@@ -20,10 +18,11 @@ def norm(x_ND: Floats, is_positive_N: Bools, is_known_N: Bools) -> Floats:
 
 
 def cosine(x_ND: Floats, is_positive_N: Bools, is_known_N: Bools) -> Floats:
-    """The cosine similarity with dZ of a few known positives: classes point opposite ways."""
+    """How much dZ points where known positives point and known negatives do not."""
     unit_ND = x_ND / np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-30)
-    examples = np.flatnonzero(is_positive_N & is_known_N)[:_NUM_EXAMPLES]
-    return _oriented(unit_ND @ unit_ND[examples].sum(axis=0), is_positive_N, is_known_N)
+    positive_D = unit_ND[is_known_N & is_positive_N].mean(axis=0)
+    negative_D = unit_ND[is_known_N & ~is_positive_N].mean(axis=0)
+    return _oriented(unit_ND @ (positive_D - negative_D), is_positive_N, is_known_N)
 
 
 def spectral(x_ND: Floats, is_positive_N: Bools, is_known_N: Bools) -> Floats:

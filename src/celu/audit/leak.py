@@ -59,12 +59,13 @@ def auc_of(scores_N: Floats, is_positive_N: Bools) -> float:
 
 
 def tpr_of(scores_N: Floats, is_positive_N: Bools) -> float:
-    """The share of positives above a threshold that fewer than 1 % of the negatives reach.
+    """The share of positives above a threshold that at most 1 % of the negatives reach.
 
-    Of 100 negatives none may reach it: random scores then have a rate of 1/101, not of 2/101.
+    The next negative counts as one that does, so that random scores have a rate of at most 1 %:
+    above the second of 100 negatives are 2 % of such scores, above the first 1 %.
     """
     true, false = Ranking(scores_N, is_positive_N).curve()
-    allowed = true[false < MAX_FPR * np.count_nonzero(~is_positive_N)]
+    allowed = true[false + 1 <= MAX_FPR * (np.count_nonzero(~is_positive_N) + 1)]
     return float(allowed[-1] / max(1, true[-1])) if len(allowed) else 0.0
 
 

@@ -51,7 +51,8 @@ class Snapshot:
 class Checkpoints:
     """The checkpoints of one party's run, in its run folder.
 
-    `damaged` maps the round of each checkpoint that cannot be used to the reason.
+    `damaged` maps the round of each checkpoint that cannot be used to the reason, and `contracts`
+    that of each other one to the contract under which it was written.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Checkpoints:
         self._identity: RunIdentity | None = None
         self._scanned: tuple[RunIdentity | None, list[int]] | None = None
         self.damaged: dict[int, str] = {}
+        self.contracts: dict[int, Mapping[str, Any]] = {}
 
     def scan(self) -> tuple[RunIdentity | None, list[int]]:
         """The run, by `run.json` or else by the newest checkpoint, and `available_rounds`.
@@ -136,7 +138,7 @@ class Checkpoints:
         return self._verified_rounds(read_identity(self._run_folder, self._disk))
 
     def _verified_rounds(self, expected: RunIdentity | None) -> list[int]:
-        self.damaged = {}
+        self.damaged, self.contracts = {}, {}
         verified = [0]
         for round_ in self._rounds():
             try:
@@ -144,6 +146,7 @@ class Checkpoints:
                 if expected is not None and identity.run != expected.run:
                     raise ValueError("it belongs to another run")
                 verified.append(round_)
+                self.contracts[round_] = identity.contract
             except (OSError, ValueError) as error:
                 self.damaged[round_] = str(error)
         return verified

@@ -58,6 +58,14 @@ def run(
             "exist; 0: from the start. All parties must pass it, once.",
         ),
     ] = None,
+    more: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Continue a finished or stopped run by this many rounds. All parties must pass "
+            "it, once.",
+        ),
+    ] = None,
     dashboard: Annotated[
         bool, typer.Option("--dashboard", help="Show the run in a browser on this machine.")
     ] = False,
@@ -106,6 +114,7 @@ def run(
                 escape(invitation(settings, port, "run", job_option(job))), soft_wrap=True
             ),
             restart_from,
+            more or 0,
         )
     took_s = time.monotonic() - started
     console.print(summary_table(settings.name, result, took_s, progress.training_s))

@@ -79,6 +79,7 @@ def simulate(
     from celu.launch.auditing import audit_options, input_columns
     from celu.launch.loading import load_parties, read_datasets, test_ids
     from celu.launch.recording import record_model, record_result, recording_failure
+    from celu.launch.starting import load_starts
     from celu.simulation import simulate_all
 
     started = time.monotonic()
@@ -90,6 +91,7 @@ def simulate(
             torch.set_num_threads(threads)
         rows = {name: read_datasets(file.settings) for name, file in files.items()}
         guest, hosts = load_parties(files, contract, rows)
+        load_starts(files, {contract.guest: guest, **hosts})
         with RunProgress(console, "all parties") as progress:
             folder.add_callback(progress.event)
             for name, read in rows.items():

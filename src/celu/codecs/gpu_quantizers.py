@@ -14,7 +14,7 @@ import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
-MAX_WIDTH = 1 << 13  # a program holds whole rows in registers
+_MIN_WIDTH, _MAX_WIDTH = 8, 1 << 13  # a program holds whole rows, and whole bytes, in registers
 _TILE = 2048  # numbers in a program
 
 
@@ -30,6 +30,11 @@ class Rotation(NamedTuple):
 
     mean_D: Tensor
     signs_E: Tensor
+
+
+def fits(width: int) -> bool:
+    """Whether the kernels take rows of this width."""
+    return _MIN_WIDTH <= width <= _MAX_WIDTH
 
 
 def encode(

@@ -195,7 +195,7 @@ def _limit(headroom: float) -> float:
 def _kernels(device: torch.device, width: int) -> ModuleType | None:
     """The GPU kernels, if they can be used for rows of this width."""
     kernels = _gpu_quantizers() if device.type == "cuda" else None
-    return kernels if kernels is not None and width <= kernels.MAX_WIDTH else None
+    return kernels if kernels is not None and kernels.fits(width) else None
 
 
 @cache

@@ -171,7 +171,11 @@ class PartySettings(Settings):
     insecure: bool = False
     device: str = "cpu"
     threads: PositiveInt | None = None
+    # On a GPU: whether steps are captured as CUDA graphs, and how exact matrix products are.
+    graphs: bool = True
+    precision: Literal["fp32", "tf32"] = "fp32"
     run_dir: FilePath = Path("runs")
+    start: FilePath | None = None  # the folder of an earlier run: start from its weights
     connect_s: Seconds = 300.0
     deadline_s: Seconds = 120.0  # the longest wait for a connected peer's next message
     outage_s: Seconds = 600.0  # the longest wait for a link to come up again

@@ -7,7 +7,7 @@ It neither reads files nor decides an order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -52,9 +52,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same rows on a device; copied from main memory through page-locked memory."""
-        others = [tensor for tensor in (self.labels, self.weights) if tensor is not None]
-        tensors = [*self.inputs.values(), *others]
-        if all(tensor.device.type == device.type for tensor in tensors):
+        if all(tensor.device.type == device.type for tensor in self.tensors()):
             return self
 
         def move(tensor: Tensor) -> Tensor:
@@ -65,6 +63,19 @@ class Batch:
         labels = None if self.labels is None else move(self.labels)
         weights = None if self.weights is None else move(self.weights)
         return Batch({n: move(t) for n, t in self.inputs.items()}, labels, self.tags, weights)
+
+    def tensors(self) -> list[Tensor]:
+        """The inputs, and the labels and weights if there are any."""
+        others = [tensor for tensor in (self.labels, self.weights) if tensor is not None]
+        return [*self.inputs.values(), *others]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Batch:
+        """The same batch with others for its `tensors`, in their order."""
+        remaining = iter(tensors)
+        inputs = {name: next(remaining) for name in self.inputs}
+        labels = None if self.labels is None else next(remaining)
+        weights = None if self.weights is None else next(remaining)
+        return replace(self, inputs=inputs, labels=labels, weights=weights)
 
     @cached_property
     def row_digest(self) -> bytes:

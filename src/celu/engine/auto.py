@@ -11,7 +11,7 @@ all of it is, training is limited by the number of updates, and all parties repe
 a batch is learned as fast as it arrives: repeating it at the hosts would fit its noise. The trial
 is rolled back, and only the guest, which has the labels, repeats a batch a little, until the
 second epoch repeats every row. While hosts repeat batches, every later stage decides again, and
-from the second epoch on local steps end once held-out scores no longer improve.
+from the second epoch on local steps end once the scores of validation rows no longer improve.
 
 It starts with what helps most, and watches the losses of fresh batches. If they explode, or are
 above the loss of a constant prediction after some dozens of rounds and do not fall, then the
@@ -214,7 +214,7 @@ class AutoPlan:
         if R == _NO_STEPS or "R" in self._job.given():
             return R, ""
         if no_longer_unseen and scores and max(scores) < best:
-            return _NO_STEPS, "held-out scores no longer improve: no local steps"
+            return _NO_STEPS, "validation scores no longer improve: no local steps"
         if R == _GUEST_ONLY:
             if outcome.segment.stop < self._schedule.rounds_per_epoch:
                 return R, ""

@@ -78,6 +78,11 @@ class Best:
         if self.model is not None:
             self.model = replace(self.model, num_worse=self.model.num_worse + 1)
 
+    def forget_worse(self) -> None:
+        """Count evaluations without an improvement from 0: a person continues the run."""
+        if self.model is not None:
+            self.model = replace(self.model, num_worse=0)
+
     def restore(self) -> int | None:
         """Make the best weights the current ones and return their round; None if there are none."""
         if self.model is None:

@@ -97,10 +97,11 @@ class Checkpointer:
         self._last = 0
         self._unannounced = False
 
-    def resume(self, round_: int) -> ResumePoint:
+    def resume(self, round_: int, shorter: int | None = None) -> ResumePoint:
         """Load the checkpoint after `round_` rounds; for round 0, start at the first stage.
 
-        Raises CheckpointError.
+        `shorter` is the length of the run when it was written, if the run was extended since: a
+        run that was done then is not done now. Raises CheckpointError.
         """
         if round_ == 0 or self._checkpoints is None:
             return ResumePoint(0, self._plan.first())
@@ -128,7 +129,9 @@ class Checkpointer:
             self._trainer.best.load_state_dict(state.best, best)
         self._trainer.load_state_dict(state.trainer, tensors)
         self._observer.load_progress(state.record)
-        return ResumePoint(round_, None if state.done else stage)
+        if state.done and shorter is not None and round_ < shorter:  # it had stopped early
+            self._trainer.best.forget_worse()
+        return ResumePoint(round_, None if state.done and shorter is None else stage)
 
     def maybe_save(self, round_: int, savepoints: Mapping[str, TrainerState]) -> None:
         """Take a checkpoint after `round_` rounds if one is due.

@@ -1,7 +1,8 @@
 """Update rules on a GPU: the rules of `update_rules` with nothing read back from the device.
 
 The learning rate is a number on the device, so a step can be captured as a CUDA graph and replayed
-with another rate. Updates of embedding tables are kernels of ours (`gpu_rows`). Needs Triton.
+with another rate. Updates of embedding tables, and AdaGrad's, are kernels of ours
+(`gpu_kernels`). Needs Triton.
 Results equal those on a CPU within rounding.
 """
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from celu.engine import update_rules
-from celu.engine.gpu_rows import SortedGradient
+from celu.engine.gpu_kernels import SortedGradient, apply_dense_adagrad
 from celu.engine.update_rules import RuleState
 
 
@@ -33,6 +34,13 @@ class _RateOnDevice:
         self._rate.fill_(lr)
 
 
+def _copy_state(live: RuleState, state: RuleState) -> None:
+    """Write a state where the live one is, as a CUDA graph uses it; 0 where it has nothing yet."""
+    for index, values in live.items():
+        for key, tensor in values.items():
+            tensor.copy_(state[index][key]) if index in state else tensor.zero_()
+
+
 class Adagrad(_RateOnDevice, update_rules.Adagrad):  # type: ignore[misc]  # the rate's type
     """AdaGrad; see `update_rules.Adagrad`."""
 
@@ -40,12 +48,15 @@ class Adagrad(_RateOnDevice, update_rules.Adagrad):  # type: ignore[misc]  # the
         self._rate = torch.tensor(lr, device=parameters[0].device)
         super().__init__(parameters, lr, accumulator)
 
+    def load_state(self, state: RuleState) -> None:
+        """See `Rule`."""
+        _copy_state(self.state(), state)
+
     def _apply_dense(
-        self, weights: list[Tensor], gradients: list[Tensor], roots: tuple[Tensor, ...]
+        self, weights: list[Tensor], sums: list[Tensor], gradients: list[Tensor]
     ) -> None:
-        steps = torch._foreach_div(gradients, roots)
-        torch._foreach_mul_(steps, self._rate)
-        torch._foreach_sub_(weights, steps)
+        for weight, total, gradient in zip(weights, sums, gradients, strict=True):
+            apply_dense_adagrad(weight, total, gradient, self._rate, self._EPS)
 
     def _apply_sparse(self, weight: Tensor, total: Tensor, gradient: Tensor) -> None:
         SortedGradient(gradient).apply_adagrad(weight, total, self._rate, self._EPS)
@@ -57,6 +68,11 @@ class Sgd(_RateOnDevice, update_rules.Sgd):  # type: ignore[misc]  # the rate's 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float) -> None:
         self._rate = torch.tensor(lr, device=parameters[0].device)
         super().__init__(parameters, lr, momentum)
+
+    def load_state(self, state: RuleState) -> None:
+        """See `Rule`. A buffer of 0 gives the first step that no buffer gives."""
+        super().load_state({**state, **self.state()})
+        _copy_state(self.state(), state)
 
     def _apply(self, weight: Tensor, direction: Tensor) -> None:
         if direction.is_sparse:
@@ -71,6 +87,15 @@ class Adam(_RateOnDevice, update_rules.Adam):  # type: ignore[misc]  # the rate'
     def _make(self, lr: float) -> torch.optim.Optimizer:
         self._rate = torch.tensor(lr, device=self.parameters[0].device)
         return torch.optim.Adam(self.parameters, lr=self._rate, capturable=True)
+
+    def load_state(self, state: RuleState) -> None:
+        """See `Rule`. A state of 0 gives the first step that none gives."""
+        live = self.state()
+        if live:
+            _copy_state(live, state)
+            return
+        super().load_state(state)
+        self._optimizer.param_groups[0]["lr"] = self._rate  # not a copy of it
 
 
 class SparseAdam(_RateOnDevice):
@@ -105,10 +130,9 @@ class SparseAdam(_RateOnDevice):
 
     def load_state(self, state: RuleState) -> None:
         """See `Rule`. The number of steps may be one that another device counted."""
-        self._state = {
-            index: {**values, "step": _on(self._rate.device, values["step"])}
-            for index, values in state.items()
-        }
+        for index in state.keys() - self._state.keys():
+            self._begin(index, self.parameters[index])
+        _copy_state(self._state, state)
 
     def _begin(self, index: int, weight: Tensor) -> dict[str, Any]:
         self._state[index] = {

@@ -8,7 +8,8 @@ true loss; only Z is stale. `guest_program` decides the order of the calls and d
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from celu.engine.checkpoint_tensors import CheckpointTensors
 from celu.engine.coding import Coding, check_same_rows
 from celu.engine.device import device_of, warm_up_autograd
 from celu.engine.evaluation import Evaluator, Scores
+from celu.engine.graphs import NO_GRAPHS, GraphOptions, Graphs
 from celu.engine.optimizer import Optimizer
 from celu.engine.randomness import seed_step
 from celu.engine.row_weights import RowWeights
@@ -44,7 +46,7 @@ from celu.models.user_code import call_bottom, call_loss, call_top, name_of, use
 from celu.party import Guest
 from celu.transport.message import MAX_CURVATURE, Kind, Message, TensorSpec
 from celu.transport.wire import check_finite, num_bytes
-from celu.workset.weighting import StaleLosses
+from celu.workset.weighting import StaleLosses, Weights
 from celu.workset.workset import Workset
 
 _HELD_OUT = "held_out.scores"  # in the last checkpoint of a run
@@ -53,7 +55,14 @@ _HELD_OUT = "held_out.scores"  # in the last checkpoint of a run
 class GuestTrainer:
     """The guest's models, optimizer and workset."""
 
-    def __init__(self, name: str, guest: Guest, job: Job, spans: Spans | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        guest: Guest,
+        job: Job,
+        spans: Spans | None = None,
+        graphs: GraphOptions = NO_GRAPHS,
+    ) -> None:
         warm_up_autograd()
         self._name = name
         self._backward = f"{name}: the backward pass of {name_of(guest.top)}"
@@ -73,6 +82,7 @@ class GuestTrainer:
         self.label_map = guest.label_map
         num_rounds = job.num_rounds(guest.train.num_rows // job.batch_size)
         self._optimizer = Optimizer(self._modules.values(), job.optimizer, name, num_rounds)
+        self._graphs = Graphs(self._modules.values(), self._optimizer, graphs)
         self.workset = Workset.from_job(job, "guest")
         self.best = Best(self._modules, self._device)
         self.recorder: Recorder | None = None  # of an audit
@@ -99,17 +109,13 @@ class GuestTrainer:
         batch = self.loader.batch(round_)
         z = self._decode(activations, batch, self._batch_size)
         seed_step(self._seed, self._name, round_, 0)
-        leaves = _leaves(z)
-        output = self._forward(batch, leaves)
-        self.latest = (output.detach(), batch)
-        loss = self._weighted_losses(batch, output).mean()
-        check_finite(loss.detach(), "the loss", round_)
-        with user_code(self._backward, leaves):
-            loss.backward()
+        step = partial(self._answer, batch)
+        loss, output, *exact = self._graphs.run("the exchange", step, *batch.tensors(), *z)
+        self.latest = (output, batch)
+        check_finite(loss, "the loss", round_)
         curvature = self._curvature(batch, output)
-        derivatives, exact = [], []
-        for leaf, (host, coding) in zip(leaves, self._codings.items(), strict=True):
-            dz_BD = self._gradient(leaf, host).contiguous()
+        derivatives = []
+        for dz_BD, coding in zip(exact, self._codings.values(), strict=True):
             derivatives.append(
                 coding.pack(
                     Message(
@@ -121,9 +127,22 @@ class GuestTrainer:
                     )
                 )
             )
-            exact.append(dz_BD)
         self.workset.insert(round_, batch, z, tuple(exact))
-        return loss.detach(), derivatives
+        return loss, derivatives
+
+    def _answer(self, like: Batch, *tensors: Tensor) -> list[Tensor]:
+        """The mean loss, the output, and dZ for each host; weights get their gradients."""
+        batch, z = _split(like, tensors)
+        leaves = _leaves(z)
+        output = self._forward(batch, leaves)
+        loss = self._weighted_losses(batch, output).mean()
+        with user_code(self._backward, leaves):
+            loss.backward()
+        dz = [
+            self._gradient(leaf, host).contiguous()
+            for leaf, host in zip(leaves, self._codings, strict=True)
+        ]
+        return [loss.detach(), output.detach(), *dz]
 
     def record(self, activations: list[Message], derivatives: list[Message]) -> None:
         """Record what hosts sent and received of the audited rows, if there is an audit.
@@ -149,7 +168,11 @@ class GuestTrainer:
 
     def apply_update(self) -> None:
         """Apply the exchanged update, which is the batch's first use."""
+        self._graphs.run("the update", self._step, after="the exchange")
+
+    def _step(self) -> list[Tensor]:
         self._optimizer.step()
+        return []
 
     def local_step(self) -> None:
         """Update from a cached batch, if one is eligible; nothing is sent.
@@ -163,17 +186,28 @@ class GuestTrainer:
         if entry is None:
             return
         seed_step(self._seed, self._name, entry.round, entry.uses)
-        leaves = _leaves(entry.z)
-        losses_B = self._weighted_losses(entry.batch, self._forward(entry.batch, leaves))
+        tensors = (*entry.batch.tensors(), *entry.z, *entry.dz)
+        weights = self._graphs.run("a local step", partial(self._repeat, entry.batch), *tensors)
+        if weights:
+            self.workset.record(Weights(*weights), entry)
+
+    def _repeat(self, like: Batch, *tensors: Tensor) -> list[Tensor]:
+        """One local step; returns the `Weights`, if instances are weighted."""
+        batch, cached = _split(like, tensors)
+        num_hosts = len(self._codings)
+        leaves = _leaves(cached[:num_hosts])
+        losses_B = self._weighted_losses(batch, self._forward(batch, leaves))
+        weights = None
         if leaves and self.workset.weighting is not None:
             with user_code(self._backward, leaves):
                 fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
-            stale = StaleLosses(torch.cat(fresh, dim=1), torch.cat(entry.dz, dim=1))
-            weights_B = self.workset.weigh(stale, entry)
-            losses_B = losses_B if weights_B is None else weights_B * losses_B
+            stale = StaleLosses(torch.cat(fresh, dim=1), torch.cat([*cached[num_hosts:]], dim=1))
+            weights = self.workset.weigh(stale)
+            losses_B = losses_B if weights is None else weights.weights_B * losses_B
         with user_code(self._backward, leaves):
             losses_B.mean().backward(inputs=self._optimizer.parameters)
         self._optimizer.step()
+        return [*weights] if weights else []
 
     def model_weights(self) -> dict[str, Tensor]:
         """The trained weights, as a run folder holds them."""
@@ -320,5 +354,11 @@ class GuestTrainer:
         return leaf.grad
 
 
-def _leaves(z: tuple[Tensor, ...]) -> list[Tensor]:
+def _leaves(z: Sequence[Tensor]) -> list[Tensor]:
     return [z_BD.detach().requires_grad_() for z_BD in z]
+
+
+def _split(like: Batch, tensors: Sequence[Tensor]) -> tuple[Batch, Sequence[Tensor]]:
+    """A batch like this one of the first tensors, and the others."""
+    num = len(like.tensors())
+    return like.with_tensors(tensors[:num]), tensors[num:]

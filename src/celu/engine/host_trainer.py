@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from celu.engine.best import Best
 from celu.engine.checkpoint_tensors import CheckpointTensors
 from celu.engine.coding import Coding, check_same_rows
 from celu.engine.device import device_of, warm_up_autograd
+from celu.engine.graphs import NO_GRAPHS, GraphOptions, Graphs
 from celu.engine.optimizer import Optimizer
 from celu.engine.randomness import seed_step
 from celu.engine.spans import Spans
@@ -42,7 +44,7 @@ from celu.party import Host
 from celu.transport.message import Kind, Message, TensorSpec
 from celu.transport.wire import num_bytes
 from celu.workset.table import Entry
-from celu.workset.weighting import StaleDerivatives
+from celu.workset.weighting import StaleDerivatives, Weights
 from celu.workset.workset import Workset
 
 _MEAN_ROWS = 8192  # enough for a mean, and a moment's work
@@ -59,7 +61,14 @@ class _InFlight:
 class HostTrainer:
     """One host's bottom model, optimizer, workset and rounds in flight."""
 
-    def __init__(self, name: str, host: Host, job: Job, spans: Spans | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        host: Host,
+        job: Job,
+        spans: Spans | None = None,
+        graphs: GraphOptions = NO_GRAPHS,
+    ) -> None:
         warm_up_autograd()
         self._name = name
         self._host = host
@@ -74,6 +83,7 @@ class HostTrainer:
         self.loader = BatchLoader(host.train, order, self._device)
         num_rounds = job.num_rounds(host.train.num_rows // job.batch_size)
         self._optimizer = Optimizer([host.bottom], job.optimizer, name, num_rounds)
+        self._graphs = Graphs([host.bottom], self._optimizer, graphs)
         self._coding = Coding(job, name, spans=spans)
         self._in_flight: dict[int, _InFlight] = {}
         self.best = Best(self._modules, self._device)
@@ -93,16 +103,23 @@ class HostTrainer:
         """Z of a fresh batch, as a message to send."""
         batch = self.loader.batch(round_)
         seed_step(self._seed, self._name, round_, 0)
-        z_BD = self._forward(batch)
+        (z_BD,) = self._graphs.run("Z", partial(self._activate, batch), *batch.tensors())
         # Row-major, like a checkpoint's copy: sums over another layout may differ in the last bit.
         exact_BD = z_BD.detach().contiguous()
+        fresh: Tensor | None = z_BD
+        if self._graphs.has("Z"):  # its one autograd graph is now that of this round
+            self._drop_graphs()
+            fresh = self._graphs.live("Z", "the update")
         message = self._coding.pack(
             Message(Kind.ACTIVATION, round_, tensor=exact_BD, row_digest=batch.row_digest)
         )
         # The derivatives of earlier rounds in flight arrive first, and change the weights.
         is_next = not self._in_flight
-        self._in_flight[round_] = _InFlight(batch, message, z_BD if is_next else None, exact_BD)
+        self._in_flight[round_] = _InFlight(batch, message, fresh if is_next else None, exact_BD)
         return message
+
+    def _activate(self, like: Batch, *tensors: Tensor) -> list[Tensor]:
+        return [self._forward(like.with_tensors(tensors))]
 
     def update(self, round_: int, derivative: Message) -> None:
         """Apply the exchanged update, the batch's first use, and cache the batch."""
@@ -113,7 +130,14 @@ class HostTrainer:
         if not self._optimizer.parameters:
             pass  # such as a bottom that returns the columns as they are: only the guest trains
         elif sent.z_BD is not None:
-            self._apply(sent.z_BD, dz_BD)
+            self._graphs.run(
+                "the update",
+                partial(self._apply, sent.z_BD),
+                dz_BD,
+                after="Z",
+                instead=partial(self._recompute_and_apply, sent.batch),
+            )
+            self._drop_graphs()
         else:
             self._apply_stale(
                 Entry(round_, sent.batch, (sent.exact_BD,), (dz_BD,), curvature, uses=0)
@@ -269,14 +293,32 @@ class HostTrainer:
 
     def _apply_stale(self, entry: Entry) -> None:
         seed_step(self._seed, self._name, entry.round, entry.uses)
-        z_BD = self._forward(entry.batch)
         (stale_BD,), (dz_BD,) = entry.z, entry.dz
-        weights_B = self.workset.weigh(
-            StaleDerivatives(z_BD.detach(), stale_BD, dz_BD, entry.curvature), entry
+        weights = self._graphs.run(
+            "a stale update",
+            partial(self._repeat, entry.batch),
+            torch.full((), entry.curvature, dtype=torch.float64, device=self._device),
+            stale_BD,
+            dz_BD,
+            *entry.batch.tensors(),
         )
-        self._apply(z_BD, dz_BD if weights_B is None else weights_B[:, None] * dz_BD)
+        if weights:
+            self.workset.record(Weights(*weights), entry)
+        self._drop_graphs()
 
-    def _apply(self, z_BD: Tensor, dz_BD: Tensor) -> None:
+    def _repeat(
+        self, like: Batch, curvature: Tensor, stale_BD: Tensor, dz_BD: Tensor, *tensors: Tensor
+    ) -> list[Tensor]:
+        """One update from a stale derivative; returns the `Weights`, if there are any."""
+        z_BD = self._forward(like.with_tensors(tensors))
+        weights = self.workset.weigh(StaleDerivatives(z_BD.detach(), stale_BD, dz_BD, curvature))
+        self._apply(z_BD, dz_BD if weights is None else weights.weights_B[:, None] * dz_BD)
+        return [*weights] if weights else []
+
+    def _recompute_and_apply(self, batch: Batch, dz_BD: Tensor) -> list[Tensor]:
+        return self._apply(self._forward(batch), dz_BD)
+
+    def _apply(self, z_BD: Tensor, dz_BD: Tensor) -> list[Tensor]:
         if not z_BD.requires_grad:
             raise ModelError(
                 f"{self._name}: expected Z to depend on the bottom model's parameters, got a "
@@ -285,7 +327,7 @@ class HostTrainer:
         with user_code(f"{self._name}: the backward pass of {name_of(self._bottom)}", [dz_BD]):
             z_BD.backward(dz_BD)
         self._optimizer.step()
-        self._drop_graphs()
+        return []
 
     def _drop_graphs(self) -> None:
         """Forget the autograd graphs of rounds in flight: their weights have changed."""

@@ -84,6 +84,11 @@ class Optimizer:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def tensors(self) -> list[Tensor]:
+        """The tensors that steps change in place, besides the parameters."""
+        states = [values for rule in self._rules for values in rule.state().values()]
+        return [v for values in states for v in values.values() if isinstance(v, Tensor)]
+
     def state(self) -> list[RuleState]:
         """A copy of the state of every rule."""
         return [_copy(rule.state()) for rule in self._rules]

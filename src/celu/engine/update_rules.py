@@ -79,10 +79,7 @@ class Adagrad:
                 sums.append(total)
                 gradients.append(weight.grad)
         if weights:
-            torch._foreach_addcmul_(sums, gradients, gradients, value=1.0)
-            roots = torch._foreach_sqrt(sums)
-            torch._foreach_add_(roots, self._EPS)
-            self._apply_dense(weights, gradients, roots)
+            self._apply_dense(weights, sums, gradients)
 
     def state(self) -> RuleState:
         """See `Rule`."""
@@ -93,8 +90,11 @@ class Adagrad:
         self._sums = [state[index]["sum"] for index in range(len(self.parameters))]
 
     def _apply_dense(
-        self, weights: list[Tensor], gradients: list[Tensor], roots: tuple[Tensor, ...]
+        self, weights: list[Tensor], sums: list[Tensor], gradients: list[Tensor]
     ) -> None:
+        torch._foreach_addcmul_(sums, gradients, gradients, value=1.0)
+        roots = torch._foreach_sqrt(sums)
+        torch._foreach_add_(roots, self._EPS)
         torch._foreach_addcdiv_(weights, gradients, roots, value=-self.lr)
 
     def _apply_sparse(self, weight: Tensor, total: Tensor, gradient: Tensor) -> None:

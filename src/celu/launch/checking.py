@@ -21,6 +21,8 @@ from celu.doctor.machine import read_certificates
 from celu.doctor.party_rules import certificate_findings
 from celu.engine.coding import Coding
 from celu.engine.schedule import Schedule
+from celu.engine.setup import RunTerms, contract_of, inventory_of
+from celu.engine.setup import check_party as check_rows
 from celu.events import ignore
 from celu.launch.endpoint import endpoint_of
 from celu.launch.loading import load_party, read_datasets
@@ -30,10 +32,9 @@ from celu.launch.memory_estimate import (
     estimate_memory,
     resident_bytes,
 )
+from celu.launch.starting import load_start
 from celu.launch.trial import Trial, try_party
 from celu.party import Guest, Host
-from celu.session import check_party as check_rows
-from celu.session import contract_of, inventory_of
 from celu.transport.carrier import Admission
 from celu.transport.connect import Endpoint, find_carrier
 from celu.transport.tls import Credentials, read_authority
@@ -55,6 +56,10 @@ def check_party(settings: PartySettings, job: Job, source: Path) -> Iterator[Fin
     is_aligned, aligned = _with_rows(settings)
     datasets = read_datasets(aligned)
     party = load_party(aligned, job, source, datasets)
+    terms = RunTerms()
+    if settings.start is not None:
+        terms = RunTerms(start=load_start(settings.start, settings.name, party))
+        yield Finding("start", "ok", f"{settings.start}: the weights of model {terms.start}")
     schedule = check_rows(settings.name, party, job)
     yield _rows_finding(settings, party, schedule, is_aligned)
     for warning in datasets.warnings:
@@ -62,7 +67,7 @@ def check_party(settings: PartySettings, job: Job, source: Path) -> Iterator[Fin
     trial = try_party(settings.name, party, job, schedule.test_rows)
     yield _model_finding(settings, job, trial)
     if is_aligned:
-        yield _check_run_folder(settings, job, party)
+        yield _check_run_folder(settings, job, party, terms)
     estimate = estimate_memory(settings.name, party, job, trial, process)
     yield _memory_finding(estimate, party.train.is_on_accelerator, torch.device(settings.device))
 
@@ -160,9 +165,11 @@ def _model_finding(settings: PartySettings, job: Job, trial: Trial) -> Finding:
     return Finding("model", "ok", f"{did}{made_up}: {loss}{metrics}")
 
 
-def _check_run_folder(settings: PartySettings, job: Job, party: Guest | Host) -> Finding:
+def _check_run_folder(
+    settings: PartySettings, job: Job, party: Guest | Host, terms: RunTerms
+) -> Finding:
     """Raises CheckpointError for checkpoints of a run with another contract."""
-    contract = contract_of(job, party)
+    contract = contract_of(job, party, terms)
     inventory = inventory_of(contract, Checkpoints(settings.run_dir), ignore)
     newest = max(inventory.rounds, default=0)
     what = f"would resume from round {newest:,}" if newest else "no checkpoint to resume from"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from celu.config.party import PartySettings, check_names, read_party
 from celu.config.schema import SCHEMA_FILE
 from celu.data.tags import Tags
 from celu.engine.auditing import AuditOptions
+from celu.engine.extension import extended_rounds
+from celu.engine.setup import RunTerms
 from celu.errors import ConfigError, PeerLost, PeerRestarted
 from celu.events import Callback, Connected, DataOpened, Restarted, Warned, call_all
 from celu.launch.auditing import audit_options, input_columns
@@ -25,6 +28,7 @@ from celu.launch.folder import open_run_folder
 from celu.launch.loading import load_party, read_datasets, test_ids
 from celu.launch.memory import retain_freed_memory
 from celu.launch.recording import modules_of, record_result, recording_failure
+from celu.launch.starting import load_start
 from celu.party import Guest, Host
 from celu.result import Result
 from celu.run_folder import RunFolder
@@ -42,6 +46,7 @@ def run(
     *,
     callbacks: Sequence[Callback] = (),
     restart_from: int | None = None,
+    more: int = 0,
 ) -> Result:
     """Train one party of a job over the network, in place; the other parties run the same job.
 
@@ -50,7 +55,8 @@ def run(
     `party` has the rows, and modules on their device. `callbacks` are called with each event; if
     one raises, the run ends with CallbackError. A second call resumes the run from the checkpoints
     in the run folder. With `restart_from`, which all parties must pass, it resumes from this round
-    and trains later ones again. Raises CeluError.
+    and trains later ones again. With `more`, which all parties must pass, it continues a finished
+    or stopped run by that many rounds. Raises CeluError.
     """
     source = settings if isinstance(settings, Path | str) else "party.toml"
     if isinstance(settings, Path | str):
@@ -74,7 +80,7 @@ def run(
 
     with recording_failure([folder]):
         _restart(folder, restart_from)
-        return _run_recorded(settings, job, reset, folder, lambda port: None)
+        return _run_recorded(settings, job, reset, folder, lambda port: None, more=more)
 
 
 def run_party(
@@ -84,11 +90,12 @@ def run_party(
     folder: RunFolder,
     listening: Callable[[int], None],
     restart_from: int | None = None,
+    more: int = 0,
 ) -> Result:
     """Train a party whose rows and modules `party.toml` names; raises CeluError.
 
     Python searches `source` first when it imports the user's modules. `listening` is called with
-    the port once peers can connect. For `restart_from` see `run`.
+    the port once peers can connect. For `restart_from` and `more` see `run`.
     """
     retain_freed_memory()
     with recording_failure([folder]):
@@ -114,6 +121,7 @@ def run_party(
             listening,
             partial(test_ids, settings),
             input_columns(settings),
+            more,
         )
 
 
@@ -132,6 +140,7 @@ def _run_recorded(
     listening: Callable[[int], None],
     read_ids: Callable[[Tags], Any] | None = None,
     columns: Mapping[str, Sequence[str]] | None = None,
+    more: int = 0,
 ) -> Result:
     """Train until done; if a peer's process restarts, start over from the last checkpoint.
 
@@ -140,12 +149,21 @@ def _run_recorded(
     open_files.raise_limit()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
+    if settings.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
     audit = audit_options(settings, folder, columns)
-    num_restarts, newest = 0, ""
+    num_restarts, newest, terms = 0, "", RunTerms()
     while True:
         party = make_party()
+        if settings.start is not None:
+            start = load_start(settings.start, settings.name, party)
+            terms = replace(terms, start=start)
+        if more and terms.total_rounds is None:  # once: the first session records it
+            checkpoints = Checkpoints(folder.path)
+            total = extended_rounds(job, party.train.num_rows, checkpoints, more)
+            terms = replace(terms, total_rounds=total)
         try:
-            result = _run_once(settings, job, party, folder, listening, audit)
+            result = _run_once(settings, job, party, folder, listening, terms, audit)
             break
         except PeerRestarted as error:
             folder.emit(Restarted(message=str(error)))
@@ -167,6 +185,7 @@ def _run_once(
     party: Guest | Host,
     folder: RunFolder,
     listening: Callable[[int], None],
+    terms: RunTerms,
     audit: AuditOptions | None,
 ) -> Result:
     """One session with the peers, from connecting to GOODBYE."""
@@ -175,15 +194,17 @@ def _run_once(
     with open_links(endpoint_of(settings, folder.try_emit), listening) as links:
         folder.emit(Connected(peers=sorted(links), secure=not settings.insecure))
         name, emit = settings.name, folder.emit
+        options: dict[str, Any] = {
+            "checkpoints": checkpoints,
+            "terms": terms,
+            "graphs": settings.graphs,
+            "audit": audit,
+        }
         if isinstance(party, Guest):
-            session = guest_session(
-                name, party, job, links, emit, checkpoints=checkpoints, audit=audit
-            )
+            session = guest_session(name, party, job, links, emit, **options)
         else:
             link = links[job.guest]
-            session = host_session(
-                name, party, job, link, emit, checkpoints=checkpoints, audit=audit
-            )
+            session = host_session(name, party, job, link, emit, **options)
         return run_blocking(session)
 
 

@@ -9,6 +9,7 @@ function of a value's rank, and training bends it. The unit of a column does not
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 _SPREAD = 12**0.5  # a rank is uniform in [0, 1]: this makes its deviation 1
@@ -34,18 +35,26 @@ class NumberEmbedding(nn.Module):
         self.bias = nn.Parameter(slope_C1D[:, 0] * (-bins / 2))
 
     def forward(self, numbers_BC: Tensor) -> Tensor:
-        """[B, columns * dim]."""
+        """[B, columns * dim].
+
+        A number is the sum of the weights of all bins below it, and of its share of its own bin.
+        Bins without width, between equal quantiles, are steps.
+        """
+        columns, bins, dim = self.weight.shape
         low_CE, widths_CE = self.edges[:, :-1], self.edges.diff(dim=1)
-        above_BCE = numbers_BC.unsqueeze(-1) - low_CE
-        # How much of each bin lies below the number. Bins without width, between equal quantiles,
-        # are steps.
-        share_BCE = torch.where(
-            widths_CE > 0,
-            above_BCE / widths_CE.clamp_min(torch.finfo(widths_CE.dtype).tiny),
-            (above_BCE >= 0).to(numbers_BC.dtype),
+        passed_BC = (numbers_BC.unsqueeze(-1) >= low_CE).sum(dim=-1)
+        bin_BC = (passed_BC - 1).clamp_min(0) + torch.arange(columns, device=low_CE.device) * bins
+        above_BC = numbers_BC - low_CE.reshape(-1)[bin_BC]
+        width_BC = widths_CE.reshape(-1)[bin_BC]
+        share_BC = torch.where(
+            width_BC > 0,
+            above_BC / width_BC.clamp_min(torch.finfo(width_BC.dtype).tiny),
+            (above_BC >= 0).to(above_BC.dtype),
         ).clamp(0, 1)
-        z_BCD = torch.einsum("bce,ced->bcd", share_BCE, self.weight) + self.bias
-        return z_BCD.flatten(start_dim=1)
+        before_CED = self.weight.cumsum(dim=1) - self.weight + self.bias.unsqueeze(1)
+        before_BCD = F.embedding(bin_BC, before_CED.reshape(-1, dim))
+        own_BCD = F.embedding(bin_BC, self.weight.reshape(-1, dim))
+        return (before_BCD + share_BC.unsqueeze(-1) * own_BCD).flatten(start_dim=1)
 
 
 def _quantiles(examples_NC: Tensor, bins: int) -> Tensor:

@@ -62,7 +62,7 @@ def export_run(
             f"{run}: expected a run that is done, got one with status {record.status!r}; wait for "
             "its end, or start it again at all parties to finish it"
         )
-    trained = _read_trained(run)
+    trained = read_trained(run)
     schema = read_store_schema(run) if (run / SCHEMA_FILE).exists() else None
     facts = _facts(run, record, trained, schema)
     weights = read_weights(run / WEIGHTS_FILE, facts, "train again")
@@ -147,7 +147,8 @@ def _settings(run: Path, record: RunRecord) -> tuple[Job, PartySettings]:
     )
 
 
-def _read_trained(run: Path) -> TrainedModel:
+def read_trained(run: Path) -> TrainedModel:
+    """The identity and the facts of the model that a run trained; raises ConfigError."""
     path = run / TRAINED
     try:
         return TrainedModel.model_validate_json(path.read_bytes())

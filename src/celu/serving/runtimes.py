@@ -24,8 +24,10 @@ from torch.export import ExportedProgram
 
 from celu.errors import ConfigError, ModelError
 from celu.label_map import LabelMap
+from celu.models.user_code import name_of
 from celu.serving.model import Model
 from celu.serving.model_folder import ModelFacts
+from celu.traceback_lines import last_lines
 
 Format = Literal["pt2", "onnx"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -188,9 +190,11 @@ def _capture(example: _Example, what: str) -> ExportedProgram:
                 strict=False,
             )
     except Exception as error:
+        lines = "".join(f"\n  {line}" for line in last_lines(error))
         raise ModelError(
             f"{what} cannot be exported: {_reason(error)}. Its code must be the same for all "
             "inputs and numbers of rows; export without --format to use it in celu"
+            f"\n  it is {name_of(example.module)}{lines}"
         ) from error
     for part in program.graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
@@ -219,8 +223,9 @@ def _call(
         with torch.no_grad():
             output: Tensor = module(*args, **kwargs)
     except Exception as error:
+        where = "; ".join([_reason(error), *last_lines(error)])
         raise ModelError(
-            f"{what} cannot be exported: it fails for synthetic rows: {_reason(error)}"
+            f"{what}, {name_of(module)}, cannot be exported: it fails for synthetic rows: {where}"
         ) from error
     return output
 

@@ -36,7 +36,7 @@ class StaleDerivatives(NamedTuple):
     fresh_BD: Tensor
     stale_BD: Tensor
     dz_BD: Tensor
-    curvature: float
+    curvature: float | Tensor  # a scalar
 
 
 class StaleLosses(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -97,34 +98,39 @@ class Workset:
         self.bubbles += entry is None
         return entry
 
-    def weigh(
-        self, stale: StaleDerivatives | StaleLosses, entry: Entry | None = None
-    ) -> Tensor | None:
-        """Instance weights, [B]; None without a weighting policy.
-
-        With `entry`, the similarities are also stored there for reports.
-        """
+    def weigh(self, stale: StaleDerivatives | StaleLosses) -> Weights | None:
+        """The weights of instances; None without a weighting policy."""
         if self.weighting is None:
             return None
-        weights: Weights = (
-            self.weighting.weigh_losses(stale)
-            if isinstance(stale, StaleLosses)
-            else self.weighting.weigh_derivatives(stale)
-        )
-        self.similarity_B = weights.similarity_B
-        if entry is not None:
-            entry.similarity_B = weights.similarity_B
-            if entry.uses == min(self.table.R, _LATE_USE) and self.reuse_weights.maxlen:
-                self.reuse_weights.append(weights.weights_B.mean())
-        return weights.weights_B
+        if isinstance(stale, StaleLosses):
+            return self.weighting.weigh_losses(stale)
+        return self.weighting.weigh_derivatives(stale)
+
+    def record(self, weights: Weights, entry: Entry) -> None:
+        """Remember, for reports and for `auto`, how an entry was weighted."""
+        self.similarity_B = entry.similarity_B = weights.similarity_B
+        if entry.uses == min(self.table.R, _LATE_USE) and self.reuse_weights.maxlen:
+            self.reuse_weights.append(weights.weights_B.mean())
 
 
-def summarize_table(table: WorksetTable) -> list[tuple[int, int, float | None]]:
-    """Per entry: round (from 1), uses, and the median similarity of its last local step."""
-    used = [entry for entry in table if entry.similarity_B is not None]
-    if used:
-        similarity_EB = torch.stack([e.similarity_B for e in used if e.similarity_B is not None])
-        medians = similarity_EB.median(dim=1).values.tolist()  # a single synchronization on a GPU
-        for entry, median in zip(used, medians, strict=True):
-            entry.similarity, entry.similarity_B = round(median, 4), None
-    return [(entry.round + 1, entry.uses, entry.similarity) for entry in table]
+class TableSummary:
+    """Per entry: round (from 1), uses, and the median similarity of its last local step.
+
+    `medians` has those that are not known yet, in one tensor that may be on a GPU.
+    """
+
+    def __init__(self, table: WorksetTable) -> None:
+        self._entries = [(entry, entry.round + 1, entry.uses) for entry in table]
+        self._used = [entry for entry in table if entry.similarity_B is not None]
+        similarities = [e.similarity_B for e in self._used if e.similarity_B is not None]
+        self.medians: list[Tensor] = []
+        if similarities:
+            self.medians = [torch.stack(similarities).median(dim=1).values]
+        for entry in self._used:
+            entry.similarity_B = None
+
+    def rows(self, medians: Sequence[float]) -> list[tuple[int, int, float | None]]:
+        """The rows of the summary, with the values of `medians`."""
+        for entry, median in zip(self._used, medians, strict=True):
+            entry.similarity = round(median, 4)
+        return [(round_, uses, entry.similarity) for entry, round_, uses in self._entries]

@@ -174,12 +174,37 @@ def test_contracts_that_differ_are_refused_by_field_at_both_parties(pair: Pair) 
 
 
 def test_a_wrong_shape_stops_both_parties_with_its_name(pair: Pair) -> None:
-    pair.edit("weather/party.toml", "hidden = [8]", "hidden = [8], z_width = 5")
+    (pair.folder / "weather" / "narrow.py").write_text(
+        "import torch\n\nclass Narrow(torch.nn.Linear):\n"
+        "    def __init__(self):\n        super().__init__(2, 5)\n\n"
+        "    def forward(self, numbers):\n        return super().forward(numbers)\n"
+    )
+    bottom = '{ use = "wdl", embedding_dim = 4, hidden = [8] }'
+    pair.edit("weather/party.toml", bottom, '"narrow:Narrow"')
     guest, host = pair.run()
     assert host.code == 5
     assert "ModelError" in host.err and "[64, 8]" in host.err and "[64, 5]" in host.err
     assert guest.code == 12
     assert "weather stopped: ModelError" in guest.err
+
+
+def test_an_exception_in_a_module_ends_its_party_with_its_line_and_the_peer_reads_the_class(
+    pair: Pair,
+) -> None:
+    (pair.folder / "weather" / "raising.py").write_text(
+        "import torch\n\nclass Raising(torch.nn.Linear):\n"
+        "    def __init__(self):\n        super().__init__(3, 8)\n\n"
+        "    def forward(self, numbers):\n        return super().forward(numbers)\n"
+    )
+    bottom = '{ use = "wdl", embedding_dim = 4, hidden = [8] }'
+    pair.edit("weather/party.toml", bottom, '"raising:Raising"')
+    guest, host = pair.run()
+    assert host.code == 5
+    assert "raising.Raising, raised RuntimeError" in host.err
+    assert "it got numbers [64, 2] float32" in host.err
+    assert "raising.py, line 8, in forward" in host.err
+    assert guest.code == 12
+    assert "weather stopped: ModelError" in guest.err and "raising" not in guest.err
 
 
 def test_nan_stops_both_parties_with_the_round(pair: Pair) -> None:

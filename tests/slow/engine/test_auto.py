@@ -68,7 +68,7 @@ def test_on_a_slow_link_it_saturates_the_link_and_makes_local_steps() -> None:
     result, choices = run(auto_federation())
     assert {c.codecs.activation for c in result.choices} == {"2bit"}
     assert all(c.depth > 4 for c in result.choices if "round trip" in c.reason)
-    assert all(c.for_role("guest")[1] > 1 for c in result.choices)
+    assert result.choices[0].for_role("guest")[1] > 1  # until the second epoch
     assert any("of a derivative is still to be done" in choice["reason"] for choice in choices)
     assert result.rounds == 200
     assert [c.round for c in result.choices] == sorted({c.round for c in result.choices})

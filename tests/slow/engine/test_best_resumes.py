@@ -12,7 +12,7 @@ import pytest
 
 import celu
 from celu.errors import CheckpointError
-from engine.test_best import overfitting, train
+from engine.test_best import OVERFITS, overfitting, train
 from federation import Federation, assert_same_bits, federation, train_over_grpc, with_validation
 from slow.engine.test_resume import attempt, ends, run_auto
 
@@ -79,7 +79,12 @@ def test_a_finished_run_that_is_started_again_delivers_the_same_model(tmp_path: 
 
 
 def test_the_same_model_is_delivered_over_sockets(tmp_path: Path) -> None:
-    fed = overfitting(depth=4, patience=2)
+    # Without dropout: here the parties are threads, which share torch's random numbers.
+    evaluation = celu.Evaluation(every=2, metric="loss", patience=2)
+    method = celu.Method(R=3, W=3, depth=4)
+    fed = with_validation(
+        federation(rounds=30, optimizer=OVERFITS, method=method, evaluation=evaluation)
+    )
     results: list[celu.Result] = []
     weights = train_over_grpc(fed, tmp_path, result=results.append)
     expected, _ = train(fed)

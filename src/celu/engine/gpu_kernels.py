@@ -1,10 +1,11 @@
-"""Sparse updates of an embedding table on a GPU, as two Triton kernels.
+"""Updates of weights on a GPU, as Triton kernels.
 
-The rows of a batch's gradient are sorted by id. The first kernel adds up the gradients of each id
-within chunks of sorted positions, the second adds up an id's few partial sums and updates the
-table's row. Every shape is fixed by the batch, so nothing is read back from the device, and sums
-have one order: the same call gives the same bits. `update_rules` has the operations that are used
-where Triton is missing; `gpu_update_rules` uses these.
+For an embedding table, the rows of a batch's gradient are sorted by id. The first kernel adds up
+the gradients of each id within chunks of sorted positions, the second adds up an id's few partial
+sums and updates the table's row. Every shape is fixed by the batch, so nothing is read back from
+the device, and sums have one order: the same call gives the same bits. AdaGrad's update of a dense
+weight is one pass over its memory. `update_rules` has the operations that are used where Triton is
+missing; `gpu_update_rules` uses these.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from celu.errors import ModelError
 
 _CHUNK = 32
+_BLOCK = 1024
 MAX_ROWS = 2**31 - 1  # ids are sorted as int32
 _SGD, _ADAGRAD, _ADAM = 0, 1, 2  # the rules of the second kernel
 
@@ -189,3 +191,29 @@ def _update_rows(  # type: ignore[no-untyped-def]
             tl.store(second_state + at, square, mask=is_column)
             value -= lr * (mean / (tl.sqrt(square) + epsilon))
         tl.store(weight + at, value, mask=is_column)
+
+
+def apply_dense_adagrad(
+    weight: Tensor, sums: Tensor, gradient: Tensor, rate: Tensor, epsilon: float
+) -> None:
+    """AdaGrad's update of a weight and of its sums of squared gradients."""
+    if not (weight.is_contiguous() and sums.is_contiguous()):
+        sums.addcmul_(gradient, gradient)
+        weight.sub_(rate * (gradient / (sums.sqrt() + epsilon)))
+        return
+    num = weight.numel()
+    _update_dense[(triton.cdiv(num, _BLOCK),)](
+        weight, sums, gradient.contiguous(), rate, num, epsilon, BLOCK=_BLOCK
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _update_dense(weight, sums, gradients, rate, num, epsilon, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = at < num
+    gradient = tl.load(gradients + at, mask=is_inside, other=0.0)
+    total = tl.load(sums + at, mask=is_inside, other=0.0) + gradient * gradient
+    value = tl.load(weight + at, mask=is_inside, other=0.0)
+    value -= tl.load(rate) * (gradient / (tl.sqrt(total) + epsilon))
+    tl.store(sums + at, total, mask=is_inside)
+    tl.store(weight + at, value, mask=is_inside)
