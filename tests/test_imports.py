@@ -31,6 +31,7 @@ LAYERS = [
         "handshake",
         "prepare",
         "checkpoint",
+        "privacy",
         "audit",
     ],
     ["engine", "psi", "scores"],
@@ -101,7 +102,8 @@ def test_every_public_name_exists_and_is_imported_on_first_use() -> None:
 LOW = {
     "config/reading.py": set(),
     "config/optimizer.py": {"reading"},
-    "config/job.py": {"reading", "optimizer"},
+    "config/privacy.py": {"reading"},
+    "config/job.py": {"reading", "optimizer", "privacy"},
     "config/job_toml.py": {"job"},
     "config/replay.py": {"job", "job_toml"},
     "config/space.py": {"job", "reading"},

@@ -53,6 +53,7 @@ def audited(loss: str = "binary", rounds: int = 100, **job: Any) -> Federation:
         bottom=Tower(6, {"numbers": 4}, {}, hidden=(8,)),
         top=WideDeepTop([6, 6], outputs, hidden=(8,)),
         loss=loss,
+        label_key=b"l" * 32,
         **parts("guest", labels),
     )
     host = celu.Host(bottom=Tower(6, {"numbers": 4}, {}, hidden=(8,)), **parts("host"))
@@ -131,6 +132,7 @@ def test_canaries_are_random_and_only_among_training_rows() -> None:
     assert torch.equal(changed.train.labels[others], guest.train.labels[others])
     assert 70 < int(changed.train.labels[rows].sum()) < 130
     assert changed.test is guest.test
+    assert changed.label_key == guest.label_key == b"l" * 32
     other = with_canaries(guest, RowSample(guest.train, b"x" * 32, 1200, 200))
     assert other.train.labels is not None
     assert not torch.equal(changed.train.labels, other.train.labels)
@@ -154,6 +156,15 @@ def test_an_audit_changes_no_bit_of_the_training_and_no_byte_on_the_wire() -> No
     assert found.traffic == without.traffic
     assert without.audit is None
     assert events[-1].event == "audit"
+
+
+def test_randomized_labels_leave_an_attack_little_of_its_own() -> None:
+    fed = audited(privacy={"label_epsilon": 0.4})
+    audit = audit_of(run(fed, options(canaries=400))["guest"])
+    own = [attack.rows.own_auc or 0 for attack in attacks(audit, "network")]
+    canaries = [attack.canaries for attack in attacks(audit, "network")]
+    assert max(own) < 0.75
+    assert all(leak is not None and (leak.auc or 0) < 0.75 for leak in canaries)
 
 
 def test_few_rows_are_a_note_and_no_error() -> None:

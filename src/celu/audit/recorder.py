@@ -16,7 +16,7 @@ from celu.audit.sample import RowSample
 from celu.data.tags import Tags
 from celu.errors import CheckpointError
 
-PREFIX = "audit."  # of its tensors in a checkpoint
+RECORDED = "audit."  # of its tensors in a checkpoint
 _HELD_OUT = "held_out."
 
 
@@ -92,7 +92,7 @@ class Recorder:
             **{f"rows.{name}": tensor.clone() for name, tensor in self._tensors.items()},
             **{f"{_HELD_OUT}{name}": tensor for name, tensor in self._held_out.items()},
         }
-        return {PREFIX + name: tensor for name, tensor in tensors.items()}
+        return {RECORDED + name: tensor for name, tensor in tensors.items()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what a checkpoint has, names without the prefix; raises CheckpointError.

@@ -31,7 +31,7 @@ class RowSample:
         self.num_canaries = min(num_canaries, train.num_rows // 2, num_rows // 2)
         hashes_N = np.concatenate(
             [
-                self._hashes(train.tags_of(slice(start, start + _CHUNK_ROWS)))
+                self._hashes(train.take_tags(start, min(start + _CHUNK_ROWS, train.num_rows)))
                 for start in range(0, train.num_rows, _CHUNK_ROWS)
             ]
         )

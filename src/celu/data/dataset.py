@@ -205,7 +205,11 @@ class Dataset:
         inputs = {name: _select(tensor, moved) for name, tensor in self.inputs.items()}
         inputs |= {name: inputs[name].long() for name in self.sizes}
         weights = None if self.weights is None else _select(self.weights, moved)
-        return Batch(inputs, labels, self.tags_of(rows), weights)
+        return Batch(inputs, labels, self._tags(rows), weights)
+
+    def take_tags(self, start: int, stop: int) -> Tags:
+        """The tags of some consecutive rows; those of rows without tags are their numbers."""
+        return self._tags(slice(start, stop))
 
     def examples(self) -> dict[str, Tensor]:
         """At most MAX_EXAMPLES rows of each input, evenly spaced, in main memory."""
@@ -222,7 +226,7 @@ class Dataset:
             joined = np.concatenate([tensor[start:stop].numpy() for start, stop in blocks])
             return torch.from_numpy(joined.take(order, axis=0))
 
-        tags = np.concatenate([self.tags_of(slice(start, stop)) for start, stop in blocks])
+        tags = np.concatenate([self._tags(slice(start, stop)) for start, stop in blocks])
         return Dataset(
             {name: copy(tensor) for name, tensor in self.inputs.items()},
             None if self.labels is None else copy(self.labels),
@@ -255,8 +259,7 @@ class Dataset:
         # From page-locked memory: a copy from pageable memory waits for all queued kernels.
         return rows.pin_memory().to(next(iter(self.inputs.values())).device, non_blocking=True)
 
-    def tags_of(self, rows: Tensor | slice) -> Tags:
-        """The tags of rows, or their numbers as 8 bytes if they have none."""
+    def _tags(self, rows: Tensor | slice) -> Tags:
         if self.tags is not None:
             return self.tags[rows if isinstance(rows, slice) else rows.cpu().numpy()]
         if isinstance(rows, slice):

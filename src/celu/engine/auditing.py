@@ -69,4 +69,5 @@ def with_canaries(guest: Guest, sample: RowSample) -> Guest:
         validation=guest.validation,
         metrics=guest.metrics,
         class_weights=guest.class_weights,
+        label_key=guest.label_key,
     )

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from celu.audit.recorder import PREFIX, Recorder, load_recorded
+from celu.audit.recorder import RECORDED, Recorder, load_recorded
 from celu.config.job import Codecs, Job, Tuning
 from celu.config.schema import HeldOut
 from celu.data.batch_loader import BatchLoader
@@ -31,6 +31,7 @@ from celu.engine.randomness import seed_step
 from celu.engine.spans import Spans
 from celu.engine.state import TrainerState
 from celu.engine.state_dict import (
+    OPTIMIZER,
     TrainerMetadata,
     from_state_dict,
     parameter_names,
@@ -258,6 +259,15 @@ class HostTrainer:
         """The names of the trained parameters in `state_dict`."""
         return parameter_names(self._modules)
 
+    @property
+    def optimizer_prefix(self) -> str:
+        """How the names of the optimizer's tensors in `state_dict` start."""
+        return OPTIMIZER
+
+    def close(self) -> None:
+        """Stop reading rows."""
+        self.loader.close()
+
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
         """Load a checkpoint, whose tuning is applied; raises CheckpointError if it does not fit.
 
@@ -278,7 +288,7 @@ class HostTrainer:
                 exact_BD = checkpoint.pop(f"in_flight_exact.{round_}", shape)
             self._in_flight[round_] = _InFlight(batch, message, None, exact_BD)
         restore_counters(metadata, checkpoint, self.workset)
-        load_recorded(self.recorder, checkpoint.pop_prefix(PREFIX))
+        load_recorded(self.recorder, checkpoint.pop_prefix(RECORDED))
         checkpoint.check_empty()
         self.roll_back(state)
 
