@@ -81,7 +81,7 @@ def test_lightgbm_and_a_pooled_model_learn_from_both_parties() -> None:
 def test_a_bench_measures_every_family_and_the_figures_are_the_worst(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    families = [replace(f, job={**f.job, "rounds": 45}) for f in tabular.FAMILIES]
+    families = [replace(f, job={**f.job, "batch_size": 128}) for f in tabular.FAMILIES]
     monkeypatch.setattr(tabular, "FAMILIES", families)
     monkeypatch.setattr(tabular, "check_sources", lambda data: ["one", "two"])
     monkeypatch.setattr(tabular, "load_set", lambda name, data, folder: synthetic())
