@@ -173,7 +173,7 @@ def _train_federated(table: TabularSet, family: Family, seed: int) -> Scored:
 
 def _some(dataset: celu.Dataset, rows: slice) -> celu.Dataset:
     batch = dataset.take(rows)
-    return celu.Dataset(batch.inputs, batch.labels, dataset.sizes)
+    return celu.Dataset(batch.inputs, batch.labels, dataset.sizes, classes=dataset.classes)
 
 
 def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
