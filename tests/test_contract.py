@@ -68,6 +68,7 @@ DIFFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
     "evaluation.metric": ("auc", {}),
     "evaluation.target": (0.1, {}),
     "evaluation.patience": (3, {}),
+    "privacy.label_epsilon": (1.0, {}),
 }
 DERIVED = {"method.given"}  # the settings that `auto` may not change; has its own test
 

@@ -85,6 +85,7 @@ class TrainedModel(Settings):
     output: Literal["binary", "multiclass", "regression"] | None = None  # at the guest
     label_map: LabelMap = LabelMap()  # at the guest
     mean_z: dict[PartyName, list[float]] = {}  # of each host; at the guest
+    own_weights: Digest | None = None  # of this party's weights, if the identity has the twin's
     train_rows: Count
     validation_rows: Count = 0
     test_rows: Count

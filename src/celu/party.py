@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torch import nn
 
@@ -53,6 +54,10 @@ class Guest:
     `class_weights` say how much the rows of each class count in training: "balanced", so that all
     classes count the same in total, or values by class, 1 for those that are not named. They
     multiply the weights of rows, and do not change metrics.
+
+    `label_key`, for a job with `privacy.label_epsilon`, is the secret that decides which labels are
+    randomized: the path of a file, which is created if it does not exist, or random bytes. The same
+    labels need the same key in every run.
     """
 
     bottom: nn.Module | None
@@ -63,6 +68,7 @@ class Guest:
     validation: Dataset | None
     metrics: tuple[MetricLike, ...] | None
     class_weights: ClassWeights | None
+    label_key: bytes | Path | None = field(repr=False)
     label_map: LabelMap = field(init=False)
 
     def __init__(
@@ -76,6 +82,7 @@ class Guest:
         validation: Dataset | None = None,
         metrics: MetricLike | Iterable[MetricLike] | None = None,
         class_weights: ClassWeightsLike | None = None,
+        label_key: bytes | Path | str | None = None,
     ) -> None:
         loss = as_loss(loss)
         test = _with_classes_of(train, test)
@@ -99,6 +106,7 @@ class Guest:
             "validation": validation,
             "metrics": as_metrics(metrics),
             "class_weights": _class_weights(class_weights, loss),
+            "label_key": Path(label_key) if isinstance(label_key, str) else label_key,
             "label_map": label_map,
         }.items():
             object.__setattr__(self, name, value)

@@ -31,6 +31,9 @@ class Result:
 
     With validation rows, `evaluations` are of these, the weights are those after `best_round`
     rounds, whose evaluation was the best, and `test` has the metrics of the test rows with them.
+
+    With `privacy.label_epsilon`, `model` names the guest's part by the weights of its twin, which
+    hosts may know; `own_weights`, at the guest, is the digest of its own.
     """
 
     rounds: int
@@ -45,6 +48,7 @@ class Result:
     best_round: int | None = None
     test: dict[str, float] = field(default_factory=dict)
     scores: HeldOutScores | None = field(default=None, repr=False, compare=False)
+    own_weights: str | None = None
 
     @property
     def metrics(self) -> dict[str, float]:

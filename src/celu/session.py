@@ -42,7 +42,7 @@ from celu.handshake import (
     report_failure,
 )
 from celu.label_map import LabelMap
-from celu.model_identity import ModelIdentity
+from celu.model_identity import ModelIdentity, digest_weights
 from celu.models.losses import LOSSES, constant_loss
 from celu.party import Guest, Host
 from celu.result import Result
@@ -86,7 +86,7 @@ async def host_session(
         )
         plan = HostPlan(job, schedule)
         checkpointer = Checkpointer(job, checkpoints, trainer, plan, observer)
-        with closing(trainer.loader), _flushing_on_error(checkpoints):
+        with closing(trainer), _flushing_on_error(checkpoints):
             shorter = setup.shorter_rounds(checkpoints, agreement.round)
             resume_point = checkpointer.resume(agreement.round, shorter)
             if checkpoints is not None:
@@ -134,7 +134,7 @@ async def guest_session(
         observer = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule), spans)
         plan = _plan(job, schedule, guest)
         checkpointer = Checkpointer(job, checkpoints, trainer, plan, observer)
-        with closing(trainer.loader), _flushing_on_error(checkpoints):
+        with closing(trainer), _flushing_on_error(checkpoints):
             shorter = setup.shorter_rounds(checkpoints, agreement.round)
             resume_point = checkpointer.resume(agreement.round, shorter)
             if checkpoints is not None:
@@ -162,15 +162,18 @@ async def guest_session(
     except (Exception, KeyboardInterrupt) as error:
         await report_failure(links, error)
         raise
+    if trainer.twin is not None:
+        trainer.check_own_model()
     return _result(rounds, trainer, observer, plan.choices, model, best_round, mean_z, test)
 
 
 def _plan(job: Job, schedule: Schedule, guest: Guest) -> Plan:
     if not job.auto:
         return FixedPlan(job, schedule)
-    constant = None  # with weights it is another
-    is_weighted = guest.train.weights is not None or guest.class_weights is not None
-    if guest.loss in LOSSES.values() and guest.train.labels is not None and not is_weighted:
+    constant = None  # with weights it is another, and hosts see what depends on it
+    is_other = guest.train.weights is not None or guest.class_weights is not None
+    is_other = is_other or job.privacy.label_epsilon is not None
+    if guest.loss in LOSSES.values() and guest.train.labels is not None and not is_other:
         labels = guest.label_map.for_loss(guest.train.labels)
         constant = constant_loss(guest.loss.prediction, labels).of_batch(job.batch_size)
     return AutoPlan(job, schedule, constant)
@@ -257,4 +260,12 @@ def _result(
         best_round,
         test or {},
         trainer.evaluator.held_out if isinstance(trainer, GuestTrainer) else None,
+        own_weights=_own_weights(trainer),
     )
+
+
+def _own_weights(trainer: HostTrainer | GuestTrainer) -> str | None:
+    """The digest of a guest's weights, if the model's identity has that of its twin."""
+    if isinstance(trainer, HostTrainer) or trainer.twin is None:
+        return None
+    return digest_weights(trainer.model_weights())

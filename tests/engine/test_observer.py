@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import celu
-from celu.engine.observer import Observer, quantiles
+from celu.engine.observer import Observer
+from celu.engine.round_report import quantiles
 from celu.engine.spans import Spans
 from celu.events import SIMILARITY_QUANTILES, ignore
 from celu.workset.workset import Workset

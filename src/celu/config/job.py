@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from celu.config.optimizer import Optimizer
+from celu.config.privacy import Privacy
 from celu.config.reading import PartyName, Settings, describe, read_settings
 from celu.errors import ConfigError
 
@@ -236,6 +237,7 @@ class Job(Settings):
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    privacy: Privacy = Privacy()
 
     if not TYPE_CHECKING:  # type checkers see the fields as keyword arguments
 

@@ -207,6 +207,10 @@ class Dataset:
         weights = None if self.weights is None else _select(self.weights, moved)
         return Batch(inputs, labels, self._tags(rows), weights)
 
+    def take_tags(self, start: int, stop: int) -> Tags:
+        """The tags of some consecutive rows; those of rows without tags are their numbers."""
+        return self._tags(slice(start, stop))
+
     def examples(self) -> dict[str, Tensor]:
         """At most MAX_EXAMPLES rows of each input, evenly spaced, in main memory."""
         count = min(self.num_rows, MAX_EXAMPLES)

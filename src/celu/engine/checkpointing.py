@@ -57,6 +57,8 @@ class _Trainer(Protocol):
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None: ...
     def final_tensors(self) -> dict[str, Tensor]: ...
     def parameter_names(self) -> set[str]: ...
+    @property
+    def optimizer_prefix(self) -> str: ...
     def repeated_bytes(self) -> dict[str, int]: ...
 
 
@@ -182,12 +184,10 @@ class Checkpointer:
 
     def _checked(self, tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
         """The tensors that must be finite; a buffer may hold Inf on purpose: a mask."""
-        parameters = self._trainer.parameter_names()
+        parameters, prefix = self._trainer.parameter_names(), self._trainer.optimizer_prefix
         return {
             "the weights": [t for name, t in tensors.items() if name in parameters],
-            "the optimizer's state": [
-                t for name, t in tensors.items() if name.startswith("optimizer.")
-            ],
+            "the optimizer's state": [t for name, t in tensors.items() if name.startswith(prefix)],
         }
 
     def _capture(self, round_: int, *, done: bool) -> Snapshot | None:

@@ -18,6 +18,7 @@ from celu.engine.best import BestModel
 from celu.engine.held_out import HeldOutMetrics, HeldOutScores
 from celu.engine.observer import Observer
 from celu.engine.schedule import Schedule
+from celu.engine.scores import Scores
 from celu.errors import CheckpointError, NonFiniteError
 from celu.metrics.names import LOSS
 from celu.metrics.own import MetricLike
@@ -26,13 +27,14 @@ from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
 
 
-class Scores(NamedTuple):
-    """The model's output for some rows, with losses and labels, all on the CPU."""
+class Metrics(NamedTuple):
+    """The metrics of an evaluation: those to report, and those that decide what hosts see.
 
-    output: Tensor
-    losses_B: Tensor
-    labels: Tensor
-    weights_B: Tensor | None = None  # of the rows, if they have any
+    They are the same, except where the guest has a twin.
+    """
+
+    reported: dict[str, float]
+    deciding: dict[str, float]
 
 
 class Evaluator:
@@ -125,9 +127,8 @@ def _mean(values_B: Tensor, weights_B: Tensor | None) -> float:
 
 
 class _Trainer(Protocol):
-    evaluator: Evaluator
-
     def score(self, rows: HeldOut, start: int, stop: int, activations: list[Message]) -> Scores: ...
+    def metrics(self, rows: HeldOut, scores: Sequence[Scores]) -> Metrics: ...
 
 
 async def evaluate(
@@ -137,7 +138,7 @@ async def evaluate(
     rows: HeldOut,
     round_: int,
     observer: Observer,
-) -> dict[str, float]:
+) -> Metrics:
     """Score held-out rows, part by part, and return the metrics over all of them.
 
     What is waited for up to the first part is not counted as evaluating: without an evaluation, the
@@ -156,4 +157,4 @@ async def evaluate(
         for part, start, stop in schedule.held_out_parts(rows):
             activations = await receive(part) if part else first
             scores.append(trainer.score(rows, start, stop, activations))
-        return trainer.evaluator.metrics(rows, scores)
+        return trainer.metrics(rows, scores)

@@ -126,8 +126,8 @@ async def score_test_rows(
     """Score the test rows with the chosen weights, after the last of `rounds` rounds."""
     trainer.set_codecs()
     metrics = await evaluate(trainer, links, schedule, "test", rounds, observer)
-    trainer.evaluator.check(metrics, rounds)
-    return metrics
+    trainer.evaluator.check(metrics.deciding, rounds)
+    return metrics.reported
 
 
 async def _exchange_round(
@@ -157,7 +157,7 @@ async def _exchange_round(
         trainer.apply_update()  # after sending: the hosts wait for dZ, not for our update
     if schedule.local_steps_after_update:
         _make_local_steps(trainer, segment, observer)
-    observer.round_done(round_, trainer.workset, trainer.lr, loss)
+    observer.round_done(round_, trainer.workset, trainer.lr, trainer.loss)
     return loss
 
 
@@ -175,7 +175,7 @@ def _compute_derivatives(
 def _make_local_steps(trainer: GuestTrainer, segment: Segment, observer: Observer) -> None:
     _, R = segment.tuning.for_role("guest")
     with observer.local_steps():
-        for _ in range(R - 1):
+        for _ in range(trainer.num_local_steps(R)):
             trainer.local_step()
 
 
@@ -191,7 +191,8 @@ async def _maybe_evaluate(
 ) -> _Judgement:
     """Score held-out rows with the weights after `round_`, if due, and report the metrics.
 
-    None are reported if they are NaN or Inf and the stage can be rolled back. Only validation rows
+    None are reported if they are NaN or Inf and the stage can be rolled back. The metrics that
+    decide are those of the twin, if the guest has one. Only validation rows
     decide anything but whether the target is reached: test rows would no longer be held out.
     """
     if not schedule.is_evaluation(round_ + 1):
@@ -200,22 +201,23 @@ async def _maybe_evaluate(
         await _receive_early(trainer, links, round_, segment.last_sent(round_))
     evaluator = trainer.evaluator
     metrics = await evaluate(trainer, links, schedule, schedule.evaluated, round_, observer)
+    deciding = metrics.deciding
     try:
-        evaluator.check(metrics, round_)
+        evaluator.check(deciding, round_)
     except NonFiniteError:
         if not savepoints:
             raise
         observer.diverged()
         return _Judgement()
-    is_best = schedule.validates and evaluator.is_best(metrics, trainer.best.model)
+    is_best = schedule.validates and evaluator.is_best(deciding, trainer.best.model)
     if is_best:
-        trainer.best.keep(round_ + 1, evaluator.objective(metrics))
+        trainer.best.keep(round_ + 1, evaluator.objective(deciding))
     else:
         trainer.best.count_worse()
     if schedule.validates:
-        plan.observe_score(evaluator.objective(metrics))
-    reached = evaluator.reached_target(metrics)
-    observer.evaluated(round_, metrics, reached, schedule.evaluated, is_best)
+        plan.observe_score(evaluator.objective(deciding))
+    reached = evaluator.reached_target(deciding)
+    observer.evaluated(round_, metrics.reported, reached, schedule.evaluated, is_best)
     return _Judgement(reached or evaluator.is_out_of_patience(trainer.best.model), is_best)
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,25 +25,29 @@ from celu.engine.best import Best
 from celu.engine.checkpoint_tensors import CheckpointTensors
 from celu.engine.coding import Coding, check_same_rows
 from celu.engine.device import device_of, warm_up_autograd
-from celu.engine.evaluation import Evaluator, Scores
+from celu.engine.evaluation import Evaluator, Metrics
 from celu.engine.graphs import NO_GRAPHS, GraphOptions, Graphs
+from celu.engine.guest_model import GuestModel, leaves_of, split_batch
 from celu.engine.optimizer import Optimizer
 from celu.engine.randomness import seed_step
 from celu.engine.row_weights import RowWeights
+from celu.engine.scores import Scores
 from celu.engine.spans import Spans
 from celu.engine.state import TrainerState
 from celu.engine.state_dict import (
+    OPTIMIZER,
     TrainerMetadata,
     from_state_dict,
     parameter_names,
     restore_counters,
     to_state_dict,
 )
-from celu.errors import CheckpointError, ModelError
+from celu.engine.twin import PREFIX, Answer, Twin
+from celu.errors import CheckpointError, ModelError, NonFiniteError
 from celu.label_map import LabelMap
 from celu.model_identity import weights_of
 from celu.models.fit_labels import check_output
-from celu.models.user_code import call_bottom, call_loss, call_top, name_of, user_code
+from celu.models.user_code import call_loss, user_code
 from celu.party import Guest
 from celu.transport.message import MAX_CURVATURE, Kind, Message, TensorSpec
 from celu.transport.wire import check_finite, num_bytes
@@ -64,11 +70,9 @@ class GuestTrainer:
     ) -> None:
         warm_up_autograd()
         self._name = name
-        self._backward = f"{name}: the backward pass of {name_of(guest.top)}"
         self._guest = guest
-        self._modules = {"top": guest.top}
-        if guest.bottom is not None:
-            self._modules = {"bottom": guest.bottom, "top": guest.top}
+        self._model = GuestModel(name, guest.bottom, guest.top, list(job.hosts))
+        self._modules = self._model.modules
         self._job = job
         self._seed = job.seed
         self._codings = {host: Coding(job, host, spans=spans) for host in job.hosts}
@@ -85,12 +89,26 @@ class GuestTrainer:
         self.workset = Workset.from_job(job, "guest")
         self.best = Best(self._modules, self._device)
         self.latest: tuple[Tensor, Batch] | None = None  # output and batch of the latest exchange
+        self.loss = torch.zeros(())  # of the latest exchange
+        self.twin: Twin | None = None
+        if job.privacy.label_epsilon is not None and job.hosts:
+            self.twin = Twin(self._model, guest, job, self._device, graphs)
+        self._fresh: _Fresh | None = None  # what the own model has yet to learn from
         # Z of later rounds, which arrived before an evaluation's; at most `depth` of each host.
         self.early: dict[str, deque[Message]] = {host: deque() for host in job.hosts}
 
     def start_round(self, round_: int) -> None:
         """Use the learning rate of this round for its update and its local steps."""
         self._optimizer.set_round(round_)
+        if self.twin is not None:
+            self.twin.set_round(round_)
+
+    def num_local_steps(self, R: int) -> int:
+        """How many local steps a round has: of R updates from a batch, the exchange is one.
+
+        With a twin, its update is another, so that a round costs no more than without.
+        """
+        return max(0, R - (1 if self.twin is None else 2))
 
     @property
     def lr(self) -> float:
@@ -102,48 +120,66 @@ class GuestTrainer:
     ) -> tuple[Tensor, list[Message]]:
         """Run forward and backward on a fresh batch; return its mean loss, and dZ for each host.
 
-        `apply_update` then does the optimizer's step.
+        `apply_update` then does the optimizer's step. With a twin, all of this is the twin's.
         """
         batch = self.loader.batch(round_)
-        z = self._decode(activations, batch, self._batch_size)
-        seed_step(self._seed, self._name, round_, 0)
-        step = partial(self._answer, batch)
-        loss, output, *exact = self._graphs.run("the exchange", step, *batch.tensors(), *z)
-        self.latest = (output, batch)
-        check_finite(loss, "the loss", round_)
-        curvature = self._curvature(batch, output)
-        derivatives = []
-        for dz_BD, coding in zip(exact, self._codings.values(), strict=True):
-            derivatives.append(
-                coding.pack(
-                    Message(
-                        Kind.DERIVATIVE,
-                        round_,
-                        tensor=dz_BD,
-                        row_digest=batch.row_digest,
-                        curvature=curvature,
-                    )
+        fresh = _Fresh(round_, batch, self._decode(activations, batch, self._batch_size))
+        if self.twin is None:
+            answer = self._exchange(fresh)
+        else:
+            needed = self.workset.needs_curvature
+            answer = self.twin.answer(round_, batch, fresh.z, needs_curvature=needed)
+            self._fresh = fresh
+        check_finite(answer.loss, "the loss", round_)
+        derivatives = [
+            coding.pack(
+                Message(
+                    Kind.DERIVATIVE,
+                    round_,
+                    tensor=dz_BD,
+                    row_digest=batch.row_digest,
+                    curvature=answer.curvature,
                 )
             )
-        self.workset.insert(round_, batch, z, tuple(exact))
-        return loss, derivatives
+            for dz_BD, coding in zip(answer.dz, self._codings.values(), strict=True)
+        ]
+        if self.twin is None:
+            self._remember(fresh, answer)
+        return answer.loss, derivatives
+
+    def _exchange(self, fresh: _Fresh) -> Answer:
+        """Forward and backward of the own model on a fresh batch."""
+        batch = fresh.batch
+        seed_step(self._seed, self._name, fresh.round, 0)
+        step = partial(self._answer, batch)
+        loss, output, *dz = self._graphs.run("the exchange", step, *batch.tensors(), *fresh.z)
+        self.latest, self.loss = (output, batch), loss
+        is_sent = self.twin is None
+        return Answer(loss, output, dz, self._curvature(batch, output) if is_sent else 1.0)
+
+    def _remember(self, fresh: _Fresh, answer: Answer) -> None:
+        self.workset.insert(fresh.round, fresh.batch, fresh.z, tuple(answer.dz))
 
     def _answer(self, like: Batch, *tensors: Tensor) -> list[Tensor]:
         """The mean loss, the output, and dZ for each host; weights get their gradients."""
-        batch, z = _split(like, tensors)
-        leaves = _leaves(z)
+        batch, z = split_batch(like, tensors)
+        leaves = leaves_of(z)
         output = self._forward(batch, leaves)
         loss = self._weighted_losses(batch, output).mean()
-        with user_code(self._backward, leaves):
+        with self._model.backward(leaves):
             loss.backward()
-        dz = [
-            self._gradient(leaf, host).contiguous()
-            for leaf, host in zip(leaves, self._codings, strict=True)
-        ]
-        return [loss.detach(), output.detach(), *dz]
+        return [loss.detach(), output.detach(), *self._model.derivatives(leaves)]
 
     def apply_update(self) -> None:
-        """Apply the exchanged update, which is the batch's first use."""
+        """Apply the exchanged update, which is the batch's first use.
+
+        With a twin, its update, and then that of the own model, which NaN does not stop: hosts
+        would see that.
+        """
+        if self.twin is not None and self._fresh is not None:
+            self.twin.apply_update()
+            self._remember(self._fresh, self._exchange(self._fresh))
+            self._fresh = None
         self._graphs.run("the update", self._step, after="the exchange")
 
     def _step(self) -> list[Tensor]:
@@ -169,18 +205,18 @@ class GuestTrainer:
 
     def _repeat(self, like: Batch, *tensors: Tensor) -> list[Tensor]:
         """One local step; returns the `Weights`, if instances are weighted."""
-        batch, cached = _split(like, tensors)
+        batch, cached = split_batch(like, tensors)
         num_hosts = len(self._codings)
-        leaves = _leaves(cached[:num_hosts])
+        leaves = leaves_of(cached[:num_hosts])
         losses_B = self._weighted_losses(batch, self._forward(batch, leaves))
         weights = None
         if leaves and self.workset.weighting is not None:
-            with user_code(self._backward, leaves):
+            with self._model.backward(leaves):
                 fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
             stale = StaleLosses(torch.cat(fresh, dim=1), torch.cat([*cached[num_hosts:]], dim=1))
             weights = self.workset.weigh(stale)
             losses_B = losses_B if weights is None else weights.weights_B * losses_B
-        with user_code(self._backward, leaves):
+        with self._model.backward(leaves):
             losses_B.mean().backward(inputs=self._optimizer.parameters)
         self._optimizer.step()
         return [*weights] if weights else []
@@ -189,21 +225,44 @@ class GuestTrainer:
         """The trained weights, as a run folder holds them."""
         return weights_of(self._modules)
 
+    def public_weights(self) -> dict[str, Tensor]:
+        """The weights of which hosts receive a digest: with a twin, those of the twin."""
+        return self.model_weights() if self.twin is None else self.twin.weights()
+
     def score(self, rows: HeldOut, start: int, stop: int, activations: list[Message]) -> Scores:
         """Score held-out rows from `start` to before `stop`."""
         batch = self._guest.held_out(rows).take(slice(start, stop)).to(self._device)
         z = self._decode(activations, batch, stop - start)
         assert batch.labels is not None  # checked before the run starts
-        for module in self._modules.values():
-            module.eval()
-        with torch.no_grad():
+        with self._model.evaluating(), torch.no_grad():
             output = self._forward(batch, z)
             losses_B = self._losses(batch, output)
-        for module in self._modules.values():
-            module.train()
         output, labels = self.label_map.in_own_units(output), self.label_map.codes(batch.labels)
         weights_B = None if batch.weights is None else batch.weights.cpu()
-        return Scores(output.cpu(), losses_B.cpu(), labels.cpu(), weights_B)
+        twin = None if self.twin is None else self.twin.score(rows, start, batch, z)
+        return Scores(output.cpu(), losses_B.cpu(), labels.cpu(), weights_B, twin)
+
+    def metrics(self, rows: HeldOut, scores: Sequence[Scores]) -> Metrics:
+        """The metrics over all scored rows."""
+        reported = self.evaluator.metrics(rows, scores)
+        if self.twin is None:
+            return Metrics(reported, reported)
+        twin = [part.twin for part in scores if part.twin is not None]
+        return Metrics(reported, self.twin.metrics(twin))
+
+    def check_own_model(self) -> None:
+        """Raise NonFiniteError if the trained weights are not finite.
+
+        With a twin, nothing else does: if NaN ended the run, hosts would see what depends on true
+        labels.
+        """
+        weights = self.model_weights()
+        names = {name.removeprefix("weights.") for name in parameter_names(self._modules)}
+        if not all(bool(weights[name].isfinite().all()) for name in names):
+            raise NonFiniteError(
+                f"{self._name}: the model contains NaN or Inf, although the run was completed with "
+                "the hosts; lower the learning rate, and train again"
+            )
 
     def set_codecs(self, codecs: Codecs | None = None) -> None:
         """Switch to other codecs, by default the contract's; no round may be in flight."""
@@ -222,17 +281,27 @@ class GuestTrainer:
 
     def state(self) -> TrainerState:
         """A copy of everything that training changes."""
-        return TrainerState.capture(self._modules, self._optimizer, self.workset)
+        state = TrainerState.capture(self._modules, self._optimizer, self.workset)
+        return state if self.twin is None else replace(state, twin=self.twin.state())
 
     def roll_back(self, state: TrainerState) -> None:
         """Return to an earlier state; no round may be in flight."""
         state.restore(self._modules, self._optimizer, self.workset)
+        if self.twin is not None and state.twin is not None:
+            self.twin.roll_back(state.twin)
 
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
         """The contents of a checkpoint between two rounds."""
-        metadata, tensors = to_state_dict(self.state(), self.workset)
+        state = self.state()
+        metadata, tensors = to_state_dict(state, self.workset)
         label_map = None if self.label_map.leaves_labels else self.label_map
-        added = {"label_map": label_map, "row_weights": self._row_weights.digest()}
+        added: dict[str, Any] = {
+            "label_map": label_map,
+            "row_weights": self._row_weights.digest(),
+        }
+        if self.twin is not None and state.twin is not None:
+            added["twin"], own = self.twin.state_dict(state.twin)
+            tensors |= own
         return metadata.model_copy(update=added), tensors
 
     def final_tensors(self) -> dict[str, Tensor]:
@@ -246,8 +315,22 @@ class GuestTrainer:
         return {_HELD_OUT: torch.from_numpy(held_out.scores)}
 
     def parameter_names(self) -> set[str]:
-        """The names of the trained parameters in `state_dict`."""
-        return parameter_names(self._modules)
+        """The names of the trained parameters in `state_dict`; with a twin, those of the twin.
+
+        NaN in one of them ends the run, which hosts see.
+        """
+        return parameter_names(self._modules) if self.twin is None else self.twin.parameter_names()
+
+    @property
+    def optimizer_prefix(self) -> str:
+        """How the names of the optimizer's tensors in `state_dict` start; likewise."""
+        return OPTIMIZER if self.twin is None else f"{PREFIX}{OPTIMIZER}"
+
+    def close(self) -> None:
+        """Stop reading rows."""
+        self.loader.close()
+        if self.twin is not None:
+            self.twin.close()
 
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
         """Load a checkpoint; raises CheckpointError if it does not fit."""
@@ -262,6 +345,8 @@ class GuestTrainer:
             metadata, checkpoint, self._modules, self._optimizer, self.loader, shapes
         )
         restore_counters(metadata, checkpoint, self.workset)
+        if self.twin is not None and metadata.twin is not None:
+            state = replace(state, twin=self.twin.from_state_dict(metadata.twin, checkpoint))
         scores = checkpoint.pop_optional(_HELD_OUT)
         checkpoint.check_empty()
         if metadata.label_map is not None:
@@ -290,11 +375,8 @@ class GuestTrainer:
             for coding, message in zip(self._codings.values(), activations, strict=True)
         )
 
-    def _forward(self, batch: Batch, z: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-        own: tuple[Tensor, ...] = ()
-        if self._guest.bottom is not None:
-            own = (call_bottom(self._name, self._guest.bottom, batch.inputs),)
-        return call_top(self._name, self._guest.top, (*own, *z))
+    def _forward(self, batch: Batch, z: Sequence[Tensor]) -> Tensor:
+        return self._model.forward(batch.inputs, z)
 
     def _losses(self, batch: Batch, output: Tensor) -> Tensor:
         assert batch.labels is not None
@@ -319,17 +401,10 @@ class GuestTrainer:
         except ModelError as error:
             raise ModelError(f"{self._name}: {error}") from error
 
-    def _gradient(self, leaf: Tensor, host: str) -> Tensor:
-        if leaf.grad is None:
-            raise ModelError(f"{self._name}: the top model does not use Z of {host}")
-        return leaf.grad
 
+class _Fresh(NamedTuple):
+    """A batch that was just exchanged, and Z of each host."""
 
-def _leaves(z: Sequence[Tensor]) -> list[Tensor]:
-    return [z_BD.detach().requires_grad_() for z_BD in z]
-
-
-def _split(like: Batch, tensors: Sequence[Tensor]) -> tuple[Batch, Sequence[Tensor]]:
-    """A batch like this one of the first tensors, and the others."""
-    num = len(like.tensors())
-    return like.with_tensors(tensors[:num]), tensors[num:]
+    round: int
+    batch: Batch
+    z: tuple[Tensor, ...]

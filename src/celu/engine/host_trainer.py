@@ -30,6 +30,7 @@ from celu.engine.randomness import seed_step
 from celu.engine.spans import Spans
 from celu.engine.state import TrainerState
 from celu.engine.state_dict import (
+    OPTIMIZER,
     TrainerMetadata,
     from_state_dict,
     parameter_names,
@@ -243,6 +244,15 @@ class HostTrainer:
     def parameter_names(self) -> set[str]:
         """The names of the trained parameters in `state_dict`."""
         return parameter_names(self._modules)
+
+    @property
+    def optimizer_prefix(self) -> str:
+        """How the names of the optimizer's tensors in `state_dict` start."""
+        return OPTIMIZER
+
+    def close(self) -> None:
+        """Stop reading rows."""
+        self.loader.close()
 
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
         """Load a checkpoint, whose tuning is applied; raises CheckpointError if it does not fit.

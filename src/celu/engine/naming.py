@@ -28,7 +28,7 @@ async def name_model(
     rounds: int,
 ) -> tuple[ModelIdentity, dict[str, list[float]]]:
     """Collect the digests of all weights, send the model's identity; also return each mean Z."""
-    weights, mean_z = {name: digest_weights(trainer.model_weights())}, {}
+    weights, mean_z = {name: digest_weights(trainer.public_weights())}, {}
     for host, link in links.items():
         body = expect(await link.receive(), Kind.MODEL).body
         weights[host], mean_z[host] = read_host_body(host, body, job.hosts[host].z_width)

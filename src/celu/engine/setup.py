@@ -17,6 +17,7 @@ from celu.engine.extension import (
 )
 from celu.engine.held_out import HeldOutMetrics
 from celu.engine.schedule import Schedule
+from celu.engine.twin import check_label_privacy
 from celu.errors import CheckpointError, ConfigError, DataError
 from celu.events import Callback, CheckpointDamaged
 from celu.handshake import contract_differences
@@ -62,6 +63,11 @@ class RunSetup:
         """The setup of a run, perhaps one that was extended earlier; raises as `check_party`."""
         planned = check_party(name, party, job).num_rounds
         terms = terms or RunTerms()
+        if terms.start is not None and job.privacy.label_epsilon is not None:
+            raise ConfigError(
+                "start: expected none with privacy.label_epsilon: the weights of an earlier model "
+                "learned from true labels, and hosts would see what follows from them; remove one"
+            )
         if terms.total_rounds is None:
             terms = replace(terms, total_rounds=recorded_rounds(checkpoints))
         contract = contract_of(job, party, terms)
@@ -111,6 +117,9 @@ def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
         weights = None if rows.weights is None else rows.weights[: used.get(part)]
         if weights is not None and len(weights) and not bool(weights.any()):
             raise DataError(f"{name}: weights: expected some above 0 in {part} rows, got only 0")
+    if job.privacy.label_epsilon is not None and job.hosts:
+        decides = schedule.validates or job.evaluation.target is not None
+        check_label_privacy(party, job, decides=decides)
     metrics = HeldOutMetrics(party.loss, party.metrics, job.evaluation.metric)
     metrics.check(has_target=job.evaluation.target is not None)
     for part, number in used.items():

@@ -21,12 +21,21 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
+class TwinState:
+    """Weights and optimizer state of a guest's twin."""
+
+    modules: Weights
+    optimizer: list[RuleState]
+
+
+@dataclass(frozen=True)
 class TrainerState:
     """Weights, optimizer state and workset table. Randomness has no state: see `seed_step`."""
 
     modules: Weights
     optimizer: list[RuleState]
     table: tuple[int, list[Entry]]
+    twin: TwinState | None = None
 
     @staticmethod
     def capture(

@@ -23,6 +23,8 @@ from celu.label_map import LabelMap
 from celu.workset.table import Entry
 from celu.workset.workset import Workset
 
+OPTIMIZER = "optimizer."  # how the names of its tensors start
+
 
 class EntryMetadata(BaseModel):
     """A table entry without its tensors."""
@@ -32,6 +34,14 @@ class EntryMetadata(BaseModel):
     uses: Count
     used_at: Annotated[int, Field(ge=-1, le=2**63 - 1)]  # -1: inserted before any local step
     curvature: FiniteFloat  # of the loss, at a host
+
+
+class TwinMetadata(BaseModel):
+    """What a checkpoint says about a guest's twin beside its tensors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    key: str  # the fingerprint of the key of its labels
+    optimizer: dict[str, int | float | None]
 
 
 class TrainerMetadata(BaseModel):
@@ -46,6 +56,7 @@ class TrainerMetadata(BaseModel):
     row_weights: str | None = None  # a digest, at a guest whose rows do not all count the same
     in_flight: list[Count] = []  # rounds whose Z was sent and whose dZ has not arrived
     label_map: LabelMap | None = None  # at a guest; None: the loss takes labels as they are
+    twin: TwinMetadata | None = None  # at a guest that has one
 
 
 def to_state_dict(
@@ -69,7 +80,7 @@ def to_state_dict(
         for which, weights in state.modules.items()
         for name, tensor in weights.items()
     }
-    tensors |= {f"optimizer.{n}": v for n, v in optimizer.items() if isinstance(v, Tensor)}
+    tensors |= {f"{OPTIMIZER}{n}": v for n, v in optimizer.items() if isinstance(v, Tensor)}
     for entry in entries:
         for what, stale in (("z", entry.z), ("dz", entry.dz)):
             tensors |= {f"table.{entry.round}.{what}.{k}": t for k, t in enumerate(stale)}
@@ -103,7 +114,7 @@ def from_state_dict(
     """
     weights = tensors.pop_weights("weights.", modules)
     optimizer_state = optimizer.unflatten_state(
-        {**metadata.optimizer, **tensors.pop_prefix("optimizer.")}
+        {**metadata.optimizer, **tensors.pop_prefix(OPTIMIZER)}
     )
     entries = []
     for clocks in metadata.entries:  # ascending, as the loader requires

@@ -23,6 +23,7 @@ from celu.models.building import build_bottom, build_top, find_loss, find_metric
 from celu.models.fit_labels import fit_label_map
 from celu.models.losses import Loss
 from celu.party import Guest, Host
+from celu.privacy.label_key import LABEL_KEY
 
 
 def load_party(
@@ -75,6 +76,7 @@ def load_party(
         validation=validation,
         metrics=None if metrics is None else find_metrics(metrics, "model.metrics", folder),
         class_weights=model.class_weights,
+        label_key=None if settings.data is None else settings.data.store.parent / LABEL_KEY,
     )
 
 

@@ -51,7 +51,7 @@ def summary_of(result: Result) -> dict[str, Any]:
     """A finished run's summary, for its folder."""
     facts = asdict(replace(result, scores=None, mean_z={}))
     summary = {**facts, "choices": len(result.choices), "model": result.model.name}
-    del summary["mean_z"], summary["scores"], summary["label_map"]
+    del summary["mean_z"], summary["scores"], summary["label_map"], summary["own_weights"]
     return {"status": "done", **summary}
 
 
@@ -103,6 +103,7 @@ def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None
         output=party.loss.prediction if isinstance(party, Guest) else None,
         label_map=result.label_map if isinstance(party, Guest) else LabelMap(),
         mean_z=result.mean_z if isinstance(party, Guest) else {},
+        own_weights=result.own_weights if isinstance(party, Guest) else None,
         train_rows=train.num_rows,
         validation_rows=0 if party.validation is None else party.validation.num_rows,
         test_rows=party.test.num_rows,

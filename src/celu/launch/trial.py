@@ -18,6 +18,7 @@ from celu.engine.coding import Coding
 from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.host_trainer import HostTrainer
 from celu.engine.randomness import seed_step
+from celu.engine.twin import PREFIX
 from celu.launch.recording import modules_of
 from celu.metrics.names import UNDEFINED_FOR_SOME_LABELS
 from celu.party import Guest, Host
@@ -25,6 +26,10 @@ from celu.transport.message import Kind, Message
 from celu.transport.wire import as_sendable
 
 _ROUND = 0
+# The names of tensors in a checkpoint start so; those of a guest's twin count, too.
+_WEIGHTS, _OPTIMIZERS = (
+    tuple(f"{who}{what}." for who in ("", PREFIX)) for what in ("weights", "optimizer")
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ def try_party(name: str, party: Guest | Host, job: Job, test_rows: int) -> Trial
     else:
         trainer = HostTrainer(name, party, job)
     rows = min(test_rows, job.batch_size)
-    with closing(trainer.loader):
+    with closing(trainer):
         batch = trainer.loader.batch(_ROUND)
         with _counting_graph(modules_of(party)) as graph:
             if isinstance(trainer, GuestTrainer):
@@ -71,8 +76,8 @@ def try_party(name: str, party: Guest | Host, job: Job, test_rows: int) -> Trial
     return Trial(
         loss,
         metrics,
-        _num_bytes(t for n, t in tensors.items() if n.startswith("weights.")),
-        _num_bytes(t for n, t in tensors.items() if n.startswith("optimizer.")),
+        _num_bytes(t for n, t in tensors.items() if n.startswith(_WEIGHTS)),
+        _num_bytes(t for n, t in tensors.items() if n.startswith(_OPTIMIZERS)),
         _num_bytes(_dense_parameters(modules_of(party))),
         _num_bytes([*batch.inputs.values(), *([] if batch.labels is None else [batch.labels])]),
         graph.num_bytes,
@@ -93,7 +98,7 @@ def _try_evaluation(
 ) -> tuple[str, ...]:
     digest = guest.test.take(slice(0, rows)).row_digest
     activations = _made_up(Kind.TEST_ACTIVATION, job, digest, rows)
-    metrics = trainer.evaluator.metrics("test", [trainer.score("test", 0, rows, activations)])
+    metrics = trainer.metrics("test", [trainer.score("test", 0, rows, activations)]).reported
     # Few rows may have one class, for which some metrics are undefined.
     defined = {n: v for n, v in metrics.items() if n not in UNDEFINED_FOR_SOME_LABELS}
     trainer.evaluator.check(defined, _ROUND)

@@ -108,6 +108,7 @@ def _facts(
             label_map=trained.label_map,
             mean_z=trained.mean_z,
             schema_digest=None if schema is None else schema.digest(),
+            own_weights=trained.own_weights,
         )
     except ValidationError as error:
         raise ConfigError(f"{run}: {describe(error)[0]}; was a file of the run edited?") from error

@@ -29,7 +29,7 @@ from celu.engine.device import find_device
 from celu.errors import CeluError, ConfigError, ModelError
 from celu.label_map import LabelMap
 from celu.metrics.names import Output
-from celu.model_identity import InputSpec, ModelIdentity, digest_weights
+from celu.model_identity import Digest, InputSpec, ModelIdentity, digest_weights
 from celu.models.building import build_bottom, build_top
 from celu.models.built_in import BOTTOMS, TOPS
 from celu.serving.model import Model
@@ -61,6 +61,7 @@ class ModelFacts(Settings):
     label_map: LabelMap = LabelMap()  # at the guest
     mean_z: dict[PartyName, list[float]] = {}  # of each host; at the guest
     schema_digest: str | None  # of the store that it was trained on
+    own_weights: Digest | None = None  # of the guest's weights, if the identity has its twin's
 
     @property
     def name(self) -> str:
@@ -161,7 +162,7 @@ def read_weights(path: Path, facts: ModelFacts, advice: str) -> dict[str, Tensor
     except (OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0][:200]
         raise ConfigError(f"{path}: expected weights, got: {reason}; {advice}") from error
-    if digest_weights(weights) != facts.identity.weights[facts.party]:
+    if digest_weights(weights) != (facts.own_weights or facts.identity.weights[facts.party]):
         raise ModelError(
             f"{path}: these are not the weights of model {facts.name}: the file is damaged or was "
             f"replaced; {advice}"

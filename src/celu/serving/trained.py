@@ -38,7 +38,10 @@ def models_of(
 def _part(name: str, party: Guest | Host, job: Job, result: Result) -> Model:
     top = party.top if isinstance(party, Guest) else None
     modules = {"bottom": party.bottom, "top": top}
-    if digest_weights(weights_of(modules)) != result.model.weights.get(name):
+    expected = result.model.weights.get(name)
+    if isinstance(party, Guest):
+        expected = result.own_weights or expected
+    if digest_weights(weights_of(modules)) != expected:
         raise ModelError(
             f"{name}: expected the weights of model {result.model.name}, got others; was a module "
             "trained again?"
@@ -69,6 +72,7 @@ def _facts(name: str, party: Guest | Host, job: Job, result: Result) -> ModelFac
         label_map=result.label_map if isinstance(party, Guest) else LabelMap(),
         mean_z=result.mean_z if isinstance(party, Guest) else {},
         schema_digest=None,
+        own_weights=result.own_weights if isinstance(party, Guest) else None,
     )
 
 

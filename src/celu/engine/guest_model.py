@@ -1,0 +1,72 @@
+"""The forward and backward pass of a guest's bottom and top."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from celu.data.dataset import Batch
+from celu.errors import ModelError
+from celu.models.user_code import call_bottom, call_top, name_of, user_code
+
+
+@dataclass(frozen=True)
+class GuestModel:
+    """A bottom, if there is one, and a top that takes Z of these hosts; errors name the party."""
+
+    party: str
+    bottom: nn.Module | None
+    top: nn.Module
+    hosts: Sequence[str]
+
+    @cached_property
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules by name."""
+        own = {} if self.bottom is None else {"bottom": self.bottom}
+        return {**own, "top": self.top}
+
+    def forward(self, inputs: Mapping[str, Tensor], z: Sequence[Tensor]) -> Tensor:
+        """The top's output; raises ModelError."""
+        own: tuple[Tensor, ...] = ()
+        if self.bottom is not None:
+            own = (call_bottom(self.party, self.bottom, inputs),)
+        return call_top(self.party, self.top, (*own, *z))
+
+    @contextmanager
+    def backward(self, leaves: Sequence[Tensor]) -> Iterator[None]:
+        """A backward pass; what it raises becomes a ModelError."""
+        with user_code(f"{self.party}: the backward pass of {name_of(self.top)}", leaves):
+            yield
+
+    def derivatives(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """dZ for each host, after a backward pass; raises ModelError for a Z that is not used."""
+        found = []
+        for leaf, host in zip(leaves, self.hosts, strict=True):
+            if leaf.grad is None:
+                raise ModelError(f"{self.party}: the top model does not use Z of {host}")
+            found.append(leaf.grad.contiguous())
+        return found
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put the modules in evaluation mode."""
+        for module in self.modules.values():
+            module.eval()
+        yield
+        for module in self.modules.values():
+            module.train()
+
+
+def leaves_of(z: Sequence[Tensor]) -> list[Tensor]:
+    """Z as leaves of an autograd graph."""
+    return [z_BD.detach().requires_grad_() for z_BD in z]
+
+
+def split_batch(like: Batch, tensors: Sequence[Tensor]) -> tuple[Batch, Sequence[Tensor]]:
+    """A batch like this one of the first tensors, and the others."""
+    num = len(like.tensors())
+    return like.with_tensors(tensors[:num]), tensors[num:]

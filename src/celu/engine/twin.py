@@ -1,0 +1,232 @@
+"""The guest's twin: a copy of its models that learns from randomized labels, and answers hosts.
+
+With `privacy.label_epsilon`, everything that hosts can see follows from the twin: dZ, curvature,
+when training stops, which weights are the best, what `auto` chooses, whether NaN ends the run. The
+guest's own models learn from the true labels, and send nothing. So what hosts receive, over any
+number of rounds, epochs and hosts, is a function of the randomized labels alone.
+
+The twin uses a batch once, at its exchange. Local steps are those of the guest's own models.
+Weights of rows and classes, which may depend on true labels, do not apply to it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from celu.config.job import Job
+from celu.config.schema import HeldOut
+from celu.data.batch_loader import BatchLoader
+from celu.data.dataset import Batch, Dataset
+from celu.data.order import BatchOrder
+from celu.engine.best import copy_weights
+from celu.engine.checkpoint_tensors import CheckpointTensors
+from celu.engine.graphs import NO_GRAPHS, GraphOptions, Graphs
+from celu.engine.guest_model import GuestModel, leaves_of, split_batch
+from celu.engine.optimizer import Optimizer, flatten_state
+from celu.engine.randomness import seed_step
+from celu.engine.scores import Scores
+from celu.engine.state import TwinState
+from celu.engine.state_dict import OPTIMIZER, TwinMetadata, parameter_names
+from celu.engine.twin_metrics import CORRECTED, corrected_metrics
+from celu.errors import CheckpointError, ConfigError
+from celu.label_map import LabelMap
+from celu.metrics.names import METRICS
+from celu.metrics.own import Metric
+from celu.model_identity import weights_of
+from celu.models.fit_labels import check_both_classes, check_output
+from celu.models.user_code import call_loss
+from celu.party import Guest
+from celu.privacy.label_key import LabelKey
+from celu.privacy.randomized_response import RandomizedResponse
+
+PREFIX = "twin."  # of the tensors in a checkpoint
+_MAX_OWN_CLASSES = 100  # of a loss that is not built in: it is called for each class
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an exchange computes: the mean loss, the output, and what hosts receive."""
+
+    loss: Tensor
+    output: Tensor
+    dz: list[Tensor]
+    curvature: float
+
+
+def check_label_privacy(guest: Guest, job: Job, *, decides: bool) -> None:
+    """Raise ConfigError for what would reveal true labels, or has no unbiased estimate.
+
+    `decides`: whether evaluations decide anything that hosts can see.
+    """
+    epsilon = "privacy.label_epsilon"
+    loss = guest.loss
+    if loss.labels == "regression":
+        raise ConfigError(
+            f"{epsilon}: expected labels that are classes, got a loss of numbers, whose labels "
+            "cannot be randomized; remove it, or train on classes"
+        )
+    if loss.labels is None or loss.output not in ("binary", "multiclass"):
+        raise ConfigError(
+            f"{epsilon}: expected a loss that declares its classes, got one that does not; declare "
+            'celu.Loss(..., output="binary", labels="binary"), or "multiclass"'
+        )
+    num_classes = len(guest.label_map.classes or ())
+    is_built_in = loss.is_log_loss  # a user's own is called for each class
+    if not is_built_in and num_classes > _MAX_OWN_CLASSES:
+        raise ConfigError(
+            f"{epsilon}: expected at most {_MAX_OWN_CLASSES} classes with a loss of your own, got "
+            f"{num_classes:,}"
+        )
+    own = [metric.name for metric in guest.metrics or () if isinstance(metric, Metric)]
+    metric = job.evaluation.metric
+    if decides and metric in (*METRICS[loss.output], *own) and metric not in CORRECTED:
+        raise ConfigError(
+            f"evaluation.metric: expected one of {', '.join(CORRECTED)} with {epsilon}, got "
+            f"{metric}: it decides what hosts see, and cannot be estimated from randomized labels"
+        )
+
+
+class Twin:
+    """The models that learn from randomized labels, with their optimizer."""
+
+    def __init__(
+        self,
+        own: GuestModel,
+        guest: Guest,
+        job: Job,
+        device: torch.device,
+        graphs: GraphOptions = NO_GRAPHS,
+    ) -> None:
+        """`own` is the guest's own model, before training. Raises ConfigError, DataError."""
+        assert job.privacy.label_epsilon is not None
+        bottom, top = copy.deepcopy((own.bottom, own.top))  # together: they may share weights
+        self._model = replace(own, bottom=bottom, top=top)
+        self._seed, self._guest, self._device = job.seed, guest, device
+        self._key = LabelKey.read(guest.label_key)
+        classes = guest.label_map.classes or ()
+        self._response = RandomizedResponse(job.privacy.label_epsilon, len(classes))
+        self._loss = self._response.unbiased(guest.loss)
+        parts = {"train": guest.train, "test": guest.test, "validation": guest.validation}
+        self._labels = {p: self._randomize(p, d) for p, d in parts.items() if d is not None}
+        for part in self._labels.keys() - {"train"}:
+            labels, metric = self._labels[part][: job.evaluation.rows], job.evaluation.metric
+            check_both_classes(LabelMap(), guest.loss, f"randomized {part}", labels, metric)
+        order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
+        self._loader = BatchLoader(Dataset({}, self._labels["train"]), order, device)
+        num_rounds = job.num_rounds(guest.train.num_rows // job.batch_size)
+        modules = self._model.modules.values()
+        self._optimizer = Optimizer(modules, job.optimizer, own.party, num_rounds)
+        self._graphs = Graphs(modules, self._optimizer, graphs)
+
+    def _randomize(self, part: str, rows: Dataset) -> Tensor:
+        assert rows.labels is not None  # checked before the run starts
+        codes = self._guest.label_map.codes(rows.labels)
+        return self._response.randomize(rows, part, codes, self._key)
+
+    def close(self) -> None:
+        """Stop reading labels."""
+        self._loader.close()
+
+    def set_round(self, round_: int) -> None:
+        """Use the learning rate of this round."""
+        self._optimizer.set_round(round_)
+
+    def answer(
+        self, round_: int, batch: Batch, z: Sequence[Tensor], *, needs_curvature: bool
+    ) -> Answer:
+        """Forward and backward on a fresh batch, whose own labels are not read."""
+        labels = self._loader.batch(round_).labels
+        assert labels is not None
+        batch = replace(batch, labels=labels, weights=None)
+        seed_step(self._seed, self._model.party, round_, 0)
+        step = partial(self._compute, batch)
+        loss, output, *dz = self._graphs.run("the exchange", step, *batch.tensors(), *z)
+        curvature = self._loss.curvature(output, labels) if needs_curvature else 1.0
+        return Answer(loss, output, dz, curvature)
+
+    def _compute(self, like: Batch, *tensors: Tensor) -> list[Tensor]:
+        batch, z = split_batch(like, tensors)
+        leaves = leaves_of(z)
+        output = self._model.forward(batch.inputs, leaves)
+        assert batch.labels is not None
+        loss = self._losses(output, batch.labels).mean()
+        with self._model.backward(leaves):
+            loss.backward()
+        return [loss.detach(), output.detach(), *self._model.derivatives(leaves)]
+
+    def _losses(self, output: Tensor, labels: Tensor) -> Tensor:
+        guest = self._guest
+        check_output(self._model.party, guest.loss, guest.label_map, output, len(labels))
+        return call_loss(self._model.party, self._loss.per_instance, output, labels)
+
+    def apply_update(self) -> None:
+        """Apply the update of the latest answer."""
+        self._graphs.run("the update", self._step, after="the exchange")
+
+    def _step(self) -> list[Tensor]:
+        self._optimizer.step()
+        return []
+
+    def score(self, rows: HeldOut, start: int, batch: Batch, z: Sequence[Tensor]) -> Scores:
+        """Score held-out rows from `start` on against their randomized labels."""
+        part = "test" if rows == "test" or self._guest.validation is None else "validation"
+        labels = self._labels[part][start : start + len(batch.tags)].to(self._device)
+        with self._model.evaluating(), torch.no_grad():
+            output = self._model.forward(batch.inputs, z)
+            losses_B = self._losses(output, labels)
+        return Scores(output.cpu(), losses_B.cpu(), labels.cpu())
+
+    def metrics(self, scores: Sequence[Scores]) -> dict[str, float]:
+        """Estimates of the metrics against the true labels: what decides."""
+        return corrected_metrics(self._loss, self._response, scores)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights, of which hosts receive a digest."""
+        return weights_of(self._model.modules)
+
+    def state(self) -> TwinState:
+        """A copy of everything that training changes."""
+        return TwinState(copy_weights(self._model.modules), self._optimizer.state())
+
+    def roll_back(self, state: TwinState) -> None:
+        """Return to an earlier state."""
+        for which, module in self._model.modules.items():
+            module.load_state_dict(state.modules[which])
+        self._optimizer.restore(state.optimizer)
+
+    def parameter_names(self) -> set[str]:
+        """The names of the trained parameters in `state_dict`."""
+        return {f"{PREFIX}{name}" for name in parameter_names(self._model.modules)}
+
+    def state_dict(self, state: TwinState) -> tuple[TwinMetadata, dict[str, Tensor]]:
+        """A state as the contents of a checkpoint."""
+        optimizer = flatten_state(state.optimizer)
+        tensors = {
+            f"weights.{which}.{name}": tensor
+            for which, weights in state.modules.items()
+            for name, tensor in weights.items()
+        }
+        tensors |= {f"{OPTIMIZER}{n}": v for n, v in optimizer.items() if isinstance(v, Tensor)}
+        numbers = {n: v for n, v in optimizer.items() if not isinstance(v, Tensor)}
+        metadata = TwinMetadata(key=self._key.fingerprint, optimizer=numbers)
+        return metadata, {f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}
+
+    def from_state_dict(self, metadata: TwinMetadata, checkpoint: CheckpointTensors) -> TwinState:
+        """The inverse of `state_dict`; raises CheckpointError, also for another key."""
+        if metadata.key != self._key.fingerprint:
+            where = "label_key" if self._key.path is None else str(self._key.path)
+            raise CheckpointError(
+                f"{where}: expected the key that the run started with, got another, which would "
+                "randomize the labels again; restore it, or start a new run with another --out at "
+                "all parties"
+            )
+        weights = checkpoint.pop_weights(f"{PREFIX}weights.", self._model.modules)
+        flat: Mapping[str, Tensor] = checkpoint.pop_prefix(f"{PREFIX}{OPTIMIZER}")
+        optimizer = self._optimizer.unflatten_state({**metadata.optimizer, **flat})
+        return TwinState(weights, optimizer)

@@ -1,0 +1,183 @@
+"""With label privacy, a host sees nothing of the true labels, in whole runs of every method."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import celu
+from celu.checkpoint.generations import Checkpoints
+from celu.checkpoint.writer import InlineWriter
+from celu.engine.guest_trainer import GuestTrainer
+from celu.errors import CheckpointError, NonFiniteError
+from celu.privacy.label_key import LabelKey
+from celu.privacy.randomized_response import RandomizedResponse
+from celu.transport.message import Message
+from checkpoint.disks import QuickDisk
+from federation import Federation, assert_same_bits
+from twins import KEY, as_bytes, messages_to_host, twin_federation, with_labels
+
+AUC = {"every": 4, "metric": "auc"}
+CASES: dict[str, dict[str, Any]] = {
+    "vanilla": {"method": celu.Method(R=1)},
+    "celu": {"method": celu.Method(W=5, R=5, weighting="cosine")},
+    "compensated": {"method": celu.Method(W=3, R=3)},
+    "three rounds in flight": {"method": celu.Method(R=3, depth=3)},
+    "4 bits": {"method": celu.Method(R=3, depth=2), "codec": "4bit"},
+    "after the update": {"method": celu.Method(R=3, local_step_order="after-update")},
+    "two hosts": {"hosts": {"one": 6, "two": 3}},
+    "labels only": {"guest_has_features": False},
+    "multi-class": {"loss": "multiclass"},
+    "auto": {"method": "auto", "rounds": 90, "evaluation": {**AUC, "every": 10}},
+    "auto with validation": {
+        "method": "auto", "rounds": 90, "evaluation": AUC, "validation": True,
+    },
+    "target": {"evaluation": {**AUC, "target": 0.9}, "rounds": 60, "epsilon": 2.0},
+    "target of an accuracy": {
+        "evaluation": {"every": 3, "metric": "accuracy", "target": 0.7}, "rounds": 60,
+    },
+    "patience": {
+        "evaluation": {**AUC, "every": 2, "patience": 2}, "rounds": 60, "validation": True,
+    },
+    "best weights by the loss": {
+        "evaluation": {"every": 3, "metric": "loss"}, "rounds": 24, "validation": True,
+    },
+}  # fmt: skip
+
+
+def fixed_labels(monkeypatch: pytest.MonkeyPatch, fed: Federation) -> None:
+    """Whatever the true labels are, the randomized ones are those of this federation."""
+    guest = fed.guest
+    parts = {"train": guest.train, "test": guest.test, "validation": guest.validation}
+    epsilon, classes = fed.job.privacy.label_epsilon, guest.label_map.classes
+    assert epsilon is not None and classes is not None
+    response = RandomizedResponse(epsilon, len(classes))
+    found = {
+        part: response.randomize(rows, part, rows.labels, LabelKey(KEY))
+        for part, rows in parts.items()
+        if rows is not None and rows.labels is not None
+    }
+
+    def fixed(self: RandomizedResponse, rows: Any, part: str, codes: Tensor, key: Any) -> Tensor:
+        return found[part]
+
+    monkeypatch.setattr(RandomizedResponse, "randomize", fixed)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_other_true_labels_with_the_same_randomized_ones_give_a_host_the_same_bytes(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = twin_federation(**CASES[case])
+    other = with_labels(copy.deepcopy(fed), lambda labels: labels.flip(0))
+    fed = with_labels(copy.deepcopy(fed), lambda labels: labels)  # tensors of the same layout
+    fixed_labels(monkeypatch, fed)
+    before = fed.weights()
+    (one, result), (two, other_result) = messages_to_host(fed), messages_to_host(other)
+    assert [as_bytes(message) for message in one] == [as_bytes(message) for message in two]
+    assert result.rounds == other_result.rounds
+    if "target" in case or "patience" in case:
+        assert result.rounds < fed.job.rounds  # type: ignore[operator]
+    # The guest's own models did learn from the true labels.
+    own = [name for name in before if name.startswith(("top.", "bottom."))]
+    assert any(not torch.equal(fed.weights()[name], other.weights()[name]) for name in own)
+    assert result.evaluations != other_result.evaluations
+
+
+def test_without_label_privacy_other_labels_give_a_host_other_bytes() -> None:
+    fed = twin_federation(privacy={})
+    other = with_labels(copy.deepcopy(fed), lambda labels: labels.flip(0))
+    (one, _), (two, _) = messages_to_host(fed), messages_to_host(other)
+    assert [as_bytes(message) for message in one] != [as_bytes(message) for message in two]
+
+
+def test_nan_in_the_own_model_is_not_seen_by_a_host_and_is_reported_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fed = twin_federation(method=celu.Method(R=3), checkpoint={"every": 3})
+    whole, bad = copy.deepcopy(fed), copy.deepcopy(fed)
+    expected, _ = messages_to_host(whole)
+    losses = GuestTrainer._weighted_losses
+    monkeypatch.setattr(
+        GuestTrainer, "_weighted_losses", lambda *given: losses(*given) * float("nan")
+    )
+    sent: list[Message] = []
+    with pytest.raises(NonFiniteError, match="the model contains NaN or Inf, although the run"):
+        messages_to_host(bad, sent)
+    assert [as_bytes(message) for message in sent] == [as_bytes(message) for message in expected]
+    with pytest.raises(NonFiniteError, match="although the run was completed"):
+        train(fed, tmp_path)  # which takes checkpoints
+
+
+def train(fed: Federation, folder: Path, killed: int | None = None) -> celu.Result:
+    stores = {
+        name: Checkpoints(folder / name, QuickDisk(), InlineWriter())
+        for name in (fed.job.guest, *fed.hosts)
+    }
+
+    def stop(event: celu.Event) -> None:
+        if killed is not None and event.event == "checkpoint" and event.fields["round"] >= killed:
+            raise RuntimeError("killed")
+
+    return celu.simulate(fed.job, fed.guest, fed.hosts, checkpoints=stores, callbacks=[stop])
+
+
+RESUMED: dict[str, dict[str, Any]] = {
+    "celu": {"method": celu.Method(R=4, W=4, depth=2)},
+    "4 bits and adam": {"codec": "4bit", "optimizer": celu.Optimizer(name="adam", lr=0.01)},
+    "multi-class": {"loss": "multiclass", "method": celu.Method(R=3)},
+    "best": {"validation": True, "evaluation": {"every": 3, "metric": "auc"}},
+}
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_run_that_is_killed_and_resumed_has_the_same_bits(case: str, tmp_path: Path) -> None:
+    fed = twin_federation(checkpoint={"every": 3}, rounds=14, **RESUMED[case])
+    whole, first, second = (copy.deepcopy(fed) for _ in range(3))
+    result = train(whole, tmp_path / "whole")
+    with pytest.raises(celu.CeluError):
+        train(first, tmp_path / "killed", killed=6)
+    resumed = train(second, tmp_path / "killed")
+    assert_same_bits(second.weights(), whole.weights())
+    assert resumed.model.weights == result.model.weights  # of the twin, at the guest
+    assert resumed.own_weights == result.own_weights
+
+
+def test_another_key_is_refused_when_a_run_resumes(tmp_path: Path) -> None:
+    fed = twin_federation(checkpoint={"every": 3})
+    with pytest.raises(celu.CeluError):
+        train(copy.deepcopy(fed), tmp_path, killed=6)
+    other = with_labels(fed, lambda labels: labels, b"another key of labels")
+    with pytest.raises(CheckpointError, match="label_key: expected the key that the run started"):
+        train(other, tmp_path)
+
+
+def test_no_file_and_no_message_contains_the_key(tmp_path: Path) -> None:
+    key = tmp_path / "secret" / "label.key"
+    key.parent.mkdir()
+    fed = twin_federation(key=key, checkpoint={"every": 3})
+    events: list[str] = []
+    stores = {n: Checkpoints(tmp_path / n, QuickDisk(), InlineWriter()) for n in ("guest", "host")}
+    result = celu.simulate(
+        fed.job,
+        fed.guest,
+        fed.hosts,
+        checkpoints=stores,
+        callbacks=[lambda event: events.append(str(event.fields))],
+    )
+    digits = key.read_text().strip()
+    secret = bytes.fromhex(digits)
+    files = [
+        path for n in ("guest", "host") for path in (tmp_path / n).rglob("*") if path.is_file()
+    ]
+    assert files
+    for content in [path.read_bytes() for path in files]:
+        assert secret not in content and digits.encode() not in content
+    shown = [*events, repr(result), repr(fed.guest)]
+    shown += [str(as_bytes(message)) for message in messages_to_host(twin_federation(key=key))[0]]
+    assert not any(digits in text or repr(secret) in text for text in shown)

@@ -1,0 +1,103 @@
+"""Federations whose guest has a twin, and all messages that a host receives in a run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import celu
+from celu.events import ignore
+from celu.session import guest_session, host_session
+from celu.transport.memory import memory_links, run_together
+from celu.transport.message import Message
+from federation import Federation, federation, with_validation
+from psi.parties import Wrapped
+
+KEY = b"the key of the labels"
+
+
+def twin_federation(
+    *, validation: bool = False, epsilon: float = 1.0, key: Any = KEY, **job: Any
+) -> Federation:
+    """A federation with label privacy; `job` are arguments of `federation`."""
+    fed = federation(**{"privacy": {"label_epsilon": epsilon}, **job})
+    fed = with_validation(fed) if validation else fed
+    return with_labels(fed, lambda labels: labels, key)
+
+
+def with_labels(
+    fed: Federation, change: Callable[[Tensor], Tensor], key: Any = KEY, **more: Any
+) -> Federation:
+    """The same federation with other true labels."""
+
+    def changed(rows: celu.Dataset) -> celu.Dataset:
+        assert rows.labels is not None
+        return celu.Dataset(rows.inputs, change(rows.labels), rows.sizes)
+
+    guest = fed.guest
+    other = celu.Guest(
+        top=guest.top,
+        bottom=guest.bottom,
+        loss=guest.loss,
+        train=changed(guest.train),
+        test=changed(guest.test),
+        validation=None if guest.validation is None else changed(guest.validation),
+        metrics=guest.metrics,
+        label_key=key,
+        **more,
+    )
+    return Federation(fed.job, other, fed.hosts)
+
+
+def messages_to_host(
+    fed: Federation, sent: list[Message] | None = None
+) -> tuple[list[Message], celu.Result]:
+    """All messages from the guest to its first host in a run, and the guest's result.
+
+    The clocks are the same in each run: with `auto`, choices depend on measured times.
+    """
+    sent = [] if sent is None else sent
+
+    def record(message: Message) -> Message:
+        tensor = message.tensor
+        copied = None if tensor is None else tensor.detach().clone()
+        sent.append(replace(message, tensor=copied))
+        return message
+
+    pairs = {name: memory_links("guest", name) for name in fed.hosts}
+    programs: dict[str, Any] = {
+        name: host_session(name, host, fed.job, pairs[name][1], ignore, _clock())
+        for name, host in fed.hosts.items()
+    }
+    links: dict[str, Any] = {name: pair[0] for name, pair in pairs.items()}
+    first = next(iter(fed.hosts))
+    links[first] = Wrapped(pairs[first][0], record)
+    programs["guest"] = guest_session("guest", fed.guest, fed.job, links, ignore, _clock())
+    result = run_together(programs, [end for pair in pairs.values() for end in pair])["guest"]
+    return sent, result
+
+
+def _clock() -> Callable[[], float]:
+    ticks = itertools.count()
+    return lambda: next(ticks) / 1000
+
+
+def as_bytes(message: Message) -> tuple[Any, ...]:
+    """Everything that a host sees of a message, but the random id of the run and the date."""
+    tensor = message.tensor
+    data = None if tensor is None else tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    body = {k: v for k, v in (message.body or {}).items() if k not in ("run", "trained_at")}
+    return (
+        message.kind,
+        message.round,
+        message.part,
+        data,
+        body,
+        message.row_digest,
+        message.curvature,
+    )
