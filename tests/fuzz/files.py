@@ -30,6 +30,7 @@ from .more_files import (
     Reader,
     alignment_files,
     certificate_files,
+    privacy_files,
     raw_files,
     run_files,
     score_files,
@@ -186,5 +187,6 @@ def make_files(folder: Path) -> list[Reader]:
         *score_files(folder),
         *certificate_files(folder),
         *alignment_files(folder),
+        *privacy_files(folder),
         *model_files(folder),
     ]  # fmt: skip

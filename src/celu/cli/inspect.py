@@ -15,6 +15,7 @@ from celu.config.schema import LABEL, WEIGHT, StoreSchema, describe_label
 from celu.data.alignment import read_alignment
 from celu.data.gate import ColumnFacts, Gate, check_store, raise_errors
 from celu.data.store import Store, open_store
+from celu.privacy.ledger import read_ledger
 
 _MAX_WIDTH = 10_000
 _HEADINGS = ("column", "kind", "min", "max", "mean", "missing", "unseen", "in use")
@@ -34,6 +35,8 @@ def inspect(
 ) -> None:
     """Show a store: rows, columns, ranges, positive rate, codes in use, and problems.
 
+    Of a guest's store also what runs have spent on the privacy of its labels.
+
     Ends with exit code 4 if a run would refuse the store.
     """
     opened = open_store(store)
@@ -47,6 +50,10 @@ def inspect(
     rate = _positive_rate(opened, gate)
     if rate is not None:
         console.print(f"positive rate: {rate:.4f}")
+    ledger = read_ledger(opened.path.resolve().parent)
+    if ledger.releases and opened.schema.label is not None:
+        epsilons = " + ".join(f"{release.epsilon:g}" for release in ledger.releases)
+        console.print(f"label privacy: epsilon {ledger.total:g} is spent ({epsilons})")
     findings = gate.findings()
     for finding in findings:
         colour = "red" if finding.level == "error" else "yellow"

@@ -20,6 +20,7 @@ from celu.config.audit import AuditSettings
 from celu.config.class_weights import ClassWeights, parse_class_weights
 from celu.config.job import Job, Role
 from celu.config.link import AnyLink
+from celu.config.privacy import PartyPrivacy
 from celu.config.reading import Address, FilePath, PartyName, Settings, read_settings
 from celu.config.schema import RESERVED
 from celu.config.serve import ServeSettings
@@ -182,6 +183,7 @@ class PartySettings(Settings):
     heartbeat_s: Seconds = 10.0  # a peer silent for two of these counts as gone
     link: AnyLink | None = None  # emulates a slow link for the messages that this party sends
     serve: ServeSettings = ServeSettings()
+    privacy: PartyPrivacy = PartyPrivacy()
     tracking: list[TrackerName] = []  # where metrics also go, besides the run folder
     audit: AuditSettings | None = None  # whether the run measures what it leaked
 
@@ -208,6 +210,12 @@ class PartySettings(Settings):
                 "celu.run in Python"
             )
         return self.model
+
+    @model_validator(mode="after")
+    def _budget_is_of_labels(self) -> PartySettings:
+        if self.role == "host" and self.privacy.budget is not None:
+            raise ValueError("privacy.budget belongs to the guest, which has the labels")
+        return self
 
     @model_validator(mode="after")
     def _role_has_its_modules(self) -> PartySettings:

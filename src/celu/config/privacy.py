@@ -1,4 +1,4 @@
-"""What the parties agree on to protect labels (`[privacy]` in `job.toml`)."""
+"""How labels are protected: `[privacy]` in `job.toml`, and a party's own in `party.toml`."""
 
 from __future__ import annotations
 
@@ -20,3 +20,9 @@ class Privacy(Settings):
     """
 
     label_epsilon: Epsilon | None = None
+
+
+class PartyPrivacy(Settings):
+    """The guest's own limit: the most epsilon that all runs may spend on its labels together."""
+
+    budget: Annotated[float, Field(gt=0)] | None = None

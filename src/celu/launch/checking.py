@@ -25,6 +25,7 @@ from celu.engine.setup import RunTerms, contract_of, inventory_of
 from celu.engine.setup import check_party as check_rows
 from celu.events import ignore
 from celu.launch.endpoint import endpoint_of
+from celu.launch.label_budget import check_label_budget
 from celu.launch.loading import load_party, read_datasets
 from celu.launch.memory_estimate import (
     MemoryEstimate,
@@ -35,6 +36,7 @@ from celu.launch.memory_estimate import (
 from celu.launch.starting import load_start
 from celu.launch.trial import Trial, try_party
 from celu.party import Guest, Host
+from celu.privacy.ledger import Ledger
 from celu.transport.carrier import Admission
 from celu.transport.connect import Endpoint, find_carrier
 from celu.transport.tls import Credentials, read_authority
@@ -66,6 +68,9 @@ def check_party(settings: PartySettings, job: Job, source: Path) -> Iterator[Fin
         yield Finding("rows", "warn", warning)
     trial = try_party(settings.name, party, job, schedule.test_rows)
     yield _model_finding(settings, job, trial)
+    ledger = check_label_budget(settings, job, party)
+    if ledger is not None:
+        yield _privacy_finding(settings, job, ledger)
     if is_aligned:
         yield _check_run_folder(settings, job, party, terms)
     estimate = estimate_memory(settings.name, party, job, trial, process)
@@ -163,6 +168,13 @@ def _model_finding(settings: PartySettings, job: Job, trial: Trial) -> Finding:
     metrics = f"; metrics: {', '.join(trial.metrics)}" if trial.metrics else ""
     made_up = " with made-up Z" if job.hosts else ""
     return Finding("model", "ok", f"{did}{made_up}: {loss}{metrics}")
+
+
+def _privacy_finding(settings: PartySettings, job: Job, ledger: Ledger) -> Finding:
+    budget = settings.privacy.budget
+    limit = "no budget is set" if budget is None else f"the budget is {budget:g}"
+    text = f"labels at epsilon {job.privacy.label_epsilon:g}; with this run {ledger.total:g} is "
+    return Finding("privacy", "ok", f"{text}spent on them in all, and {limit}")
 
 
 def _check_run_folder(

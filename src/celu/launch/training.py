@@ -25,6 +25,7 @@ from celu.events import Callback, Connected, DataOpened, Restarted, Warned, call
 from celu.launch.auditing import audit_options, input_columns
 from celu.launch.endpoint import endpoint_of
 from celu.launch.folder import open_run_folder
+from celu.launch.label_budget import check_label_budget, spend_label_budget
 from celu.launch.loading import load_party, read_datasets, test_ids
 from celu.launch.memory import retain_freed_memory
 from celu.launch.recording import modules_of, record_result, recording_failure
@@ -155,6 +156,7 @@ def _run_recorded(
     num_restarts, newest, terms = 0, "", RunTerms()
     while True:
         party = make_party()
+        check_label_budget(settings, job, party)  # before peers wait for us
         if settings.start is not None:
             start = load_start(settings.start, settings.name, party)
             terms = replace(terms, start=start)
@@ -193,6 +195,7 @@ def _run_once(
     checkpoints.scan()  # verify them now, while no peer waits
     with open_links(endpoint_of(settings, folder.try_emit), listening) as links:
         folder.emit(Connected(peers=sorted(links), secure=not settings.insecure))
+        spend_label_budget(settings, job, party)
         name, emit = settings.name, folder.emit
         options: dict[str, Any] = {
             "checkpoints": checkpoints,

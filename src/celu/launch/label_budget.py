@@ -1,0 +1,59 @@
+"""What a run spends of the privacy of the guest's labels, checked before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from celu.config.job import Job
+from celu.config.party import PartySettings
+from celu.errors import ConfigError
+from celu.party import Guest, Host
+from celu.privacy.label_key import LabelKey
+from celu.privacy.ledger import Ledger, Release, read_ledger, spend
+
+
+def check_label_budget(settings: PartySettings, job: Job, party: Guest | Host) -> Ledger | None:
+    """The ledger after this run, if it has one; raises ConfigError if it exceeds the budget.
+
+    Without `label_epsilon` a run reveals all labels, which exceeds any budget.
+    """
+    budget = settings.privacy.budget
+    if isinstance(party, Host) or not job.hosts:
+        return None
+    if job.privacy.label_epsilon is None:
+        if budget is not None:
+            raise ConfigError(
+                f"privacy.budget: expected privacy.label_epsilon in job.toml, got none: without it "
+                f"hosts learn the labels, which exceeds any budget ({budget:g}); agree on a "
+                "label_epsilon, or remove the budget"
+            )
+        return None
+    place = _place(party, job)
+    if place is not None:
+        folder, release = place
+        return read_ledger(folder).adding(release, budget)
+    if budget is not None:
+        raise ConfigError(
+            "privacy.budget: expected a label_key that is a file, beside which the ledger lies, "
+            "got bytes; pass a path, or remove the budget"
+        )
+    return None
+
+
+def spend_label_budget(settings: PartySettings, job: Job, party: Guest | Host) -> None:
+    """Record what this run spends, before anything is sent; raises ConfigError."""
+    if check_label_budget(settings, job, party) is None or isinstance(party, Host):
+        return
+    place = _place(party, job)
+    if place is not None:
+        spend(*place, settings.privacy.budget)
+
+
+def _place(guest: Guest, job: Job) -> tuple[Path, Release] | None:
+    """The folder of the ledger, and what this run adds to it; None for a key without a file."""
+    key = LabelKey.read(guest.label_key)
+    if key.path is None or job.privacy.label_epsilon is None:
+        return None
+    classes = len(guest.label_map.classes or ())
+    release = Release(key=key.fingerprint, epsilon=job.privacy.label_epsilon, classes=classes)
+    return key.path.parent, release

@@ -1,0 +1,96 @@
+"""What was spent on labels adds up, is never lost, and never exceeds the budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import celu
+from celu.config.party import PartySettings
+from celu.errors import ConfigError
+from celu.launch.label_budget import check_label_budget, spend_label_budget
+from celu.privacy.ledger import LEDGER, Ledger, Release, read_ledger, spend
+from federation import federation
+
+ONE = Release(key="1" * 32, epsilon=1.0, classes=2)
+OTHER_KEY = Release(key="2" * 32, epsilon=1.0, classes=2)
+OTHER_EPSILON = Release(key="1" * 32, epsilon=0.5, classes=2)
+
+
+def test_the_same_key_and_epsilon_add_nothing_and_others_add_up(tmp_path: Path) -> None:
+    assert spend(tmp_path, ONE, None).total == 1.0
+    assert spend(tmp_path, ONE, None).total == 1.0
+    assert spend(tmp_path, OTHER_EPSILON, None).total == 1.5
+    assert spend(tmp_path, OTHER_KEY, None).total == 2.5
+    assert read_ledger(tmp_path).releases == [ONE, OTHER_EPSILON, OTHER_KEY]
+    assert [path.name for path in tmp_path.iterdir()] == [LEDGER]
+
+
+def test_a_run_that_exceeds_the_budget_is_refused_by_name_and_not_recorded(tmp_path: Path) -> None:
+    spend(tmp_path, ONE, 1.4)
+    with pytest.raises(ConfigError, match=r"privacy\.budget: expected at most epsilon 1\.4 .*1\.5"):
+        spend(tmp_path, OTHER_EPSILON, 1.4)
+    assert read_ledger(tmp_path).total == 1.0
+    assert spend(tmp_path, ONE, 1.4).total == 1.0
+
+
+def test_epsilons_that_sum_to_the_budget_are_within_it() -> None:
+    ledger = Ledger()
+    for key in "123":
+        ledger = ledger.adding(Release(key=key * 32, epsilon=0.1, classes=2), 0.3)
+    assert len(ledger.releases) == 3
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"releases": [{"key": "x"}]}', "null"])
+def test_a_damaged_ledger_is_refused_and_not_reset(tmp_path: Path, content: str) -> None:
+    (tmp_path / LEDGER).write_text(content)
+    with pytest.raises(ConfigError, match=r"privacy\.json: expected what was spent"):
+        spend(tmp_path, ONE, None)
+    assert (tmp_path / LEDGER).read_text() == content
+
+
+def settings(budget: float | None) -> PartySettings:
+    return PartySettings(role="guest", name="guest", privacy={"budget": budget})
+
+
+def guest(key: bytes | Path | None) -> celu.Guest:
+    fed = federation()
+    return celu.Guest(
+        top=fed.guest.top, loss="binary", train=fed.guest.train, test=fed.guest.test, label_key=key
+    )
+
+
+def job(epsilon: float | None) -> celu.Job:
+    return celu.Job(hosts={"host": 6}, rounds=1, privacy={"label_epsilon": epsilon})
+
+
+def test_a_run_spends_beside_its_key(tmp_path: Path) -> None:
+    party = guest(tmp_path / "label.key")
+    check_label_budget(settings(2.0), job(1.5), party)
+    assert not (tmp_path / LEDGER).exists()  # a check spends nothing
+    spend_label_budget(settings(2.0), job(1.5), party)
+    assert read_ledger(tmp_path).total == 1.5
+    with pytest.raises(ConfigError, match=r"privacy\.budget: expected at most epsilon 2"):
+        check_label_budget(settings(2.0), job(1.0), party)
+    (tmp_path / "label.key").unlink()  # the next run has a new key
+    with pytest.raises(ConfigError, match=r"privacy\.budget: expected at most epsilon 2"):
+        check_label_budget(settings(2.0), job(1.5), party)
+
+
+def test_a_run_without_label_privacy_exceeds_every_budget(tmp_path: Path) -> None:
+    party = guest(tmp_path / "label.key")
+    with pytest.raises(ConfigError, match=r"privacy\.budget: expected privacy\.label_epsilon in"):
+        check_label_budget(settings(100.0), job(None), party)
+    assert check_label_budget(settings(None), job(None), party) is None
+
+
+def test_a_budget_needs_a_key_in_a_file() -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.budget: expected a label_key that is a file"):
+        check_label_budget(settings(2.0), job(1.0), guest(b"0" * 32))
+    assert check_label_budget(settings(None), job(1.0), guest(b"0" * 32)) is None
+
+
+def test_a_budget_at_a_host_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"privacy\.budget belongs to the guest"):
+        PartySettings(role="host", name="host", privacy={"budget": 1.0})
