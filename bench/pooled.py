@@ -22,6 +22,7 @@ from celu.errors import ConfigError
 from celu.metrics.ranking import Ranking
 
 torch.sparse.check_sparse_tensor_invariants.disable()  # torch warns if it is not set
+RATES = (0.5, 1.0)  # times the learning rate of the job, for a pooled model to choose from
 _CHUNK = 8192  # rows that are scored at a time
 
 
@@ -47,26 +48,34 @@ def _score(scores: npt.NDArray[Any], table: TabularSet) -> Scored:
 
 
 def train_pooled(
-    table: TabularSet, guest: nn.Module, host: nn.Module, top: nn.Module, job: celu.Job
+    table: TabularSet,
+    guest: nn.Module,
+    host: nn.Module,
+    top: nn.Module,
+    job: celu.Job,
+    rate: float = 1.0,
 ) -> Scored:
     """Train the three modules as one model in one process, one update for each batch.
 
-    The optimizer, the batch size and the number of batches are the job's. Of the model at each
+    The optimizer, the batch size and the patience are the job's, and it makes as many updates as
+    the job's guest, local ones included. `rate` multiplies the learning rate. Of the model at each
     evaluation, the one with the best validation AUC counts.
     """
-    assert job.rounds is not None
+    rounds = job.num_rounds(table.guest.train.num_rows // job.batch_size)
+    _, updates_per_round = job.tuning().for_role("guest")
+    updates, every = rounds * updates_per_round, job.evaluation.every * updates_per_round
     whole = nn.ModuleList([guest, host, top])
-    optimizers = _optimizers(whole, job)
+    optimizers = _optimizers(whole, job, rate)
     is_cosine = job.optimizer.schedule == "cosine"
-    schedules = [CosineAnnealingLR(o, job.rounds) for o in optimizers if is_cosine]
+    schedules = [CosineAnnealingLR(o, updates) for o in optimizers if is_cosine]
     rows, held_out = _joined(table, "train"), _joined(table, "held_out")
     labels = table.guest.train.labels
     assert labels is not None
     order = torch.Generator().manual_seed(job.seed)
     torch.manual_seed(job.seed)  # for dropout
-    best = Scored(0.0, 0.0)
+    best, num_worse = Scored(0.0, 0.0), 0
     batches: list[Tensor] = []
-    for number in range(1, job.rounds + 1):
+    for number in range(1, updates + 1):
         if not batches:
             shuffled = torch.randperm(len(labels), generator=order)
             batches = list(shuffled.split(job.batch_size))[: len(labels) // job.batch_size]
@@ -79,13 +88,17 @@ def train_pooled(
             optimizer.zero_grad()
         for schedule in schedules:
             schedule.step()
-        if number % job.evaluation.every == 0 or number == job.rounds:
+        if number % every == 0 or number == updates:
             whole.eval()
             with torch.no_grad():
                 chunks = torch.arange(table.guest.held_out.num_rows).split(_CHUNK)
                 output = torch.cat([_forward(whole, held_out, chunk) for chunk in chunks])
             whole.train()
-            best = max(best, _score(output.numpy(), table))
+            found = _score(output.numpy(), table)
+            num_worse = 0 if found > best else num_worse + 1
+            best = max(best, found)
+            if num_worse == job.evaluation.patience:
+                break
     return best
 
 
@@ -102,11 +115,11 @@ def _forward(whole: nn.ModuleList, rows: Sequence[celu.Dataset], batch: Tensor) 
     return output.reshape(-1)
 
 
-def _optimizers(whole: nn.Module, job: celu.Job) -> list[torch.optim.Optimizer]:
+def _optimizers(whole: nn.Module, job: celu.Job, rate: float) -> list[torch.optim.Optimizer]:
     sparse = [m.weight for m in whole.modules() if isinstance(m, nn.Embedding) and m.sparse]
     known = {id(weight) for weight in sparse}
     dense = [weight for weight in whole.parameters() if id(weight) not in known]
-    lr = job.optimizer.lr
+    lr = job.optimizer.lr * rate
     if job.optimizer.name == "adagrad":
         return [torch.optim.Adagrad(dense + sparse, lr=lr)]
     found: list[torch.optim.Optimizer] = [torch.optim.Adam(dense, lr=lr)]

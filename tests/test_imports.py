@@ -32,6 +32,7 @@ LAYERS = [
         "prepare",
         "checkpoint",
         "privacy",
+        "audit",
     ],
     ["engine", "psi", "scores"],
     ["result"],

@@ -300,12 +300,20 @@ class CheckpointTaken(RoundEvent):
     event: str = "checkpoint"
 
 
+class Audited(Event):
+    """The run was audited; `audit.json` has the figures. `rows` were recorded."""
+
+    event: str = "audit"
+    rows: Count = 0
+    seconds: Seconds = 0.0
+
+
 EVENT_TYPES: dict[str, type[Event]] = {
     kind.model_fields["event"].default: kind
     for kind in (
         *(Attempt, Warned, DataOpened, ClientRejected, Connected, LinkDown, LinkUp, Restarted),
         CheckpointDamaged,
         *(AlignmentProgress, ScoringProgress, TrainingStarted, TrainingResumed),
-        *(RoundDone, Evaluated, ModelTested, TuningChosen, CheckpointTaken),
+        *(RoundDone, Evaluated, ModelTested, TuningChosen, CheckpointTaken, Audited),
     )
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from celu.audit.result import Audit
 from celu.config.job import Choice
 from celu.display.curves import plot_evaluations
 from celu.display.table import html_table
@@ -27,7 +28,8 @@ class Result:
     deviation of a number. `choices` are the tunings that the guest chose with `method = "auto"`: a
     job with these choices repeats the run. `model` names the trained model, at all parties alike.
     `mean_z` has each host's mean Z, at the guest: a prediction uses it for a row that the host
-    lacks. `scores` has the trained model's scores of the held-out rows, at the guest.
+    lacks. `scores` has the trained model's scores of the held-out rows, at the guest. `audit` has
+    what the run leaked, if it was audited.
 
     With validation rows, `evaluations` are of these, the weights are those after `best_round`
     rounds, whose evaluation was the best, and `test` has the metrics of the test rows with them.
@@ -49,6 +51,7 @@ class Result:
     test: dict[str, float] = field(default_factory=dict)
     scores: HeldOutScores | None = field(default=None, repr=False, compare=False)
     own_weights: str | None = None
+    audit: Audit | None = field(default=None, repr=False, compare=False)
 
     @property
     def metrics(self) -> dict[str, float]:

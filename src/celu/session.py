@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
+from celu.audit.result import Audit
 from celu.checkpoint.agreement import Agreement, Inventory, agree
 from celu.checkpoint.generations import Checkpoints
 from celu.checkpoint.identity import RunIdentity
 from celu.config.job import Choice, Job
+from celu.engine.auditing import AuditOptions, with_canaries
 from celu.engine.auto import AutoPlan
 from celu.engine.checkpointing import Checkpointer, ResumePoint, max_apart
 from celu.engine.graphs import GraphOptions
@@ -30,6 +33,7 @@ from celu.engine.setup import RunSetup, RunTerms
 from celu.engine.spans import Spans
 from celu.errors import CheckpointError
 from celu.events import (
+    Audited,
     Callback,
     TrainingResumed,
     TrainingStarted,
@@ -63,12 +67,14 @@ async def host_session(
     checkpoints: Checkpoints | None = None,
     terms: RunTerms | None = None,
     graphs: bool = True,
+    audit: AuditOptions | None = None,
 ) -> Result:
     """Run a host's part; `clock` times its events and must be the clock of its link.
 
     With `checkpoints`, it takes checkpoints and resumes from the newest that all parties have.
     `terms` are what the parties agree on besides the job. With `graphs`, its steps on a GPU are
     captured as CUDA graphs, where that is possible.
+    With `audit`, it measures what the run leaked, after the session has closed.
     """
     links = {link.peer: link}
     try:
@@ -81,6 +87,7 @@ async def host_session(
         agreement = Agreement.from_body(link.peer, ready, name, inventories, max_apart(job))
         spans = Spans(clock)
         trainer = HostTrainer(name, host, job, spans, _graph_options(graphs, emit))
+        trainer.recorder = None if audit is None else audit.recorder(host.train)
         observer = Observer(
             emit, [link.traffic], schedule.num_rounds, _report_every(schedule), spans
         )
@@ -107,7 +114,10 @@ async def host_session(
     except (Exception, KeyboardInterrupt) as error:
         await report_failure(links, error)
         raise
-    return _result(rounds, trainer, observer, [], model, best_round)
+    result = _result(rounds, trainer, observer, [], model, best_round)
+    if audit is None or trainer.recorder is None:
+        return result
+    return _audited(result, audit.of_host(name, host, trainer.recorder), emit)
 
 
 async def guest_session(
@@ -120,6 +130,7 @@ async def guest_session(
     checkpoints: Checkpoints | None = None,
     terms: RunTerms | None = None,
     graphs: bool = True,
+    audit: AuditOptions | None = None,
 ) -> Result:
     """Run the guest's part, with one link for each host. See also `host_session`."""
     links = {host: links[host] for host in job.hosts}  # in the order of the job
@@ -129,7 +140,11 @@ async def guest_session(
         own, theirs = await _exchange_hellos(name, setup, links, checkpoints, emit)
         agreement = agree(name, {name: own, **theirs}, max_apart(job))
         spans = Spans(clock)
+        recorder = None if audit is None else audit.recorder(guest.train)
+        if recorder is not None:
+            guest = with_canaries(guest, recorder.sample)
         trainer = GuestTrainer(name, guest, job, spans, _graph_options(graphs, emit))
+        trainer.recorder = recorder
         traffic = [link.traffic for link in links.values()]
         observer = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule), spans)
         plan = _plan(job, schedule, guest)
@@ -164,7 +179,15 @@ async def guest_session(
         raise
     if trainer.twin is not None:
         trainer.check_own_model()
-    return _result(rounds, trainer, observer, plan.choices, model, best_round, mean_z, test)
+    result = _result(rounds, trainer, observer, plan.choices, model, best_round, mean_z, test)
+    if audit is None or trainer.recorder is None:
+        return result
+    return _audited(result, audit.of_guest(name, guest, job, trainer.recorder), emit)
+
+
+def _audited(result: Result, audit: Audit, emit: Callback) -> Result:
+    emit(Audited(rows=audit.rows, seconds=audit.seconds))
+    return replace(result, audit=audit)
 
 
 def _plan(job: Job, schedule: Schedule, guest: Guest) -> Plan:

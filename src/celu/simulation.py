@@ -13,6 +13,7 @@ from typing import Any
 from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
 from celu.config.link import LinkSettings, find_link
+from celu.engine.auditing import AuditOptions
 from celu.engine.extension import extended_rounds
 from celu.engine.setup import RunTerms
 from celu.errors import ConfigError
@@ -38,6 +39,7 @@ def simulate(
     callbacks: Sequence[Callback] = (),
     host_callbacks: Mapping[str, Sequence[Callback]] | None = None,
     graphs: bool = True,
+    audits: Mapping[str, AuditOptions] | None = None,
 ) -> Result:
     """Train all parties' modules in place and return the guest's result.
 
@@ -50,8 +52,41 @@ def simulate(
     times as fast as this one, and that link between them. `timer` measures how long this machine
     computes; on a busy machine `time.thread_time` is more accurate. With `checkpoints`, one for
     each party, the run resumes from them; a finished run continues by `more` rounds. With `graphs`,
-    steps on a GPU are captured as CUDA graphs, where that is possible.
+    steps on a GPU are captured as CUDA graphs, where that is possible. Parties that `audits` name
+    measure what the run leaked.
     """
+    return simulate_all(
+        job,
+        guest,
+        hosts,
+        link=link,
+        speed=speed,
+        timer=timer,
+        checkpoints=checkpoints,
+        more=more,
+        callbacks=callbacks,
+        host_callbacks=host_callbacks,
+        graphs=graphs,
+        audits=audits,
+    )[job.guest]
+
+
+def simulate_all(
+    job: Job,
+    guest: Guest,
+    hosts: Mapping[str, Host],
+    *,
+    link: LinkSettings | str | None = None,
+    speed: float = 1.0,
+    timer: Callable[[], float] = time.perf_counter,
+    checkpoints: Mapping[str, Checkpoints] | None = None,
+    more: int = 0,
+    callbacks: Sequence[Callback] = (),
+    host_callbacks: Mapping[str, Sequence[Callback]] | None = None,
+    graphs: bool = True,
+    audits: Mapping[str, AuditOptions] | None = None,
+) -> dict[str, Result]:
+    """The results of all parties; see `simulate`."""
     if isinstance(link, str):
         link = find_link(link)
     if set(hosts) != set(job.hosts):
@@ -89,6 +124,7 @@ def simulate(
             (checkpoints or {}).get(name),
             terms,
             graphs,
+            (audits or {}).get(name),
         )
         for name, host in hosts.items()
     }
@@ -104,7 +140,8 @@ def simulate(
         (checkpoints or {}).get(job.guest),
         terms,
         graphs,
+        (audits or {}).get(job.guest),
     )
     # Without virtual time there is no need to synchronize with a GPU to measure it.
     timed = None if link is None else clocks
-    return run_together(programs, list(to_hosts.values()), timed)[job.guest]
+    return run_together(programs, list(to_hosts.values()), timed)

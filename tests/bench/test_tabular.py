@@ -78,10 +78,30 @@ def test_lightgbm_and_a_pooled_model_learn_from_both_parties() -> None:
     assert pooled.test > 0.95
 
 
+def pooled_updates(patience: int | None) -> int:
+    """How many updates a pooled model makes: the top's forward passes while it trains."""
+    table = synthetic()
+    guest, host, top = tabular.modules(table, tabular.FAMILIES[0], 1)
+    seen: list[bool] = []
+    top.register_forward_hook(lambda module, *_: seen.append(module.training))
+    evaluation = celu.Evaluation(every=2, patience=patience)
+    job = celu.Job(
+        epochs=20, batch_size=400, hosts={"host": 64}, optimizer={"lr": 0.3}, evaluation=evaluation
+    )
+    train_pooled(table, guest, host, top, job)
+    return sum(seen)
+
+
+def test_a_pooled_model_gets_the_updates_of_the_guest_and_stops_by_the_same_patience() -> None:
+    allowed = 20 * 3 * 3  # epochs, batches of an epoch, R at the guest
+    assert pooled_updates(None) == allowed
+    assert pooled_updates(1) < allowed
+
+
 def test_a_bench_measures_every_family_and_the_figures_are_the_worst(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    families = [replace(f, job={**f.job, "rounds": 45}) for f in tabular.FAMILIES]
+    families = [replace(f, job={**f.job, "batch_size": 128}) for f in tabular.FAMILIES]
     monkeypatch.setattr(tabular, "FAMILIES", families)
     monkeypatch.setattr(tabular, "check_sources", lambda data: ["one", "two"])
     monkeypatch.setattr(tabular, "load_set", lambda name, data, folder: synthetic())

@@ -23,7 +23,7 @@ from stores import write_store
 
 COMMANDS = (
     *("demo", "certs", "data", "prepare", "split", "inspect", "models", "align", "check"),
-    *("doctor", "run", "simulate", "tune", "baseline", "export", "predict", "evaluate"),
+    *("doctor", "run", "simulate", "tune", "baseline", "export", "predict", "evaluate", "audit"),
     *("report", "bench", "version"),
 )
 

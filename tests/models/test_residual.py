@@ -74,6 +74,16 @@ def test_an_embedding_starts_as_a_linear_function_of_the_rank() -> None:
     )
 
 
+def test_a_value_can_change_without_those_beyond_its_bins() -> None:
+    module = embedding(torch.arange(6.0).reshape(-1, 1), bins=5)
+    before = module(torch.arange(6.0).reshape(-1, 1)).detach()
+    optimizer = torch.optim.SGD([module.offsets], lr=1.0)
+    module(torch.tensor([[3.0]])).sum().backward()
+    optimizer.step()
+    changed = module(torch.arange(6.0).reshape(-1, 1)).detach() != before
+    assert changed.flatten().tolist() == [False, False, False, True, False, False]
+
+
 def test_the_unit_of_a_number_does_not_matter() -> None:
     metres = torch.randn(200, 2)
     ours, theirs = embedding(metres, 8, 3)(metres), embedding(metres * 1000 + 5, 8, 3)

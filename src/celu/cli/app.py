@@ -45,6 +45,7 @@ for _name in (
     "export",
     "predict",
     "evaluate",
+    "audit",
     "serve",
     "report",
     "dashboard",

@@ -75,10 +75,12 @@ def simulate(
     folder = folders[contract.guest]
     import torch
 
+    from celu.audit.result import AUDIT
+    from celu.launch.auditing import audit_options, input_columns
     from celu.launch.loading import load_parties, read_datasets, test_ids
     from celu.launch.recording import record_model, record_result, recording_failure
     from celu.launch.starting import load_starts
-    from celu.simulation import simulate as run_all
+    from celu.simulation import simulate_all
 
     started = time.monotonic()
     with recording_failure(folders.values()), ExitStack() as stack:
@@ -96,7 +98,11 @@ def simulate(
                 folders[name].write(SCHEMA_FILE, read.schema.to_json())
                 for warning in read.warnings:
                     folder.emit(Warned(message=f"{name}: {warning}"))
-            result = run_all(
+            audits = {
+                name: audit_options(file.settings, folders[name], input_columns(file.settings))
+                for name, file in files.items()
+            }
+            results = simulate_all(
                 contract,
                 guest,
                 hosts,
@@ -104,11 +110,15 @@ def simulate(
                 speed=speed,
                 callbacks=[folder.emit],
                 host_callbacks={name: [folders[name].emit] for name in hosts},
+                audits={name: audit for name, audit in audits.items() if audit is not None},
             )
+        result = results[contract.guest]
         read_ids = partial(test_ids, files[contract.guest].settings)
         record_result(folder, contract, result, guest, read_ids)
         for name, host in hosts.items():
             record_model(folders[name], result, host)
+            if (audit := results[name].audit) is not None:
+                folders[name].write(AUDIT, audit.to_json())
             folders[name].finish(
                 {"status": "done", "rounds": result.rounds, "model": result.model.name}
             )

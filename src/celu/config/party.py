@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from celu.config.audit import AuditSettings
 from celu.config.class_weights import ClassWeights, parse_class_weights
 from celu.config.job import Job, Role
 from celu.config.link import AnyLink
@@ -184,6 +185,7 @@ class PartySettings(Settings):
     serve: ServeSettings = ServeSettings()
     privacy: PartyPrivacy = PartyPrivacy()
     tracking: list[TrackerName] = []  # where metrics also go, besides the run folder
+    audit: AuditSettings | None = None  # whether the run measures what it leaked
 
     def require_data(self) -> DataSettings:
         """The `[data]` section; raises ConfigError if there is none."""

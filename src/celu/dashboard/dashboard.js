@@ -110,6 +110,7 @@
     view.throughput(byId("link"));
     view.add(showBatches);
     view.cache(byId("cache"));
+    view.audit(byId("audit"), byId("audit-tables"));
     view.eventLog(byId("log-entries"));
   }
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from celu.audit.tables import audit_content
 from celu.doctor.facts import Finding
 from celu.doctor.live_rules import RunStatus, warnings
 from celu.errors import ConfigError
@@ -120,6 +121,7 @@ class LiveRun:
             "window": _recent_window(rounds[-NUM_RECENT - 1 :]),
             "table": rounds[-1].table if rounds else None,
             "event_log": event_log[-_MAX_LOG_ENTRIES:],
+            "audit": audit_content(record.path),
         }
 
     def _recent_summary(

@@ -248,8 +248,8 @@ class Dataset:
         weights = None if self.weights is None else self.weights.to(device)
         return Dataset(inputs, labels, self.sizes, self.tags, self.classes, weights=weights)
 
-    def with_labels(self, labels: Tensor, classes: Sequence[ClassLabel]) -> Dataset:
-        """The same rows with labels that are codes of other classes."""
+    def with_labels(self, labels: Tensor, classes: Sequence[ClassLabel] | None) -> Dataset:
+        """The same rows with other labels, which are codes of `classes` if there are any."""
         return Dataset(self.inputs, labels, self.sizes, self.tags, classes, weights=self.weights)
 
     def _on_device(self, rows: Tensor | slice) -> Tensor | slice:

@@ -155,6 +155,7 @@ async def _exchange_round(
         for link, derivative in zip(links.values(), derivatives, strict=True):
             await link.send(derivative)
         trainer.apply_update()  # after sending: the hosts wait for dZ, not for our update
+        trainer.record(activations, derivatives)
     if schedule.local_steps_after_update:
         _make_local_steps(trainer, segment, observer)
     observer.round_done(round_, trainer.workset, trainer.lr, trainer.loss)

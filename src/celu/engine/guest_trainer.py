@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from celu.audit.recorder import RECORDED, Recorder, load_recorded
 from celu.config.job import Codecs, Job, Tuning
 from celu.config.schema import HeldOut
 from celu.data.batch_loader import BatchLoader
@@ -88,6 +89,7 @@ class GuestTrainer:
         self._graphs = Graphs(self._modules.values(), self._optimizer, graphs)
         self.workset = Workset.from_job(job, "guest")
         self.best = Best(self._modules, self._device)
+        self.recorder: Recorder | None = None  # of an audit
         self.latest: tuple[Tensor, Batch] | None = None  # output and batch of the latest exchange
         self.loss = torch.zeros(())  # of the latest exchange
         self.twin: Twin | None = None
@@ -170,6 +172,28 @@ class GuestTrainer:
             loss.backward()
         return [loss.detach(), output.detach(), *self._model.derivatives(leaves)]
 
+    def record(self, activations: list[Message], derivatives: list[Message]) -> None:
+        """Record what hosts sent and received of the audited rows, if there is an audit.
+
+        dZ is recorded as a host decodes it.
+        """
+        if self.recorder is None or self.latest is None:
+            return
+        output, batch = self.latest
+        positions, slots = self.recorder.find(batch.tags)
+        if not len(slots):
+            return
+        positions = positions.to(self._device)
+        values = {"forecast": output[positions]}
+        z = self._decode(activations, batch, self._batch_size)
+        for (host, coding), z_BD, message in zip(
+            self._codings.items(), z, derivatives, strict=True
+        ):
+            dz_BD = coding.unpack(message, self._batch_size)
+            values[f"dz.{host}"] = dz_BD[positions.to(dz_BD.device)]
+            values[f"latest.z.{host}"] = z_BD[positions]
+        self.recorder.add(slots, values)
+
     def apply_update(self) -> None:
         """Apply the exchanged update, which is the batch's first use.
 
@@ -238,6 +262,9 @@ class GuestTrainer:
             output = self._forward(batch, z)
             losses_B = self._losses(batch, output)
         output, labels = self.label_map.in_own_units(output), self.label_map.codes(batch.labels)
+        if self.recorder is not None and labels.dim() == 1:
+            values = {f"z.{host}": z_BD for host, z_BD in zip(self._codings, z, strict=True)}
+            self.recorder.add_held_out(start, {**values, "labels": labels})
         weights_B = None if batch.weights is None else batch.weights.cpu()
         twin = None if self.twin is None else self.twin.score(rows, start, batch, z)
         return Scores(output.cpu(), losses_B.cpu(), labels.cpu(), weights_B, twin)
@@ -302,7 +329,8 @@ class GuestTrainer:
         if self.twin is not None and state.twin is not None:
             added["twin"], own = self.twin.state_dict(state.twin)
             tensors |= own
-        return metadata.model_copy(update=added), tensors
+        recorded = {} if self.recorder is None else self.recorder.state_dict()
+        return metadata.model_copy(update=added), tensors | recorded
 
     def final_tensors(self) -> dict[str, Tensor]:
         """What the last checkpoint of a run has besides: the scores of the test rows.
@@ -347,6 +375,7 @@ class GuestTrainer:
         restore_counters(metadata, checkpoint, self.workset)
         if self.twin is not None and metadata.twin is not None:
             state = replace(state, twin=self.twin.from_state_dict(metadata.twin, checkpoint))
+        load_recorded(self.recorder, checkpoint.pop_prefix(RECORDED))
         scores = checkpoint.pop_optional(_HELD_OUT)
         checkpoint.check_empty()
         if metadata.label_map is not None:

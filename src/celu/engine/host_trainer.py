@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from celu.audit.recorder import RECORDED, Recorder, load_recorded
 from celu.config.job import Codecs, Job, Tuning
 from celu.config.schema import HeldOut
 from celu.data.batch_loader import BatchLoader
@@ -87,6 +88,7 @@ class HostTrainer:
         self._coding = Coding(job, name, spans=spans)
         self._in_flight: dict[int, _InFlight] = {}
         self.best = Best(self._modules, self._device)
+        self.recorder: Recorder | None = None  # of an audit
         self.workset = Workset.from_job(job, "host")
 
     def start_round(self, round_: int) -> None:
@@ -142,6 +144,16 @@ class HostTrainer:
                 Entry(round_, sent.batch, (sent.exact_BD,), (dz_BD,), curvature, uses=0)
             )
         self.workset.insert(round_, sent.batch, (sent.exact_BD,), (dz_BD,), curvature)
+        self._record(sent)
+
+    def _record(self, sent: _InFlight) -> None:
+        """Record Z of the audited rows as the guest decodes it, if there is an audit."""
+        if self.recorder is None:
+            return
+        positions, slots = self.recorder.find(sent.batch.tags)
+        if len(slots):
+            z_BD = self._coding.unpack(sent.message, self._batch_size)
+            self.recorder.add(slots, {"z": z_BD[positions.to(z_BD.device)]})
 
     def local_step(self) -> None:
         """Update from a cached batch, if one is eligible; nothing is sent.
@@ -235,7 +247,9 @@ class HostTrainer:
             tensors[f"in_flight.{round_}"] = sent.message.tensor
             if not self._coding.is_exact(Kind.ACTIVATION):
                 tensors[f"in_flight_exact.{round_}"] = sent.exact_BD
-        return metadata.model_copy(update={"in_flight": list(self._in_flight)}), tensors
+        recorded = {} if self.recorder is None else self.recorder.state_dict()
+        in_flight = {"in_flight": list(self._in_flight)}
+        return metadata.model_copy(update=in_flight), tensors | recorded
 
     def final_tensors(self) -> dict[str, Tensor]:
         """What the last checkpoint of a run has besides: nothing, at a host."""
@@ -274,6 +288,7 @@ class HostTrainer:
                 exact_BD = checkpoint.pop(f"in_flight_exact.{round_}", shape)
             self._in_flight[round_] = _InFlight(batch, message, None, exact_BD)
         restore_counters(metadata, checkpoint, self.workset)
+        load_recorded(self.recorder, checkpoint.pop_prefix(RECORDED))
         checkpoint.check_empty()
         self.roll_back(state)
 

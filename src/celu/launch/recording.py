@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from celu.audit.result import AUDIT
 from celu.config.job import Job
 from celu.config.replay import replay_toml
 from celu.data.dataset import Dataset
@@ -42,6 +43,8 @@ def record_result(
             record_scores(folder, job, result, party.test, read_ids)
         except DataError as error:
             folder.emit(Warned(message=f"{SCORES} was not written: {error}"))
+    if result.audit is not None:
+        folder.write(AUDIT, result.audit.to_json())
     if result.choices:
         folder.write("replay.toml", replay_toml(job, result.choices))
     folder.finish(summary_of(result))
@@ -49,9 +52,10 @@ def record_result(
 
 def summary_of(result: Result) -> dict[str, Any]:
     """A finished run's summary, for its folder."""
-    facts = asdict(replace(result, scores=None, mean_z={}))
+    facts = asdict(replace(result, scores=None, mean_z={}, audit=None))
     summary = {**facts, "choices": len(result.choices), "model": result.model.name}
-    del summary["mean_z"], summary["scores"], summary["label_map"], summary["own_weights"]
+    for name in ("mean_z", "scores", "label_map", "own_weights", "audit"):
+        del summary[name]
     return {"status": "done", **summary}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,12 @@ from celu.config.job import Job
 from celu.config.party import PartySettings, check_names, read_party
 from celu.config.schema import SCHEMA_FILE
 from celu.data.tags import Tags
+from celu.engine.auditing import AuditOptions
 from celu.engine.extension import extended_rounds
 from celu.engine.setup import RunTerms
 from celu.errors import ConfigError, PeerLost, PeerRestarted
 from celu.events import Callback, Connected, DataOpened, Restarted, Warned, call_all
+from celu.launch.auditing import audit_options, input_columns
 from celu.launch.endpoint import endpoint_of
 from celu.launch.folder import open_run_folder
 from celu.launch.label_budget import check_label_budget, spend_label_budget
@@ -119,7 +121,8 @@ def run_party(
             folder,
             listening,
             partial(test_ids, settings),
-            more=more,
+            input_columns(settings),
+            more,
         )
 
 
@@ -137,6 +140,7 @@ def _run_recorded(
     folder: RunFolder,
     listening: Callable[[int], None],
     read_ids: Callable[[Tags], Any] | None = None,
+    columns: Mapping[str, Sequence[str]] | None = None,
     more: int = 0,
 ) -> Result:
     """Train until done; if a peer's process restarts, start over from the last checkpoint.
@@ -148,6 +152,7 @@ def _run_recorded(
         torch.set_num_threads(settings.threads)
     if settings.precision == "tf32":
         torch.set_float32_matmul_precision("high")
+    audit = audit_options(settings, folder, columns)
     num_restarts, newest, terms = 0, "", RunTerms()
     while True:
         party = make_party()
@@ -160,7 +165,7 @@ def _run_recorded(
             total = extended_rounds(job, party.train.num_rows, checkpoints, more)
             terms = replace(terms, total_rounds=total)
         try:
-            result = _run_once(settings, job, party, folder, listening, terms)
+            result = _run_once(settings, job, party, folder, listening, terms, audit)
             break
         except PeerRestarted as error:
             folder.emit(Restarted(message=str(error)))
@@ -183,6 +188,7 @@ def _run_once(
     folder: RunFolder,
     listening: Callable[[int], None],
     terms: RunTerms,
+    audit: AuditOptions | None,
 ) -> Result:
     """One session with the peers, from connecting to GOODBYE."""
     checkpoints = Checkpoints(folder.path)
@@ -195,6 +201,7 @@ def _run_once(
             "checkpoints": checkpoints,
             "terms": terms,
             "graphs": settings.graphs,
+            "audit": audit,
         }
         if isinstance(party, Guest):
             session = guest_session(name, party, job, links, emit, **options)

@@ -68,7 +68,7 @@ class ResidualTower(nn.Module):
         sizes: Mapping[str, Sequence[int]],
         examples: Mapping[str, Tensor] | None = None,
         embedding_dim: PositiveInt = 8,
-        bins: PositiveInt = 32,
+        bins: PositiveInt = 256,
         width: PositiveInt = 64,
         blocks: NonNegativeInt = 1,
         dropout: Share = 0.0,

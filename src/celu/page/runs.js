@@ -280,7 +280,23 @@ const Runs = (() => {
       });
     }
 
-    return { hidden, add, redraw, controls, learning, cache, throughput, time, summary, warnings, eventLog };
+    /** The audits of the runs that have one; without any, the section is hidden. */
+    function audit(section, holder) {
+      add(() => {
+        const audited = runs.filter((run, i) => run.audit && !hidden.has(i));
+        section.hidden = !audited.length;
+        const note = (text) => el("p", { class: "faint" }, text);
+        replaceContent(holder, el("div", {}, ...audited.flatMap(({ label, audit: { tables, notes } }) => [
+          ...tables.flatMap((one) => [
+            table(one.headings, one.rows, { caption: `${label}. ${one.title}`, full: true }),
+            ...one.notes.map(note),
+          ]),
+          ...notes.map((text) => note(`${label}: ${text}`)),
+        ])));
+      });
+    }
+
+    return { hidden, add, redraw, controls, learning, cache, throughput, time, summary, warnings, audit, eventLog };
   }
 
   return { view, radios };

@@ -6,6 +6,7 @@ from typing import Any
 
 from celu.events import (
     Attempt,
+    Audited,
     CheckpointDamaged,
     Evaluated,
     Event,
@@ -86,6 +87,8 @@ def describe_event(event: Event) -> tuple[str, str] | None:
             text = "checkpoint damaged", f"round {event.round}: {event.why}"
         case Evaluated() if event.target_reached:
             text = "target reached", f"at round {event.round:,}"
+        case Audited():
+            text = "audited", f"{event.rows:,} rows in {event.seconds:.1f} s"
         case Warned():
             text = "warning", event.message
     return text

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from celu.audit.tables import audit_content
 from celu.doctor.live_rules import RunStatus, warnings
 from celu.record.folders import labels
 from celu.record.run import RunRecord
@@ -31,6 +32,7 @@ def _run(record: RunRecord, label: str) -> dict[str, Any]:
         "label": label,
         "summary": summarize(record),
         "federation": what_federation_adds(record),
+        "audit": audit_content(record.path),
         **learning_series(record.rounds, record.evaluations),
         **throughput_series(record.rounds),
         "warnings": [

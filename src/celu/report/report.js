@@ -55,6 +55,7 @@
   view.controls(byId("legend"), byId("x-axis"));
   view.summary(byId("numbers"));
   federation();
+  view.audit(byId("audit"), byId("audit-tables"));
   view.warnings(byId("warning-list"));
   view.learning(byId("learning"));
   Runs.radios(byId("positions"), "position", Object.fromEntries(Object.keys(data.windows).map((n) => [n, n])), position,

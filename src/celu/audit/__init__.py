@@ -1,0 +1,1 @@
+"""What a run leaked: messages are recorded in training, and attacked after it."""
