@@ -40,7 +40,8 @@ def marvell(s: float, dz_BD: Tensor, is_positive_B: Tensor, random: torch.Genera
     noise_BD = torch.randn(dz_BD.shape, generator=random)
     line_D = apart_D / apart**0.5
     on_line_BD = (noise_BD @ line_D)[:, None] * line_D
-    return dz_BD + along_B * on_line_BD + across_B * (noise_BD - on_line_BD)
+    noisy_BD: Tensor = dz_BD + along_B * on_line_BD + across_B * (noise_BD - on_line_BD)
+    return noisy_BD
 
 
 def _powers(

@@ -136,7 +136,7 @@ def _attacks(audit: Audit) -> dict[str, float]:
 
     def best(name: str, figure: str) -> float:
         attacks = [attack for attack in audit.labels[0].attacks if attack.name == name]
-        return max(getattr(attack.rows, figure) for attack in attacks)
+        return max(float(getattr(attack.rows, figure)) for attack in attacks)
 
     return {
         **{name: best(name, "auc") for name in ("norm", "linear", "network")},
