@@ -127,8 +127,12 @@ def _leak(
     row: dict[str, Any] = {"defence": defence.name, "epochs": epochs}
     row |= {key: mean(values[key] for values in found) for key in found[0]}
     row["seconds"] = min(values["seconds"] for values in found)
-    log(", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
+    log(_line(row))
     return row
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{v}" for k, v in row.items())
 
 
 def _attacks(audit: Audit) -> dict[str, float]:
@@ -172,7 +176,7 @@ def _methods(log: Log, pair: Pair, seeds: Sequence[int]) -> list[dict[str, Any]]
         }
         row = {"defence": defence.name, "lr": optimizer.lr, "rounds": rounds, **aucs}
         row |= {f"{name} gain": aucs[name] - aucs[VANILLA] for name in METHODS if name != VANILLA}
-        log(", ".join(f"{k} {v}" for k, v in row.items()))
+        log(_line(row))
         rows.append(row)
     return rows
 

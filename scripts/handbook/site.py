@@ -41,7 +41,6 @@ NAVIGATION = (
     ("docs/operations.md", "Operations"),
     ("docs/gateway.md", "Gateways"),
     ("docs/security.md", "Security"),
-    ("docs/privacy.md", "Privacy"),
     ("docs/stability.md", "Stability"),
     ("docs/licences.md", "Dependencies and licences"),
     ("docs/results.md", "Results"),
