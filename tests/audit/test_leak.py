@@ -20,6 +20,12 @@ def test_the_rate_counts_positives_above_one_percent_of_the_negatives() -> None:
     assert tpr_of(scores, is_positive) == 0.25  # of 100 negatives none may pass
 
 
+def test_a_rate_is_not_measured_among_few_negatives() -> None:
+    is_positive = np.arange(100) >= 60
+    assert tpr_of(is_positive.astype(float), is_positive) == 1
+    assert np.isnan(tpr_of(is_positive[20:].astype(float), is_positive[20:]))
+
+
 def test_random_scores_have_a_rate_of_one_percent_also_within_bins() -> None:
     random = np.random.default_rng(1)
     forecast = random.random((40_000, 1))

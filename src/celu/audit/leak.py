@@ -21,7 +21,8 @@ Bools = npt.NDArray[np.bool_]
 MAX_FPR = 0.01
 _BINS = 20
 _BIN_ROWS = 250  # at least, on average
-_MIN_NEGATIVES = 100  # in a bin: among fewer, 1 % of them is none
+_MIN_NEGATIVES = 50  # for a rate: above all of fewer are more than 2 % of random scores
+_MIN_NEGATIVES_IN_BIN = 99  # many bins together would show that a random rate is above 1 %
 
 
 class Leak(BaseModel):
@@ -62,11 +63,15 @@ def tpr_of(scores_N: Floats, is_positive_N: Bools) -> float:
     """The share of positives above a threshold that at most 1 % of the negatives reach.
 
     The next negative counts as one that does, so that random scores have a rate of at most 1 %:
-    above the second of 100 negatives are 2 % of such scores, above the first 1 %.
+    above the second of 100 negatives are 2 % of such scores, above the first 1 %. Of fewer
+    negatives none may reach the threshold; NaN if there are fewer than 50.
     """
+    num_negative = int(np.count_nonzero(~is_positive_N))
+    if num_negative < _MIN_NEGATIVES or not is_positive_N.any():
+        return float("nan")
     true, false = Ranking(scores_N, is_positive_N).curve()
-    allowed = true[false + 1 <= MAX_FPR * (np.count_nonzero(~is_positive_N) + 1)]
-    return float(allowed[-1] / max(1, true[-1])) if len(allowed) else 0.0
+    allowed = true[false + 1 <= max(1.0, MAX_FPR * (num_negative + 1))]
+    return float(allowed[-1] / true[-1]) if len(allowed) else 0.0
 
 
 def _one_bin(scores_N: Floats, is_positive_N: Bools) -> tuple[float, float]:
@@ -87,7 +92,7 @@ def _in_bins(scores_N: Floats, is_positive_N: Bools, forecast_N: Floats) -> tupl
             continue
         auc, tpr = _one_bin(scores_N[rows], of_bin)
         ordered, pairs = ordered + auc * num_pairs, pairs + num_pairs
-        if len(rows) - num_positive >= _MIN_NEGATIVES:
+        if len(rows) - num_positive >= _MIN_NEGATIVES_IN_BIN:
             found, positives = found + tpr * num_positive, positives + num_positive
     return (
         ordered / pairs if pairs else float("nan"),
