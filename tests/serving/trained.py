@@ -100,15 +100,17 @@ def train(folder: Path, task: Task) -> Trained:
     """Train with `celu simulate`, in this process."""
     arguments = write_task(folder, task)
     found: dict[str, Any] = {}
-    simulate = celu.simulation.simulate
+    simulate = celu.simulation.simulate_all
 
-    def remember(job: celu.Job, guest: celu.Guest, hosts: Any, **more: Any) -> celu.Result:
+    def remember(
+        job: celu.Job, guest: celu.Guest, hosts: Any, **more: Any
+    ) -> dict[str, celu.Result]:
         found.update(guest=guest, hosts=dict(hosts))
         return simulate(job, guest, hosts, **more)
 
     out = folder / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(celu.simulation, "simulate", remember)
+        patch.setattr(celu.simulation, "simulate_all", remember)
         invoke(*arguments, "--out", out)
     # In the order of the job: `simulate` reads the parties in the order of the command.
     hosts = {name: found["hosts"][name] for name in task.hosts}
