@@ -100,7 +100,7 @@ def test_noise_that_is_drawn_once_is_the_same_at_every_exposure_of_a_row() -> No
 
 def test_a_teacher_draws_labels_with_the_odds_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.teacher_rows.TEST_ROWS", 2000)
-    teacher = Teacher(synthetic(), seed=1)
+    teacher = Teacher.trained(synthetic(), seed=1)
     one, other = teacher.rows(20_000, seed=1), teacher.rows(20_000, seed=2)
     for pair in (one, other):
         guest, host = pair.guest.train, pair.host.train
@@ -138,7 +138,7 @@ def test_figures_are_those_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     longer = by_run["twin, epsilon 1", 2]["own AUC"]
     assert figures["five_over_one_own"] == longer / twin["own AUC"]
     assert all("seconds" not in row for row in result.rows) and figures["audit_s"]
-    slow = [row for row in result.rows if row.get("lr") == privacy.SMALL_STEPS.lr]
+    slow = [row for row in result.rows if row.get("lr") == privacy.SMALL_LR]
     assert figures["none_cached_gain"] == slow[0]["cached gain"]
     assert slow[0]["cached gain"] == slow[0]["cached"] - slow[0]["vanilla"]
 
