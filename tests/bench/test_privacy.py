@@ -63,6 +63,17 @@ def test_marvell_makes_both_classes_vary_alike_across_the_line_between_them() ->
     assert along[0] == pytest.approx(along[1], rel=0.15) and min(along) > 4
 
 
+def test_where_dz_has_few_directions_the_noise_of_marvell_marks_one_class() -> None:
+    random = torch.Generator().manual_seed(0)
+    is_positive = torch.arange(4000) % 4 == 0
+    size = torch.where(is_positive, 0.3, 0.1)[:, None]
+    dz = torch.cat([torch.randn(4000, 2, generator=random) * size, torch.zeros(4000, 30)], dim=1)
+    dz[:, 0] += torch.where(is_positive, 1.5, -0.5)
+    noisy = marvell(8.0, dz, is_positive, torch.Generator().manual_seed(1))
+    elsewhere = noisy[:, 2:].norm(dim=1)  # where dZ of neither class has anything
+    assert float(elsewhere[is_positive].max()) < float(elsewhere[~is_positive].min())
+
+
 def test_a_noisy_top_changes_the_derivative_of_z_and_no_gradient_of_its_own() -> None:
     torch.manual_seed(0)
     top = WideDeepTop((4, 4), hidden=(8,))
