@@ -137,14 +137,21 @@ def privacy(
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
     large: Annotated[
         bool,
-        typer.Option("--large", help="Only the cost with up to 10.4 million rows (4 GB)."),
+        typer.Option("--large", help="Only the cost with up to 10.4 million rows (4 GB each)."),
     ] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 1,
+    device: Annotated[str, typer.Option(help="Where --large trains: cpu or cuda.")] = "cpu",
 ) -> None:
-    """What defences of labels cost, and what an audit still finds (about 15 minutes)."""
+    """What defences of labels cost, and what an audit still finds (use all cores)."""
     from bench.privacy import bench_privacy, bench_privacy_at_scale
 
-    measure = bench_privacy_at_scale if large else bench_privacy
-    _report(lambda log: measure(log, folder, list(range(1, seeds + 1))), out)
+    if device != "cpu" and not large:
+        raise ConfigError(f"--device: expected cpu without --large, got {device}")
+    numbers = list(range(1, seeds + 1))
+    if large:
+        _report(lambda log: bench_privacy_at_scale(log, folder, numbers, workers, device), out)
+    else:
+        _report(lambda log: bench_privacy(log, folder, numbers, workers), out)
 
 
 @app.command("codec")

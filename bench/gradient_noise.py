@@ -4,6 +4,10 @@ Marvell: Li et al., "Label Leakage and Protection in Two-party Split Learning" (
 4. Its noise makes the dZ of the two classes as alike as a power allows. We search a grid where the
 authors solve for the optimum. `s` is the power of all noise, as a multiple of the squared distance
 of the two classes' means, for Marvell and for noise of the same size in all directions.
+
+Marvell takes each class as normal, with the same variance in all directions, and so adds noise
+across the line between the means to one class only. The dZ of a deep top has few directions: there
+the noise itself marks that class, which a linear attack does not see and a network does.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -21,18 +22,21 @@ import torch
 
 from bench.gradient_noise import isotropic, marvell
 from bench.memoized_noise import MemoizedMarvell
+from bench.parallel_runs import run_all
 from bench.privacy_runs import (
     BATCH,
     OPTIMIZER,
     WIDTH,
     Defence,
+    Modules,
     Pair,
     audit_options,
+    open_sample,
     read_sample,
     train,
 )
 from bench.report import BenchResult, Log
-from bench.teacher_rows import TEST_ROWS, Teacher
+from bench.teacher_rows import TEST_ROWS, Teacher, open_teacher
 from celu.audit.result import Audit
 from celu.events import Event, RoundDone
 
@@ -62,7 +66,8 @@ METHOD_DEFENCES = (NONE, STRONG_MARVELL, ISOTROPIC, TWIN, SMALL_EPSILON)
 METHOD_SHARE = 0.5  # of an epoch
 # Local steps pay where the optimizer's own are too small: measured at the best learning rate
 # without a defence, and at a quarter of it.
-SMALL_STEPS = OPTIMIZER.model_copy(update={"lr": OPTIMIZER.lr / 4})
+SMALL_LR = OPTIMIZER.lr / 4
+LEARNING_RATES = (OPTIMIZER.lr, SMALL_LR)
 CPU_ROUNDS, CPU_TURNS = 60, 3
 # Rows, and the defences whose cost is measured with so many.
 SCALES = (
@@ -73,23 +78,37 @@ SCALES = (
 SCALE_BATCH = 1024
 
 
-def bench_privacy(log: Log, data: Path, seeds: Sequence[int]) -> BenchResult:
+def bench_privacy(log: Log, data: Path, seeds: Sequence[int], workers: int = 1) -> BenchResult:
     """Measure all but the cost at scale; raises DataError if the sample is missing."""
     torch.set_num_threads(1)
     result = BenchResult("privacy", list(seeds))
     with tempfile.TemporaryDirectory() as folder:
         pair = read_sample(data, Path(folder))
+        cpu = _cpu_figures(log, pair)  # first, alone on the machine
+        one, five = EPOCHS
+        # The longest first, so that no worker ends up with one while the others are idle.
+        leak_runs = [
+            _Leak(d, epochs, seed) for epochs, d, seed in product((five, one), DEFENCES, seeds)
+        ]
+        memo_runs = [_Memoized(seed) for seed in seeds]
+        method_runs = [
+            _MethodRun(d, name, lr, seed)
+            for lr, d, name, seed in product(LEARNING_RATES, METHOD_DEFENCES, METHODS, seeds)
+        ]
+        runs: list[Callable[[Pair], Any]] = [*memo_runs, *leak_runs, *method_runs]
+        open_pair = partial(open_sample, Path(folder)) if workers > 1 else lambda: pair
+        found = run_all(log, runs, open_pair, workers)
+    seconds = min(found[run].pop("seconds") for run in leak_runs if run.epochs == five)
     leaks = {
-        (defence, epochs): _leak(log, pair, defence, seeds, epochs)
+        (d, epochs): _mean_row(
+            {"defence": d.name, "epochs": epochs},
+            [found[run] for run in leak_runs if (run.defence, run.epochs) == (d, epochs)],
+        )
         for epochs in EPOCHS
-        for defence in DEFENCES
+        for d in DEFENCES
     }
-    result.rows += leaks.values()
-    memoized = [_memoized(pair, seed) for seed in seeds]
-    log(f"memoized Marvell: network {memoized}")
-    methods = _methods(log, pair, seeds)
-    result.rows += methods
-    one, five = EPOCHS
+    methods = _method_rows(pair, {run: found[run] for run in method_runs})
+    result.rows += [*leaks.values(), *methods]
     first, last = leaks[TWIN, one], leaks[TWIN, five]
     result.figures |= {
         "none_own": leaks[NONE, one]["own AUC"],
@@ -97,42 +116,76 @@ def bench_privacy(log: Log, data: Path, seeds: Sequence[int]) -> BenchResult:
         "eps1_tpr1": first["own TPR"],
         "eps1_cost": leaks[NONE, one]["model AUC"] - first["model AUC"],
         "five_over_one_own": last["own AUC"] / first["own AUC"],
-        "marvell_memo_found": mean(memoized),
-        **_cpu_figures(log, pair),
-        "audit_s": min(row.pop("seconds") for row in leaks.values() if row["epochs"] == five),
+        "marvell_memo_found": mean(found[run] for run in memo_runs),
+        **cpu,
+        "audit_s": seconds,
     }
-    for row in leaks.values():
-        row.pop("seconds", None)
     result.figures |= {
         f"{name}_{method}_gain": row[f"{method} gain"]
         for row in methods
         for name, defence in (("none", NONE), ("eps1", TWIN))
         for method in METHODS
-        if row["lr"] == SMALL_STEPS.lr and row["defence"] == defence.name and method != VANILLA
+        if row["lr"] == SMALL_LR and row["defence"] == defence.name and method != VANILLA
     }
     result.notes += _notes(pair, seeds)
     return result
 
 
-def _leak(
-    log: Log, pair: Pair, defence: Defence, seeds: Sequence[int], epochs: int
-) -> dict[str, Any]:
-    """The row of the table for one defence and length."""
-    found = []
-    for seed in seeds:
-        audits = {"guest": audit_options(seed, epochs)}
-        trained = train(pair, defence, seed, epochs * pair.rounds_per_epoch, audits=audits)
+@dataclass(frozen=True)
+class _Leak:
+    """A run with an audit: its AUC, and the best of each attack."""
+
+    defence: Defence
+    epochs: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.defence.name}, {self.epochs} epochs, seed {self.seed}"
+
+    def __call__(self, pair: Pair) -> dict[str, float]:
+        audits = {"guest": audit_options(self.seed, self.epochs)}
+        rounds = self.epochs * pair.rounds_per_epoch
+        trained = train(pair, self.defence, self.seed, rounds, audits=audits)
         assert trained.audit is not None  # it was asked for
-        found.append({"model AUC": trained.metrics["auc"], **_attacks(trained.audit)})
-    row: dict[str, Any] = {"defence": defence.name, "epochs": epochs}
-    row |= {key: mean(values[key] for values in found) for key in found[0]}
-    row["seconds"] = min(values["seconds"] for values in found)
-    log(_line(row))
-    return row
+        return {"model AUC": trained.metrics["auc"], **_attacks(trained.audit)}
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{v}" for k, v in row.items())
+@dataclass(frozen=True)
+class _Memoized:
+    """The AUC of the network on noise that is drawn once for each row, over five epochs."""
+
+    seed: int
+
+    def __str__(self) -> str:
+        return f"memoized Marvell, seed {self.seed}"
+
+    def __call__(self, pair: Pair) -> float:
+        options = audit_options(self.seed, EPOCHS[-1])
+        broken = MemoizedMarvell(options.settings, options.key)
+        rounds = EPOCHS[-1] * pair.rounds_per_epoch
+        trained = train(pair, NONE, self.seed, rounds, audits={"guest": broken})
+        assert trained.audit is not None
+        return _attacks(trained.audit)["network"]
+
+
+@dataclass(frozen=True)
+class _MethodRun:
+    """The AUC after some rounds with a method, under a defence."""
+
+    defence: Defence
+    method: str
+    lr: float
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.defence.name}, {self.method}, lr {self.lr}, seed {self.seed}"
+
+    def __call__(self, pair: Pair) -> float:
+        optimizer = OPTIMIZER.model_copy(update={"lr": self.lr})
+        method = METHODS[self.method]
+        rounds = _method_rounds(pair)
+        trained = train(pair, self.defence, self.seed, rounds, method=method, optimizer=optimizer)
+        return trained.metrics["auc"]
 
 
 def _attacks(audit: Audit) -> dict[str, float]:
@@ -150,33 +203,31 @@ def _attacks(audit: Audit) -> dict[str, float]:
     }
 
 
-def _memoized(pair: Pair, seed: int) -> float:
-    """The AUC of the network on noise that is drawn once for each row, over five epochs."""
-    options = audit_options(seed, EPOCHS[-1])
-    broken = MemoizedMarvell(options.settings, options.key)
-    rounds = EPOCHS[-1] * pair.rounds_per_epoch
-    trained = train(pair, NONE, seed, rounds, audits={"guest": broken})
-    assert trained.audit is not None
-    return _attacks(trained.audit)["network"]
+def _mean_row(row: dict[str, Any], found: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The row of the table for one defence and length: means over the seeds."""
+    return row | {
+        key: mean(values[key] for values in found) for key in found[0] if key != "seconds"
+    }
 
 
-def _methods(log: Log, pair: Pair, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """The AUC after some rounds with each method, under each defence."""
-    rounds = round(METHOD_SHARE * pair.rounds_per_epoch)
+def _method_rounds(pair: Pair) -> int:
+    return round(METHOD_SHARE * pair.rounds_per_epoch)
+
+
+def _method_rows(pair: Pair, found: Mapping[_MethodRun, float]) -> list[dict[str, Any]]:
+    """The AUC with each method, and what it gains over vanilla, under each defence."""
     rows: list[dict[str, Any]] = []
-    for optimizer, defence in product((OPTIMIZER, SMALL_STEPS), METHOD_DEFENCES):
+    for lr, defence in product(LEARNING_RATES, METHOD_DEFENCES):
         aucs = {
             name: mean(
-                train(pair, defence, seed, rounds, method=method, optimizer=optimizer).metrics[
-                    "auc"
-                ]
-                for seed in seeds
+                auc
+                for run, auc in found.items()
+                if (run.lr, run.defence, run.method) == (lr, defence, name)
             )
-            for name, method in METHODS.items()
+            for name in METHODS
         }
-        row = {"defence": defence.name, "lr": optimizer.lr, "rounds": rounds, **aucs}
+        row = {"defence": defence.name, "lr": lr, "rounds": _method_rounds(pair), **aucs}
         row |= {f"{name} gain": aucs[name] - aucs[VANILLA] for name in METHODS if name != VANILLA}
-        log(_line(row))
         rows.append(row)
     return rows
 
@@ -225,27 +276,54 @@ def _cpu_of_rounds(pair: Pair, defence: Defence, method: Mapping[str, Any]) -> t
     return sum(seconds.values()), seconds["guest"]
 
 
-def bench_privacy_at_scale(log: Log, data: Path, seeds: Sequence[int]) -> BenchResult:
+@dataclass(frozen=True)
+class _AtScale:
+    """The AUC of one epoch of a teacher's rows."""
+
+    num_rows: int
+    defence: Defence
+    seed: int
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.num_rows:,} rows, {self.defence.name}, seed {self.seed}"
+
+    def __call__(self, teacher: Teacher) -> float:
+        pair = teacher.rows(self.num_rows, self.seed)
+        rounds = self.num_rows // SCALE_BATCH
+        modules = Modules.of(pair, self.seed).to(self.device)
+        trained = train(pair, self.defence, self.seed, rounds, batch=SCALE_BATCH, modules=modules)
+        return trained.metrics["auc"]
+
+
+def bench_privacy_at_scale(
+    log: Log, data: Path, seeds: Sequence[int], workers: int = 1, device: str = "cpu"
+) -> BenchResult:
     """Measure the cost of randomized labels with more and more rows of one teacher."""
     torch.set_num_threads(1)
     result = BenchResult("privacy", list(seeds), profile="large")
+    runs = [
+        _AtScale(num_rows, defence, seed, device)
+        for num_rows, defences in reversed(SCALES)  # the longest first
+        for defence in (NONE, *defences)
+        for seed in seeds
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        teacher = Teacher(read_sample(data, Path(folder)), seed=100)
+        teacher = Teacher.trained(read_sample(data, Path(folder)), seed=100)
+        weights = teacher.save(Path(folder) / "teacher.pt")
+        reopen = partial(open_teacher, Path(folder), weights)
+        found = run_all(log, runs, reopen if workers > 1 else lambda: teacher, workers)
+    aucs: dict[tuple[int, Defence], list[float]] = {}
+    for run in reversed(runs):
+        aucs.setdefault((run.num_rows, run.defence), []).append(found[run])
     costs: dict[tuple[int, Defence], float] = {}
     for num_rows, defences in SCALES:
-        aucs: dict[Defence, list[float]] = {defence: [] for defence in (NONE, *defences)}
-        for seed in seeds:
-            pair = teacher.rows(num_rows, seed)
-            for defence, found in aucs.items():
-                rounds = num_rows // SCALE_BATCH
-                trained = train(pair, defence, seed, rounds, batch=SCALE_BATCH)
-                found.append(trained.metrics["auc"])
-                log(f"{num_rows:,} rows, {defence.name}: AUC {found[-1]:.4f}")
-        for defence, found in aucs.items():
-            cost = mean(aucs[NONE]) - mean(found)
+        for defence in (NONE, *defences):
+            auc = mean(aucs[num_rows, defence])
+            cost = mean(aucs[num_rows, NONE]) - auc
             costs[num_rows, defence] = cost
             result.rows.append(
-                {"rows": num_rows, "defence": defence.name, "AUC": mean(found), "cost": cost}
+                {"rows": num_rows, "defence": defence.name, "AUC": auc, "cost": cost}
             )
     small, middle, large = (rows for rows, _ in SCALES)
     result.figures |= {

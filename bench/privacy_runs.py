@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import celu
 from bench.gradient_noise import Noise, NoisyTop
@@ -77,6 +78,11 @@ class Defence:
 def read_sample(data: Path, folder: Path) -> Pair:
     """Prepare the Criteo sample in an empty folder and read it; raises DataError."""
     prepare_sample(folder, "criteo", data, Split())
+    return open_sample(folder)
+
+
+def open_sample(folder: Path) -> Pair:
+    """Read the sample that `read_sample` has prepared in this folder."""
     guest, host = (_read(folder / party / "store", party == "guest") for party in ("guest", "host"))
     return Pair(guest, host)
 
@@ -113,6 +119,16 @@ class Modules:
 
         top = WideDeepTop((WIDTH, WIDTH), hidden=(HIDDEN,), init_std=INIT)
         return cls(tower(pair.guest), tower(pair.host), top)
+
+    def all(self) -> tuple[nn.Module, ...]:
+        """All modules, in a fixed order."""
+        return (self.guest, self.host, self.top)
+
+    def to(self, device: str) -> Modules:
+        """The same modules, moved to a device."""
+        for module in self.all():
+            module.to(device)
+        return self
 
 
 def train(

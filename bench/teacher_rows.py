@@ -6,11 +6,13 @@ number of different ids does not grow with the number of rows, as it would in re
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 import celu
-from bench.privacy_runs import Defence, Modules, Pair, Rows, train
+from bench.privacy_runs import Defence, Modules, Pair, Rows, open_sample, train
 
 _CHUNK = 8192
 TEST_ROWS = 200_000
@@ -19,10 +21,21 @@ TEST_ROWS = 200_000
 class Teacher:
     """A model that one epoch of real rows has trained."""
 
-    def __init__(self, pair: Pair, seed: int) -> None:
+    def __init__(self, pair: Pair, modules: Modules) -> None:
         self._pair = pair
-        self._modules = Modules.of(pair, seed)
-        train(pair, Defence("none"), seed, pair.rounds_per_epoch, modules=self._modules)
+        self._modules = modules
+
+    @classmethod
+    def trained(cls, pair: Pair, seed: int) -> Teacher:
+        """Train a teacher."""
+        modules = Modules.of(pair, seed)
+        train(pair, Defence("none"), seed, pair.rounds_per_epoch, modules=modules)
+        return cls(pair, modules)
+
+    def save(self, path: Path) -> Path:
+        """Write the weights, for `open_teacher` in another process."""
+        torch.save([module.state_dict() for module in self._modules.all()], path)
+        return path
 
     def rows(self, num_rows: int, seed: int) -> Pair:
         """Training rows from the real training rows, test rows from the real test rows."""
@@ -59,3 +72,12 @@ class Teacher:
                 )
                 parts.append(modules.top(*z).reshape(-1).sigmoid())
         return torch.cat(parts)
+
+
+def open_teacher(folder: Path, weights: Path) -> Teacher:
+    """The teacher of a prepared sample with saved weights."""
+    pair = open_sample(folder)
+    modules = Modules.of(pair, 0)
+    for module, state in zip(modules.all(), torch.load(weights, weights_only=True), strict=True):
+        module.load_state_dict(state)
+    return Teacher(pair, modules)

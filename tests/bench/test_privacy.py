@@ -63,6 +63,17 @@ def test_marvell_makes_both_classes_vary_alike_across_the_line_between_them() ->
     assert along[0] == pytest.approx(along[1], rel=0.15) and min(along) > 4
 
 
+def test_where_dz_has_few_directions_the_noise_of_marvell_marks_one_class() -> None:
+    random = torch.Generator().manual_seed(0)
+    is_positive = torch.arange(4000) % 4 == 0
+    size = torch.where(is_positive, 0.3, 0.1)[:, None]
+    dz = torch.cat([torch.randn(4000, 2, generator=random) * size, torch.zeros(4000, 30)], dim=1)
+    dz[:, 0] += torch.where(is_positive, 1.5, -0.5)
+    noisy = marvell(8.0, dz, is_positive, torch.Generator().manual_seed(1))
+    elsewhere = noisy[:, 2:].norm(dim=1)  # where dZ of neither class has anything
+    assert float(elsewhere[is_positive].max()) < float(elsewhere[~is_positive].min())
+
+
 def test_a_noisy_top_changes_the_derivative_of_z_and_no_gradient_of_its_own() -> None:
     torch.manual_seed(0)
     top = WideDeepTop((4, 4), hidden=(8,))
@@ -100,7 +111,7 @@ def test_noise_that_is_drawn_once_is_the_same_at_every_exposure_of_a_row() -> No
 
 def test_a_teacher_draws_labels_with_the_odds_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.teacher_rows.TEST_ROWS", 2000)
-    teacher = Teacher(synthetic(), seed=1)
+    teacher = Teacher.trained(synthetic(), seed=1)
     one, other = teacher.rows(20_000, seed=1), teacher.rows(20_000, seed=2)
     for pair in (one, other):
         guest, host = pair.guest.train, pair.host.train
@@ -138,7 +149,7 @@ def test_figures_are_those_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     longer = by_run["twin, epsilon 1", 2]["own AUC"]
     assert figures["five_over_one_own"] == longer / twin["own AUC"]
     assert all("seconds" not in row for row in result.rows) and figures["audit_s"]
-    slow = [row for row in result.rows if row.get("lr") == privacy.SMALL_STEPS.lr]
+    slow = [row for row in result.rows if row.get("lr") == privacy.SMALL_LR]
     assert figures["none_cached_gain"] == slow[0]["cached gain"]
     assert slow[0]["cached gain"] == slow[0]["cached"] - slow[0]["vanilla"]
 
