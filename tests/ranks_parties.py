@@ -26,6 +26,7 @@ seed = 3
 batch_size = 18
 rounds = {rounds}
 guest = "guest"
+codec = "{codec}"
 [hosts.host]
 z_width = 6
 [method]
@@ -41,6 +42,7 @@ role = "{role}"
 name = "{role}"
 insecure = true
 threads = 1
+device = "{device}"
 heartbeat_s = 1
 {more}
 [data]
@@ -62,6 +64,8 @@ class Parties:
     folder: Path
     rounds: int = 20
     method: str = _METHOD
+    codec: str = "fp32"
+    device: str = "cpu"
     bottom: str = BOTTOM
     port: int = field(default_factory=free_port)
 
@@ -81,7 +85,7 @@ class Parties:
             write_store(self.folder / role / "store", parts[0], {"c": CODES}, test=parts[1])
 
     def _write_job(self, name: str, method: str) -> None:
-        text = _JOB.format(rounds=self.rounds, method=method)
+        text = _JOB.format(rounds=self.rounds, method=method, codec=self.codec)
         (self.folder / name).write_text(text, encoding="utf-8")
 
     def start(
@@ -99,6 +103,7 @@ class Parties:
         text = _PARTY.format(
             role=role,
             bottom=self.bottom,
+            device=self.device,
             more=f"slices = {slices}" + (f'\nlisten = "127.0.0.1:{self.port}"' if is_guest else ""),
             model='top = "wdl"\nloss = "binary"' if is_guest else "",
             peer="host" if is_guest else "guest",

@@ -18,11 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from celu import errors
 from celu.errors import CeluError, RankLost
 from celu.ranks.gradients import Gradients, sum_dense, sum_sparse
+from celu.ranks.meeting import meet
 from celu.ranks.slices import Slices
 
 _SHORT = 2048  # bytes of a shared value that fit into the first broadcast
@@ -45,6 +47,7 @@ def joined(timeout_s: float) -> Iterator[Group]:
     timeout = dt.timedelta(seconds=timeout_s)
     try:
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+        store = PrefixStore(meet(store, rank, size, timeout_s), store)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise RankLost(
@@ -64,7 +67,7 @@ def joined(timeout_s: float) -> Iterator[Group]:
 class Group(Slices):
     """This rank among those of its party; see `Slices`. `own` is the one slice with its number."""
 
-    def __init__(self, store: torch._C._distributed_c10d.Store, rank: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int) -> None:
         super().__init__(size)
         self.own = range(rank, rank + 1)
         self._store = store
