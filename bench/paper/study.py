@@ -121,6 +121,11 @@ class Spread:
             list(values),
         )
 
+    @property
+    def error(self) -> float | None:
+        """The standard error of the mean."""
+        return None if self.deviation is None else self.deviation / math.sqrt(len(self.by_seed))
+
     def describe(self, unit: str) -> str:
         """The mean; or how many seeds have a value, if not all do."""
         if self.mean is not None:

@@ -18,6 +18,7 @@ from bench.__main__ import _seeds
 from bench.curves import Run
 from bench.pair import VANILLA, Shape, open_pair, split_hosts
 from bench.paper import compensated, drawing, runner, similarity, table2, time_to_auc, training
+from bench.paper.by_hand import lost_auc
 from bench.paper.claims import compare_with_paper, describe_trend
 from bench.paper.drawing import Artefact, Drawing, Series, curve_series, draw_series, new_figure
 from bench.paper.profiles import PROFILES, Profile, Task
@@ -53,8 +54,16 @@ def runs_in(folder: Path, workers: int = 1, log: Callable[[str], None] = print) 
 def test_a_mean_over_seeds_is_none_if_a_seed_never_reached_the_target() -> None:
     assert Spread.of([10.0, 14.0]) == Spread(12.0, pytest.approx(8**0.5), [10.0, 14.0])
     assert Spread.of([10.0, None]) == Spread(None, None, [10.0, None])
+    assert Spread.of([10.0, 14.0]).error == pytest.approx(2.0)
     assert Spread.of([10.0]).deviation is None
+    assert Spread.of([10.0]).error is None
     assert ratio(None, 2.0) is None and ratio(1.0, None) is None and ratio(1.0, 4.0) == 0.25
+
+
+def test_the_lost_auc_compares_the_last_evaluations_seed_by_seed() -> None:
+    vanilla = [Run([(1, 1.0, 0.9), (2, 2.0, last)]) for last in (0.75, 0.5)]
+    auto = [Run([(1, 1.0, 0.1), (2, 2.0, last)]) for last in (0.5, 0.75)]
+    assert lost_auc(vanilla, auto).by_seed == [0.25, -0.25]
 
 
 def test_the_text_says_how_many_seeds_reached_the_target() -> None:
@@ -375,6 +384,7 @@ def test_the_parts_with_many_variants_run_in_a_brief_study(
     auto, files = made["paper auto"]
     assert {*files} == {"auto.json", "auto.md", "auto-seconds.svg", "auto-seconds.png"}
     assert {"auto_over_best_by_hand", "auto_auc_less_vanilla_worst"} < set(auto.figures)
+    assert auto.figures["auto_auc_less_vanilla_worst_error"] is None  # one seed
     assert [row["setting"] for row in auto.rows[:4]] == [
         *("vanilla", "R=1/1, depth 1, 4bit", "R=5/5, depth 6, 4bit", "auto")
     ]
