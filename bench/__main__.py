@@ -220,6 +220,17 @@ def checkpoint(
     _report(lambda log: bench_checkpoint(log, turns=turns), out)
 
 
+@app.command("ranks")
+def ranks(
+    out: _Out = Path("bench-out/ranks"),
+    turns: Annotated[int, typer.Option(min=1, help="Measurements of each number of ranks.")] = 3,
+) -> None:
+    """The work of a party on two and four ranks, over that of one process (about 3 minutes)."""
+    from bench.ranks import bench_ranks
+
+    _report(lambda log: bench_ranks(log, turns=turns), out)
+
+
 @app.command("hostile")
 def hostile(
     out: _Out = Path("bench-out/hostile"),

@@ -21,7 +21,7 @@ POISON = "/home/ana/store/train.parquet: id 4711, label 1, 10.0.0.7:7443"
 # Errors whose message is sent to peers, because it names only shared facts: contracts, message
 # kinds, rounds, sizes. For every other error only the class name is sent.
 PUBLIC = {"ContractMismatch", "ProtocolError", "ShapeError", "NonFiniteError", "AlignmentError"}
-NOT_SENT = {"PeerRestarted"}  # the peers notice when they reconnect
+NOT_SENT = {"PeerRestarted", "RankLost"}  # the peers notice when they reconnect
 # Names that must not appear in such a message: paths, addresses, rows and their content.
 PRIVATE = {
     "address", "certificate", "column", "file", "folder", "id", "ids", "label", "labels", "path",

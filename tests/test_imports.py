@@ -34,6 +34,7 @@ LAYERS = [
         "privacy",
         "audit",
     ],
+    ["ranks"],
     ["engine", "psi", "scores"],
     ["result"],
     ["session", "doctor"],
@@ -42,6 +43,7 @@ LAYERS = [
     ["__init__"],  # the public names
     ["testing"],
     ["cli"],
+    ["__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "joblib", "marshal"}

@@ -45,10 +45,14 @@ CALLS: dict[str, set[str]] = {
     "torch.hub.load": set(),
     "np.load": set(),  # reads archives and may unpickle; np.lib.format does neither
     # transport/wire.py parses a peer's bytes, after a check of their size; the demo parses what its
-    # own party answers. The others parse files that the party wrote itself.
+    # own party answers, ranks/ what the party's own ranks tell each other. The others parse files
+    # that the party wrote itself.
     "json.loads": {
         "checkpoint/tensors.py",
         "cli/demo.py",
+        "cli/run.py",
+        "ranks/group.py",
+        "ranks/meeting.py",
         "transport/wire.py",
         "psi/answered.py",
         "serving/scoring_parts.py",

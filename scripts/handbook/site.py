@@ -39,6 +39,7 @@ NAVIGATION = (
     ("docs/baseline.md", "What federation adds"),
     ("docs/serving.md", "Use the model"),
     ("docs/operations.md", "Operations"),
+    ("docs/scaling.md", "Scaling"),
     ("docs/gateway.md", "Gateways"),
     ("docs/security.md", "Security"),
     ("docs/stability.md", "Stability"),

@@ -15,6 +15,7 @@
     ├── PeerFailed                12   a peer stopped and reported why
     ├── AlignmentError            13   the parties' rows differ; no step was applied
     ├── CheckpointError           14   a checkpoint cannot be written or resumed from
+    ├── RankLost                  15   another rank of this party is gone; torchrun restarts all
     ├── AskRefused                 1   a host refused an ask; commands have none
     ├── RequestError               1   a client's request over HTTP was refused; commands have none
     ├── TrialPruned                1   a trial of a search was stopped early; commands have none
@@ -158,6 +159,15 @@ class PeerFailed(CeluError):
     """A peer stopped with an error of its own and reported it."""
 
     exit_code = 12
+
+
+class RankLost(CeluError):
+    """Another rank of this party is gone, or did not answer in time.
+
+    Peers are not told: torchrun restarts the party, and they notice when it connects again.
+    """
+
+    exit_code = 15
 
 
 class AlignmentError(CeluError):

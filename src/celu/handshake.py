@@ -18,6 +18,7 @@ from celu.errors import (
     PeerFailed,
     PeerRestarted,
     ProtocolError,
+    RankLost,
 )
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
@@ -123,7 +124,8 @@ async def report_failure(links: Mapping[str, Link], error: BaseException) -> Non
             reason = error.public_to(link.peer)
         elif isinstance(error, KeyboardInterrupt):
             reason = "interrupted by its operator"
-        if isinstance(error, PeerRestarted):  # we restart too: the others notice when we reconnect
+        # We restart too: the others notice when we reconnect.
+        if isinstance(error, PeerRestarted | RankLost):
             link.close()
             continue
         # A peer that itself reported a failure needs no report.

@@ -49,6 +49,7 @@ from celu.label_map import LabelMap
 from celu.model_identity import ModelIdentity, digest_weights
 from celu.models.losses import LOSSES, constant_loss
 from celu.party import Guest, Host
+from celu.ranks.slices import ONE, Slices
 from celu.result import Result
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
@@ -68,13 +69,15 @@ async def host_session(
     terms: RunTerms | None = None,
     graphs: bool = True,
     audit: AuditOptions | None = None,
+    ranks: Slices = ONE,
 ) -> Result:
     """Run a host's part; `clock` times its events and must be the clock of its link.
 
     With `checkpoints`, it takes checkpoints and resumes from the newest that all parties have.
     `terms` are what the parties agree on besides the job. With `graphs`, its steps on a GPU are
     captured as CUDA graphs, where that is possible.
-    With `audit`, it measures what the run leaked, after the session has closed.
+    With `audit`, it measures what the run leaked, after the session has closed. `ranks` are this
+    process among those of its party, which all run this.
     """
     links = {link.peer: link}
     try:
@@ -86,20 +89,20 @@ async def host_session(
         ready = expect(await link.receive(), Kind.READY).body
         agreement = Agreement.from_body(link.peer, ready, name, inventories, max_apart(job))
         spans = Spans(clock)
-        trainer = HostTrainer(name, host, job, spans, _graph_options(graphs, emit))
+        trainer = HostTrainer(name, host, job, spans, _graph_options(graphs, emit), ranks)
         trainer.recorder = None if audit is None else audit.recorder(host.train)
         observer = Observer(
             emit, [link.traffic], schedule.num_rounds, _report_every(schedule), spans
         )
         plan = HostPlan(job, schedule)
-        checkpointer = Checkpointer(job, checkpoints, trainer, plan, observer)
+        checkpointer = Checkpointer(job, checkpoints, trainer, plan, observer, ranks.size)
         with closing(trainer), _flushing_on_error(checkpoints):
             shorter = setup.shorter_rounds(checkpoints, agreement.round)
             resume_point = checkpointer.resume(agreement.round, shorter)
             if checkpoints is not None:
                 checkpoints.start(RunIdentity(agreement.run, setup.contract), agreement.round)
             await link.send(Message(Kind.READY))
-            _announce(emit, schedule, resume_point)
+            _announce(emit, schedule, resume_point, ranks.size)
             rounds = await train_host(
                 trainer, link, schedule, plan, observer, checkpointer, resume_point
             )
@@ -131,6 +134,7 @@ async def guest_session(
     terms: RunTerms | None = None,
     graphs: bool = True,
     audit: AuditOptions | None = None,
+    ranks: Slices = ONE,
 ) -> Result:
     """Run the guest's part, with one link for each host. See also `host_session`."""
     links = {host: links[host] for host in job.hosts}  # in the order of the job
@@ -143,12 +147,12 @@ async def guest_session(
         recorder = None if audit is None else audit.recorder(guest.train)
         if recorder is not None:
             guest = with_canaries(guest, recorder.sample)
-        trainer = GuestTrainer(name, guest, job, spans, _graph_options(graphs, emit))
+        trainer = GuestTrainer(name, guest, job, spans, _graph_options(graphs, emit), ranks)
         trainer.recorder = recorder
         traffic = [link.traffic for link in links.values()]
         observer = Observer(emit, traffic, schedule.num_rounds, _report_every(schedule), spans)
         plan = _plan(job, schedule, guest)
-        checkpointer = Checkpointer(job, checkpoints, trainer, plan, observer)
+        checkpointer = Checkpointer(job, checkpoints, trainer, plan, observer, ranks.size)
         with closing(trainer), _flushing_on_error(checkpoints):
             shorter = setup.shorter_rounds(checkpoints, agreement.round)
             resume_point = checkpointer.resume(agreement.round, shorter)
@@ -161,7 +165,8 @@ async def guest_session(
                 await link.send(Message(Kind.READY, body=agreement.to_body()))
             for link in links.values():
                 expect(await link.receive(), Kind.READY)
-            _announce(emit, schedule, resume_point, trainer.evaluator.lower_is_better)
+            lower_is_better = trainer.evaluator.lower_is_better
+            _announce(emit, schedule, resume_point, ranks.size, lower_is_better)
             rounds = await train_guest(
                 trainer, links, schedule, plan, observer, checkpointer, resume_point
             )
@@ -248,6 +253,7 @@ def _announce(
     emit: Callback,
     schedule: Schedule,
     resume_point: ResumePoint,
+    slices: int,
     lower_is_better: Sequence[str] = (),
 ) -> None:
     fields: dict[str, Any] = {"num_rounds": schedule.num_rounds}
@@ -257,6 +263,14 @@ def _announce(
         emit(TrainingStarted(**fields))
     else:
         emit(TrainingResumed(round=resume_point.round, **fields))
+        if resume_point.slices not in (None, slices):
+            emit(
+                Warned(
+                    message=f"the run was in {resume_point.slices} slices of a batch, and resumes "
+                    f"in {slices}: sums are added in another order, so from round "
+                    f"{resume_point.round} on its bits differ from those of an undisturbed run"
+                )
+            )
 
 
 def _result(

@@ -51,7 +51,7 @@ def is_rounded(shown: str, value: object) -> bool:
 
 FIGURES = [
     line
-    for page in ("results.md", "paper.md")
+    for page in ("results.md", "paper.md", "scaling.md")
     for _, lines in tables(ROOT / "docs" / page)
     for line in lines
     if {"figure", "file"} <= line.keys()

@@ -21,7 +21,8 @@ app = typer.Typer(
     "Start with [bold]celu demo[/bold]: two parties, one machine, five minutes.",
     epilog="Exit codes: 0 done, 2 command line, 3 settings, 4 data, 5 model, 6 certificates, "
     "7 contracts differ, 8 protocol, 9 tensor shape, 10 NaN or Inf, 11 peer lost, "
-    "12 peer failed, 13 rows not aligned, 14 checkpoint, 130 interrupted, 1 anything else.",
+    "12 peer failed, 13 rows not aligned, 14 checkpoint, 15 a rank lost, "
+    "130 interrupted, 1 anything else.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

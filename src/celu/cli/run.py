@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from celu import errors
 from celu.cli.console import Console
 from celu.cli.interrupt import InterruptHandler
 from celu.cli.monitors import Monitors
@@ -19,8 +22,9 @@ from celu.config.job import read_job
 from celu.config.link import find_link
 from celu.config.party import PartySettings, check_names, read_party
 from celu.config.reading import validate
-from celu.errors import ConfigError
+from celu.errors import CeluError, ConfigError, RankLost
 from celu.launch.folder import open_run_folder
+from celu.ranks.environment import num_restarts, own_rank
 
 
 def register(app: typer.Typer) -> None:
@@ -77,7 +81,8 @@ def run(
 
     Each company runs this with its own party.toml and the same job.toml. Either side may listen;
     it prints the command that the other side runs. Ctrl-C stops at the next checkpoint, a second
-    Ctrl-C at once. Run the same command again to resume from the last checkpoint.
+    Ctrl-C at once. Run the same command again to resume from the last checkpoint. To use several
+    processes or machines for one party: torchrun --nproc-per-node N --max-restarts 3 -m celu run.
     """
     contract = read_job(job)
     settings = with_options(read_party(party), connect, listen, out)
@@ -86,6 +91,13 @@ def run(
     check_names(contract, settings, party)
     settings.require_data()
     settings.require_model()
+    if own_rank() > 0:
+        from celu.launch.ranks import follow_party  # like `run_party` below
+
+        follow_party(settings, contract, party.parent.resolve(), more or 0)
+        return
+    if num_restarts() > 0:
+        _check_earlier_attempt(settings.run_dir)
     console = Console()
     monitors = Monitors(settings, contract, console, port=dashboard_port if dashboard else None)
     folder = open_run_folder(settings, contract)
@@ -120,6 +132,20 @@ def run(
     console.print(summary_table(settings.name, result, took_s, progress.training_s))
     where = escape(str(settings.run_dir))
     console.print(f"recorded in {where}; to view it:\n  celu report {where}", soft_wrap=True)
+
+
+def _check_earlier_attempt(run_dir: Path) -> None:
+    """Raise the error that ended the run before torchrun restarted it, if a restart cannot help.
+
+    It does if a rank was lost. An error of another kind has been reported to the peers, which have
+    stopped.
+    """
+    with suppress(OSError, ValueError):
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+        kind = getattr(errors, str(summary.get("status")), None)
+        if isinstance(kind, type) and issubclass(kind, CeluError) and kind is not RankLost:
+            message = summary.get("message")
+            raise kind(f"before torchrun restarted it, the run ended with: {message}")
 
 
 def _peers(settings: PartySettings) -> str:

@@ -172,6 +172,7 @@ class PartySettings(Settings):
     insecure: bool = False
     device: str = "cpu"
     threads: PositiveInt | None = None
+    slices: PositiveInt = 1  # of each batch, one after the other, with the bits of as many ranks
     # On a GPU: whether steps are captured as CUDA graphs, and how exact matrix products are.
     graphs: bool = True
     precision: Literal["fp32", "tf32"] = "fp32"

@@ -8,6 +8,7 @@ gathered in the calling thread. A batch is a function of its round alone.
 from __future__ import annotations
 
 from concurrent.futures import Future, wait
+from dataclasses import replace
 
 import torch
 
@@ -22,9 +23,19 @@ _TIMEOUT_S = 600.0  # for one batch
 
 
 class BatchLoader:
-    """A party's training batches. Rounds must be requested in ascending order."""
+    """A party's training batches, or some rows of each: `part` are their positions in a batch.
 
-    def __init__(self, dataset: Dataset, order: BatchOrder, device: torch.device) -> None:
+    Rounds must be requested in ascending order.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        order: BatchOrder,
+        device: torch.device,
+        part: slice | None = None,
+    ) -> None:
+        self._part = part
         self._dataset = dataset
         self._order = order
         self._device = device
@@ -61,8 +72,13 @@ class BatchLoader:
             batch = Batch.join([self._window(key).take(rows) for key, rows in slices])
             # Rounds are ascending, so earlier windows are not needed any more.
             self._windows = {k: w for k, w in self._windows.items() if k >= slices[0][0]}
-        else:
+            if self._part is not None:
+                batch = batch.part(self._part)
+        elif self._part is None:
             batch = self._dataset.take(self._order.rows(round_))
+        else:
+            rows = self._order.rows(round_)
+            batch = replace(self._dataset.take(rows[self._part]), whole=self._dataset.tags_of(rows))
         batch = batch.to(self._device)
         _ = batch.row_digest  # computed and cached in this thread, not in the compute thread
         return batch

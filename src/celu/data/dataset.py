@@ -37,6 +37,7 @@ class Batch:
     labels: Tensor | None
     tags: Tags
     weights: Tensor | None = None
+    whole: Tags | None = None  # the tags of all rows, if these are a part of a batch
 
     @staticmethod
     def join(parts: Sequence[Batch]) -> Batch:
@@ -62,7 +63,18 @@ class Batch:
 
         labels = None if self.labels is None else move(self.labels)
         weights = None if self.weights is None else move(self.weights)
-        return Batch({n: move(t) for n, t in self.inputs.items()}, labels, self.tags, weights)
+        inputs = {n: move(t) for n, t in self.inputs.items()}
+        return Batch(inputs, labels, self.tags, weights, self.whole)
+
+    def part(self, rows: slice) -> Batch:
+        """A copy of some consecutive rows; its digest stays that of the whole batch."""
+        return Batch(
+            {name: tensor[rows].clone() for name, tensor in self.inputs.items()},
+            None if self.labels is None else self.labels[rows].clone(),
+            self.tags[rows],
+            None if self.weights is None else self.weights[rows].clone(),
+            self.tags if self.whole is None else self.whole,
+        )
 
     def tensors(self) -> list[Tensor]:
         """The inputs, and the labels and weights if there are any."""
@@ -80,7 +92,7 @@ class Batch:
     @cached_property
     def row_digest(self) -> bytes:
         """The digest sent with Z and dZ. Parties compare it to detect that their rows differ."""
-        return digest_rows(self.tags)
+        return digest_rows(self.tags if self.whole is None else self.whole)
 
 
 @dataclass(frozen=True, init=False)
@@ -210,6 +222,10 @@ class Dataset:
     def take_tags(self, start: int, stop: int) -> Tags:
         """The tags of some consecutive rows; those of rows without tags are their numbers."""
         return self._tags(slice(start, stop))
+
+    def tags_of(self, rows: Tensor) -> Tags:
+        """The tags of the rows with these numbers."""
+        return self._tags(rows)
 
     def examples(self) -> dict[str, Tensor]:
         """At most MAX_EXAMPLES rows of each input, evenly spaced, in main memory."""

@@ -47,6 +47,7 @@ class ResumePoint:
 
     round: int
     stage: Stage | None
+    slices: int | None = None  # in which the run so far computed each batch, of a loaded checkpoint
 
 
 class _Trainer(Protocol):
@@ -77,6 +78,7 @@ class _CheckpointState(BaseModel):
     trainer: TrainerMetadata
     record: ProgressState
     best: BestMetadata | None = None  # absent while no evaluation of validation rows was best
+    slices: int = 1  # in which each batch was computed; absent if 1
 
 
 class Checkpointer:
@@ -89,7 +91,9 @@ class Checkpointer:
         trainer: _Trainer,
         plan: _Plan,
         observer: Observer,
+        slices: int = 1,
     ) -> None:
+        self._slices = slices
         self._every = job.checkpoint_every
         self._generations = max_apart(job) + _SPARE_GENERATIONS
         self._checkpoints = checkpoints
@@ -133,7 +137,8 @@ class Checkpointer:
         self._observer.load_progress(state.record)
         if state.done and shorter is not None and round_ < shorter:  # it had stopped early
             self._trainer.best.forget_worse()
-        return ResumePoint(round_, None if state.done and shorter is None else stage)
+        is_done = state.done and shorter is None
+        return ResumePoint(round_, None if is_done else stage, state.slices)
 
     def maybe_save(self, round_: int, savepoints: Mapping[str, TrainerState]) -> None:
         """Take a checkpoint after `round_` rounds if one is due.
@@ -208,8 +213,10 @@ class Checkpointer:
             plan=self._plan.state_dict(round_),
             trainer=metadata,
             record=self._observer.progress({} if done else self._trainer.repeated_bytes()),
+            slices=self._slices,
         )
-        return Snapshot(round_, tensors, state.model_dump(exclude={"best"}))
+        absent = {"best", "slices"} if self._slices == 1 else {"best"}
+        return Snapshot(round_, tensors, state.model_dump(exclude=absent))
 
 
 def _with_best(snapshot: Snapshot, best: Best) -> Snapshot:

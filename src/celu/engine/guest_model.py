@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from celu.data.dataset import Batch
 from celu.errors import ModelError
 from celu.models.user_code import call_bottom, call_top, name_of, user_code
+from celu.ranks.buffers import BufferCheck
+from celu.ranks.slices import ONE, Slices
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class GuestModel:
     bottom: nn.Module | None
     top: nn.Module
     hosts: Sequence[str]
+    slices: Slices = ONE
 
     @cached_property
     def modules(self) -> dict[str, nn.Module]:
@@ -32,9 +35,10 @@ class GuestModel:
     def forward(self, inputs: Mapping[str, Tensor], z: Sequence[Tensor]) -> Tensor:
         """The top's output; raises ModelError."""
         own: tuple[Tensor, ...] = ()
-        if self.bottom is not None:
-            own = (call_bottom(self.party, self.bottom, inputs),)
-        return call_top(self.party, self.top, (*own, *z))
+        with BufferCheck(self.party, self.modules, self.slices).unchanged():
+            if self.bottom is not None:
+                own = (call_bottom(self.party, self.bottom, inputs),)
+            return call_top(self.party, self.top, (*own, *z))
 
     @contextmanager
     def backward(self, leaves: Sequence[Tensor]) -> Iterator[None]:

@@ -24,7 +24,6 @@ from celu.engine.state import TrainerState, compute_finite, enter_stage
 from celu.errors import NonFiniteError
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
-from celu.transport.wire import check_sendable
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ async def train_guest(
         host_timings = await _receive_timings(links, segment) if plan.is_adaptive else ()
         timings = replace(timings, diverged=observer.pop_diverged())
         cycles = observer.cycles_s(segment.tuning.depth, len(segment.measured))
-        outcome = Outcome(segment, timings, host_timings, [], [], *cycles)
+        outcome = trainer.agree(Outcome(segment, timings, host_timings, [], [], *cycles))
         next_ = None if judgement.stops else plan.next(outcome)
         rounds_done = segment.stop
         if next_ is None:
@@ -168,8 +167,7 @@ def _compute_derivatives(
     """Loss and dZ; `checks` that dZ can be sent, before any of it is sent."""
     loss, derivatives = trainer.compute_derivatives(round_, activations)
     if checks:
-        for derivative in derivatives:
-            check_sendable(derivative)
+        trainer.check_sendable(derivatives)
     return loss, derivatives
 
 

@@ -3,12 +3,14 @@
 Paper: Party B in algorithms 1 and 2. The exchanged update, that of a fresh batch, is never stale at
 the guest: it uses Z as it arrives and the current weights. Local steps use the true labels and the
 true loss; only Z is stale. `guest_program` decides the order of the calls and does the network I/O.
+Tensors are those of the rows that this process computes: all of them, or a slice of each batch
+where the party has several ranks.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +32,7 @@ from celu.engine.evaluation import Evaluator, Metrics
 from celu.engine.graphs import NO_GRAPHS, GraphOptions, Graphs
 from celu.engine.guest_model import GuestModel, leaves_of, split_batch
 from celu.engine.optimizer import Optimizer
+from celu.engine.outcome import Outcome, agree
 from celu.engine.randomness import seed_step
 from celu.engine.row_weights import RowWeights
 from celu.engine.scores import Scores
@@ -50,8 +53,10 @@ from celu.model_identity import weights_of
 from celu.models.fit_labels import check_output
 from celu.models.user_code import call_loss, user_code
 from celu.party import Guest
+from celu.ranks.gradients import sum_dense
+from celu.ranks.slices import ONE, Slices
 from celu.transport.message import MAX_CURVATURE, Kind, Message, TensorSpec
-from celu.transport.wire import check_finite, num_bytes
+from celu.transport.wire import check_finite, check_sendable, num_bytes
 from celu.workset.weighting import StaleLosses, Weights
 from celu.workset.workset import Workset
 
@@ -68,11 +73,13 @@ class GuestTrainer:
         job: Job,
         spans: Spans | None = None,
         graphs: GraphOptions = NO_GRAPHS,
+        ranks: Slices = ONE,
     ) -> None:
         warm_up_autograd()
+        self._ranks = ranks
         self._name = name
         self._guest = guest
-        self._model = GuestModel(name, guest.bottom, guest.top, list(job.hosts))
+        self._model = GuestModel(name, guest.bottom, guest.top, list(job.hosts), ranks)
         self._modules = self._model.modules
         self._job = job
         self._seed = job.seed
@@ -80,13 +87,16 @@ class GuestTrainer:
         self._batch_size = job.batch_size
         self._device = device_of(self._modules.values())
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
-        self.loader = BatchLoader(guest.train, order, self._device)
+        part = None if len(ranks.own) == ranks.size else ranks.own_rows(job.batch_size)
+        self.loader = BatchLoader(guest.train, order, self._device, part)
         self._row_weights = RowWeights(guest.train, guest.class_weights, self._device)
         self.evaluator = Evaluator(guest.loss, job.evaluation, guest.metrics)
         self.label_map = guest.label_map
         num_rounds = job.num_rounds(guest.train.num_rows // job.batch_size)
         self._optimizer = Optimizer(self._modules.values(), job.optimizer, name, num_rounds)
+        graphs = graphs if ranks.size == 1 else NO_GRAPHS
         self._graphs = Graphs(self._modules.values(), self._optimizer, graphs)
+        self._gradients = ranks.gradients(self._optimizer.parameters)
         self.workset = Workset.from_job(job, "guest")
         self.best = Best(self._modules, self._device)
         self.recorder: Recorder | None = None  # of an audit
@@ -94,7 +104,7 @@ class GuestTrainer:
         self.loss = torch.zeros(())  # of the latest exchange
         self.twin: Twin | None = None
         if job.privacy.label_epsilon is not None and job.hosts:
-            self.twin = Twin(self._model, guest, job, self._device, graphs)
+            self.twin = Twin(self._model, guest, job, self._device, graphs, ranks)
         self._fresh: _Fresh | None = None  # what the own model has yet to learn from
         # Z of later rounds, which arrived before an evaluation's; at most `depth` of each host.
         self.early: dict[str, deque[Message]] = {host: deque() for host in job.hosts}
@@ -133,28 +143,46 @@ class GuestTrainer:
             answer = self.twin.answer(round_, batch, fresh.z, needs_curvature=needed)
             self._fresh = fresh
         check_finite(answer.loss, "the loss", round_)
-        derivatives = [
-            coding.pack(
-                Message(
-                    Kind.DERIVATIVE,
-                    round_,
-                    tensor=dz_BD,
-                    row_digest=batch.row_digest,
-                    curvature=answer.curvature,
-                )
+        messages = [
+            Message(
+                Kind.DERIVATIVE,
+                round_,
+                row_digest=batch.row_digest,
+                curvature=answer.curvature,
             )
-            for dz_BD, coding in zip(answer.dz, self._codings.values(), strict=True)
+            for _ in self._codings
         ]
+        whole = [self._ranks.gather(dz_BD, self._batch_size) for dz_BD in answer.dz]
+        derivatives = self._ranks.at_first(
+            lambda: [
+                coding.pack(replace(message, tensor=dz_BD))
+                for dz_BD, message, coding in zip(
+                    whole, messages, self._codings.values(), strict=True
+                )
+            ],
+            otherwise=messages,
+        )
         if self.twin is None:
             self._remember(fresh, answer)
         return answer.loss, derivatives
 
+    def check_sendable(self, derivatives: Sequence[Message]) -> None:
+        """Raise what `wire.check_sendable` raises, at all ranks."""
+
+        def check() -> None:
+            for derivative in derivatives:
+                check_sendable(derivative)
+
+        self._ranks.at_first(check, otherwise=None)
+
     def _exchange(self, fresh: _Fresh) -> Answer:
         """Forward and backward of the own model on a fresh batch."""
         batch = fresh.batch
-        seed_step(self._seed, self._name, fresh.round, 0)
-        step = partial(self._answer, batch)
+        reseed = partial(seed_step, self._seed, self._name, fresh.round, 0)
+        reseed(self._ranks.own.start)
+        step = partial(self._answer, batch, reseed)
         loss, output, *dz = self._graphs.run("the exchange", step, *batch.tensors(), *fresh.z)
+        loss = self._ranks.total(loss)
         self.latest, self.loss = (output, batch), loss
         is_sent = self.twin is None
         return Answer(loss, output, dz, self._curvature(batch, output) if is_sent else 1.0)
@@ -162,15 +190,25 @@ class GuestTrainer:
     def _remember(self, fresh: _Fresh, answer: Answer) -> None:
         self.workset.insert(fresh.round, fresh.batch, fresh.z, tuple(answer.dz))
 
-    def _answer(self, like: Batch, *tensors: Tensor) -> list[Tensor]:
-        """The mean loss, the output, and dZ for each host; weights get their gradients."""
-        batch, z = split_batch(like, tensors)
-        leaves = leaves_of(z)
-        output = self._forward(batch, leaves)
-        loss = self._weighted_losses(batch, output).mean()
-        with self._model.backward(leaves):
-            loss.backward()
-        return [loss.detach(), output.detach(), *self._model.derivatives(leaves)]
+    def _answer(self, like: Batch, reseed: Callable[[int], None], *tensors: Tensor) -> list[Tensor]:
+        """This process's part of the mean loss, the output, and dZ for each host.
+
+        `_gradients` has those of the weights.
+        """
+        self._gradients.clear()
+        whole, z = split_batch(like, tensors)
+        losses, found = [], []
+        for rows in self._ranks.each(self._batch_size, reseed):
+            batch = self._ranks.part_of(whole, rows)
+            leaves = leaves_of([self._ranks.part(z_BD, rows) for z_BD in z])
+            output = self._forward(batch, leaves)
+            loss = self._ranks.mean(self._weighted_losses(batch, output), self._batch_size)
+            with self._model.backward(leaves):
+                loss.backward()
+            self._gradients.add()
+            losses.append(loss.detach())
+            found.append([output.detach(), *self._model.derivatives(leaves)])
+        return [sum_dense(losses) if len(losses) > 1 else losses[0], *self._ranks.join(found)]
 
     def record(self, activations: list[Message], derivatives: list[Message]) -> None:
         """Record what hosts sent and received of the audited rows, if there is an audit.
@@ -207,6 +245,7 @@ class GuestTrainer:
         self._graphs.run("the update", self._step, after="the exchange")
 
     def _step(self) -> list[Tensor]:
+        self._gradients.finish()
         self._optimizer.step()
         return []
 
@@ -221,28 +260,41 @@ class GuestTrainer:
         entry = self.workset.sample()
         if entry is None:
             return
-        seed_step(self._seed, self._name, entry.round, entry.uses)
+        reseed = partial(seed_step, self._seed, self._name, entry.round, entry.uses)
+        reseed(self._ranks.own.start)
         tensors = (*entry.batch.tensors(), *entry.z, *entry.dz)
-        weights = self._graphs.run("a local step", partial(self._repeat, entry.batch), *tensors)
+        step = partial(self._repeat, entry.batch, reseed)
+        weights = self._graphs.run("a local step", step, *tensors)
         if weights:
-            self.workset.record(Weights(*weights), entry)
+            rows = self._batch_size
+            self.workset.record(Weights(*weights), entry, lambda x_B: self._ranks.gather(x_B, rows))
 
-    def _repeat(self, like: Batch, *tensors: Tensor) -> list[Tensor]:
+    def _repeat(self, like: Batch, reseed: Callable[[int], None], *tensors: Tensor) -> list[Tensor]:
         """One local step; returns the `Weights`, if instances are weighted."""
-        batch, cached = split_batch(like, tensors)
+        whole, cached = split_batch(like, tensors)
+        found = []
+        for rows in self._ranks.each(self._batch_size, reseed):
+            batch = self._ranks.part_of(whole, rows)
+            found.append(self._learn(batch, [self._ranks.part(x_BD, rows) for x_BD in cached]))
+            self._gradients.add()
+        self._step()
+        return self._ranks.join(found)
+
+    def _learn(self, batch: Batch, cached: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of a slice from its cached Z and dZ; returns the `Weights`, if any."""
         num_hosts = len(self._codings)
         leaves = leaves_of(cached[:num_hosts])
+        mean = partial(self._ranks.mean, rows=self._batch_size)
         losses_B = self._weighted_losses(batch, self._forward(batch, leaves))
         weights = None
         if leaves and self.workset.weighting is not None:
             with self._model.backward(leaves):
-                fresh = torch.autograd.grad(losses_B.mean(), leaves, retain_graph=True)
+                fresh = torch.autograd.grad(mean(losses_B), leaves, retain_graph=True)
             stale = StaleLosses(torch.cat(fresh, dim=1), torch.cat([*cached[num_hosts:]], dim=1))
             weights = self.workset.weigh(stale)
             losses_B = losses_B if weights is None else weights.weights_B * losses_B
         with self._model.backward(leaves):
-            losses_B.mean().backward(inputs=self._optimizer.parameters)
-        self._optimizer.step()
+            mean(losses_B).backward(inputs=self._optimizer.parameters)
         return [*weights] if weights else []
 
     def model_weights(self) -> dict[str, Tensor]:
@@ -258,24 +310,41 @@ class GuestTrainer:
         batch = self._guest.held_out(rows).take(slice(start, stop)).to(self._device)
         z = self._decode(activations, batch, stop - start)
         assert batch.labels is not None  # checked before the run starts
-        with self._model.evaluating(), torch.no_grad():
-            output = self._forward(batch, z)
-            losses_B = self._losses(batch, output)
+        output, losses_B = self._score(batch, z, stop - start)
         output, labels = self.label_map.in_own_units(output), self.label_map.codes(batch.labels)
         if self.recorder is not None and labels.dim() == 1:
             values = {f"z.{host}": z_BD for host, z_BD in zip(self._codings, z, strict=True)}
             self.recorder.add_held_out(start, {**values, "labels": labels})
         weights_B = None if batch.weights is None else batch.weights.cpu()
-        twin = None if self.twin is None else self.twin.score(rows, start, batch, z)
+        twin = None if self.twin is None else self.twin.score(rows, start, stop, batch, z)
         return Scores(output.cpu(), losses_B.cpu(), labels.cpu(), weights_B, twin)
 
+    def _score(self, batch: Batch, z: Sequence[Tensor], num_rows: int) -> tuple[Tensor, Tensor]:
+        """Output and losses of held-out rows: at the first rank all of them."""
+        own, found = self._ranks.own_part(batch, num_rows), []
+        with self._model.evaluating(), torch.no_grad():
+            for rows in self._ranks.each(num_rows):
+                part = self._ranks.part_of(own, rows)
+                output = self._forward(part, [self._ranks.part(z_BD, rows) for z_BD in z])
+                found.append([output, self._losses(part, output)])
+        joined = self._ranks.join(found) or [torch.empty(0)] * 2
+        output, losses_B = (self._ranks.gather(tensor, num_rows) for tensor in joined)
+        return output, losses_B
+
     def metrics(self, rows: HeldOut, scores: Sequence[Scores]) -> Metrics:
-        """The metrics over all scored rows."""
-        reported = self.evaluator.metrics(rows, scores)
-        if self.twin is None:
-            return Metrics(reported, reported)
-        twin = [part.twin for part in scores if part.twin is not None]
-        return Metrics(reported, self.twin.metrics(twin))
+        """The metrics over all scored rows, which the first rank has; all ranks get them."""
+
+        def compute() -> list[dict[str, float]]:
+            reported = self.evaluator.metrics(rows, scores)
+            if self.twin is None:
+                return [reported, reported]
+            return [reported, self.twin.metrics([s.twin for s in scores if s.twin is not None])]
+
+        return Metrics(*self._ranks.share(compute))
+
+    def agree(self, outcome: Outcome) -> Outcome:
+        """The outcome of a segment that all ranks of this party use."""
+        return agree(outcome, self._ranks)
 
     def check_own_model(self) -> None:
         """Raise NonFiniteError if the trained weights are not finite.
@@ -320,7 +389,7 @@ class GuestTrainer:
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
         """The contents of a checkpoint between two rounds."""
         state = self.state()
-        metadata, tensors = to_state_dict(state, self.workset)
+        metadata, tensors = to_state_dict(state, self.workset, self._ranks, self._batch_size)
         label_map = None if self.label_map.leaves_labels else self.label_map
         added: dict[str, Any] = {
             "label_map": label_map,
@@ -369,8 +438,9 @@ class GuestTrainer:
             )
         checkpoint = CheckpointTensors(tensors, self._device)
         shapes = [(self._batch_size, terms.z_width) for terms in self._job.hosts.values()]
+        own_rows = self._ranks.own_rows(self._batch_size)
         state = from_state_dict(
-            metadata, checkpoint, self._modules, self._optimizer, self.loader, shapes
+            metadata, checkpoint, self._modules, self._optimizer, self.loader, shapes, own_rows
         )
         restore_counters(metadata, checkpoint, self.workset)
         if self.twin is not None and metadata.twin is not None:
@@ -397,12 +467,19 @@ class GuestTrainer:
         return {"bytes_received": sum(map(num_bytes, buffered))}
 
     def _decode(self, activations: list[Message], batch: Batch, rows: int) -> tuple[Tensor, ...]:
-        for message in activations:
-            check_same_rows(message, batch)
-        return tuple(
-            coding.unpack(message, rows).to(self._device)
-            for coding, message in zip(self._codings.values(), activations, strict=True)
-        )
+        """This process's rows of every Z."""
+
+        def decode() -> list[Tensor]:
+            for message in activations:
+                check_same_rows(message, batch)
+            return [
+                coding.unpack(message, rows)
+                for coding, message in zip(self._codings.values(), activations, strict=True)
+            ]
+
+        widths = [terms.z_width for terms in self._job.hosts.values()]
+        own = self._ranks.scatter(decode, rows, widths)
+        return tuple(z_BD.to(self._device) for z_BD in own)
 
     def _forward(self, batch: Batch, z: Sequence[Tensor]) -> Tensor:
         return self._model.forward(batch.inputs, z)
@@ -422,11 +499,19 @@ class GuestTrainer:
         if not self.workset.needs_curvature:
             return 1.0
         assert batch.labels is not None
-        try:
-            labels, weights_B = self.label_map.for_loss(batch.labels), self._row_weights.of(batch)
+        labels, weights_B = self.label_map.for_loss(batch.labels), self._row_weights.of(batch)
+        if self._guest.loss.is_log_loss and weights_B is None:
+            return 1.0
+        gather = partial(self._ranks.gather, rows=self._batch_size)
+        output, labels = gather(output), gather(labels)
+        weights_B = None if weights_B is None else gather(weights_B)
+
+        def compute() -> float:
             with user_code(f"{self._name}: the curvature of the loss", [output, labels]):
-                curvature = self._guest.loss.curvature(output, labels, weights_B)
-            return min(curvature, MAX_CURVATURE)
+                return min(self._guest.loss.curvature(output, labels, weights_B), MAX_CURVATURE)
+
+        try:
+            return float(self._ranks.share(compute))
         except ModelError as error:
             raise ModelError(f"{self._name}: {error}") from error
 

@@ -18,7 +18,6 @@ from celu.engine.schedule import Schedule, Segment
 from celu.engine.state import TrainerState, compute_finite, enter_stage
 from celu.transport.link import Link
 from celu.transport.message import Kind, Message, expect
-from celu.transport.wire import check_sendable
 
 
 async def train_host(
@@ -180,7 +179,7 @@ def _finite(
     def checked() -> Message:
         message = compute()
         if savepoints:  # otherwise `send` checks it
-            check_sendable(message)
+            trainer.check_sendable(message)
         return message
 
     return compute_finite(checked, trainer, savepoints, observer.diverged)

@@ -3,13 +3,14 @@
 Paper: Party A in algorithms 1 and 2. If the weights changed between the forward pass and the
 arrival of dZ (local steps, other rounds in flight), Z is recomputed and the update is weighted like
 any use of a stale dZ. Otherwise it is the vanilla update, bit for bit. `host_program`
-decides the order of the calls and does the network I/O.
+decides the order of the calls and does the network I/O. Tensors are those of the rows that this
+process computes: all of them, or a slice of each batch where the party has several ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -42,8 +43,10 @@ from celu.errors import CheckpointError, ModelError, ProtocolError
 from celu.model_identity import weights_of
 from celu.models.user_code import call_bottom, name_of, user_code
 from celu.party import Host
+from celu.ranks.buffers import BufferCheck
+from celu.ranks.slices import ONE, Slices
 from celu.transport.message import Kind, Message, TensorSpec
-from celu.transport.wire import num_bytes
+from celu.transport.wire import check_sendable, num_bytes
 from celu.workset.table import Entry
 from celu.workset.weighting import StaleDerivatives, Weights
 from celu.workset.workset import Workset
@@ -55,7 +58,8 @@ _MEAN_ROWS = 8192  # enough for a mean, and a moment's work
 class _InFlight:
     batch: Batch
     message: Message
-    z_BD: Tensor | None  # with its autograd graph, while no other update can come before its own
+    # By slice, with its autograd graph, while no other update can come before its own.
+    z: list[Tensor] | None
     exact_BD: Tensor  # Z before it was encoded
 
 
@@ -69,8 +73,10 @@ class HostTrainer:
         job: Job,
         spans: Spans | None = None,
         graphs: GraphOptions = NO_GRAPHS,
+        ranks: Slices = ONE,
     ) -> None:
         warm_up_autograd()
+        self._ranks = ranks
         self._name = name
         self._host = host
         self._bottom = host.bottom
@@ -81,10 +87,13 @@ class HostTrainer:
         self._batch_size = job.batch_size
         self._device = device_of(self._modules.values())
         order = BatchOrder(job.seed, host.train.num_rows, job.batch_size, job.order)
-        self.loader = BatchLoader(host.train, order, self._device)
+        part = None if len(ranks.own) == ranks.size else ranks.own_rows(job.batch_size)
+        self.loader = BatchLoader(host.train, order, self._device, part)
         num_rounds = job.num_rounds(host.train.num_rows // job.batch_size)
         self._optimizer = Optimizer([host.bottom], job.optimizer, name, num_rounds)
+        graphs = graphs if ranks.size == 1 else NO_GRAPHS
         self._graphs = Graphs([host.bottom], self._optimizer, graphs)
+        self._buffers = BufferCheck(name, self._modules, ranks)
         self._coding = Coding(job, name, spans=spans)
         self._in_flight: dict[int, _InFlight] = {}
         self.best = Best(self._modules, self._device)
@@ -103,37 +112,68 @@ class HostTrainer:
     def compute_activation(self, round_: int) -> Message:
         """Z of a fresh batch, as a message to send."""
         batch = self.loader.batch(round_)
-        seed_step(self._seed, self._name, round_, 0)
-        (z_BD,) = self._graphs.run("Z", partial(self._activate, batch), *batch.tensors())
+        self._seed_slice(round_, 0, self._ranks.own.start)
+        step = partial(self._activate, batch, round_)
+        z = self._graphs.run("Z", step, *batch.tensors())
         # Row-major, like a checkpoint's copy: sums over another layout may differ in the last bit.
-        exact_BD = z_BD.detach().contiguous()
-        fresh: Tensor | None = z_BD
+        exact_BD = torch.cat([z_BD.detach() for z_BD in z]) if len(z) > 1 else z[0].detach()
+        exact_BD = exact_BD.contiguous()
+        fresh: list[Tensor] | None = z
         if self._graphs.has("Z"):  # its one autograd graph is now that of this round
             self._drop_graphs()
-            fresh = self._graphs.live("Z", "the update")
-        message = self._coding.pack(
-            Message(Kind.ACTIVATION, round_, tensor=exact_BD, row_digest=batch.row_digest)
+            live = self._graphs.live("Z", "the update")
+            fresh = None if live is None else [live]
+        message = self._pack(
+            Message(Kind.ACTIVATION, round_, tensor=exact_BD, row_digest=batch.row_digest),
+            self._batch_size,
         )
         # The derivatives of earlier rounds in flight arrive first, and change the weights.
         is_next = not self._in_flight
         self._in_flight[round_] = _InFlight(batch, message, fresh if is_next else None, exact_BD)
         return message
 
-    def _activate(self, like: Batch, *tensors: Tensor) -> list[Tensor]:
-        return [self._forward(like.with_tensors(tensors))]
+    def _activate(self, like: Batch, round_: int, *tensors: Tensor) -> list[Tensor]:
+        """Z of each slice."""
+        batch, reseed = like.with_tensors(tensors), partial(self._seed_slice, round_, 0)
+        slices = self._ranks.each(self._batch_size, reseed)
+        return [self._forward(self._ranks.part_of(batch, rows)) for rows in slices]
+
+    def _pack(self, message: Message, rows: int) -> Message:
+        """The message with the encoded tensor of all rows, at the first rank."""
+        assert message.tensor is not None
+        whole_BD = self._ranks.gather(message.tensor, rows)
+        return self._ranks.at_first(
+            lambda: self._coding.pack(replace(message, tensor=whole_BD)),
+            otherwise=replace(message, tensor=None),
+        )
+
+    def _gather(self, tensor: Tensor) -> Tensor:
+        return self._ranks.gather(tensor, self._batch_size)
+
+    def check_sendable(self, message: Message) -> None:
+        """Raise what `wire.check_sendable` raises, at all ranks."""
+        self._ranks.at_first(lambda: check_sendable(message), otherwise=None)
+
+    def _seed_slice(self, round_: int, use: int, slice_: int) -> None:
+        seed_step(self._seed, self._name, round_, use, slice_)
 
     def update(self, round_: int, derivative: Message) -> None:
         """Apply the exchanged update, the batch's first use, and cache the batch."""
         sent = self._in_flight.pop(round_)
-        check_same_rows(derivative, sent.batch)
-        dz_BD = self._coding.unpack(derivative, self._batch_size).to(self._device)
+
+        def decode() -> list[Tensor]:
+            check_same_rows(derivative, sent.batch)
+            return [self._coding.unpack(derivative, self._batch_size)]
+
+        (dz_BD,) = self._ranks.scatter(decode, self._batch_size, [self._width])
+        dz_BD = dz_BD.to(self._device)
         curvature = derivative.curvature
         if not self._optimizer.parameters:
             pass  # such as a bottom that returns the columns as they are: only the guest trains
-        elif sent.z_BD is not None:
+        elif sent.z is not None:
             self._graphs.run(
                 "the update",
-                partial(self._apply, sent.z_BD),
+                partial(self._apply, sent.z),
                 dz_BD,
                 after="Z",
                 instead=partial(self._recompute_and_apply, sent.batch),
@@ -171,12 +211,17 @@ class HostTrainer:
     ) -> Message:
         """Z of held-out rows from `start` to before `stop`, as a message to send."""
         batch = self._host.held_out(rows).take(slice(start, stop)).to(self._device)
+        own = self._ranks.own_part(batch, stop - start)
         self._bottom.eval()
         with torch.no_grad():
-            z_BD = self._forward(batch)
+            z = [
+                self._forward(self._ranks.part_of(own, part))
+                for part in self._ranks.each(stop - start)
+            ]
         self._bottom.train()
+        (z_BD,) = self._ranks.join([[z_BD] for z_BD in z]) or [torch.empty(0, self._width)]
         message = Message(Kind.TEST_ACTIVATION, round_, part, z_BD, row_digest=batch.row_digest)
-        return self._coding.pack(message)
+        return self._pack(message, stop - start)
 
     def model_weights(self) -> dict[str, Tensor]:
         """The trained weights, as a run folder holds them."""
@@ -241,12 +286,13 @@ class HostTrainer:
 
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
         """The contents of a checkpoint between two rounds, with the activations in flight."""
-        metadata, tensors = to_state_dict(self.state(), self.workset)
+        metadata, tensors = to_state_dict(self.state(), self.workset, self._ranks, self._batch_size)
         for round_, sent in self._in_flight.items():
-            assert sent.message.tensor is not None
-            tensors[f"in_flight.{round_}"] = sent.message.tensor
+            if sent.message.tensor is not None:  # the first rank has it
+                tensors[f"in_flight.{round_}"] = sent.message.tensor
             if not self._coding.is_exact(Kind.ACTIVATION):
-                tensors[f"in_flight_exact.{round_}"] = sent.exact_BD
+                exact_BD = self._ranks.gather(sent.exact_BD, self._batch_size)
+                tensors[f"in_flight_exact.{round_}"] = exact_BD
         recorded = {} if self.recorder is None else self.recorder.state_dict()
         in_flight = {"in_flight": list(self._in_flight)}
         return metadata.model_copy(update=in_flight), tensors | recorded
@@ -276,8 +322,9 @@ class HostTrainer:
         """
         checkpoint = CheckpointTensors(tensors, self._device)
         shape = (self._batch_size, self._width)
+        own_rows = self._ranks.own_rows(self._batch_size)
         state = from_state_dict(
-            metadata, checkpoint, self._modules, self._optimizer, self.loader, [shape]
+            metadata, checkpoint, self._modules, self._optimizer, self.loader, [shape], own_rows
         )
         for round_ in metadata.in_flight:
             batch = self.loader.batch(round_)
@@ -286,6 +333,7 @@ class HostTrainer:
             exact_BD = self._decode(message)  # checks the message, too
             if not self._coding.is_exact(Kind.ACTIVATION):
                 exact_BD = checkpoint.pop(f"in_flight_exact.{round_}", shape)
+            exact_BD = exact_BD[own_rows].clone() if len(batch.tags) < len(exact_BD) else exact_BD
             self._in_flight[round_] = _InFlight(batch, message, None, exact_BD)
         restore_counters(metadata, checkpoint, self.workset)
         load_recorded(self.recorder, checkpoint.pop_prefix(RECORDED))
@@ -302,33 +350,62 @@ class HostTrainer:
             raise CheckpointError(f"in_flight.{message.round}: {error}") from error
 
     def _apply_stale(self, entry: Entry) -> None:
-        seed_step(self._seed, self._name, entry.round, entry.uses)
+        self._seed_slice(entry.round, entry.uses, self._ranks.own.start)
         (stale_BD,), (dz_BD,) = entry.z, entry.dz
         weights = self._graphs.run(
             "a stale update",
-            partial(self._repeat, entry.batch),
+            partial(self._repeat, entry.batch, partial(self._seed_slice, entry.round, entry.uses)),
             torch.full((), entry.curvature, dtype=torch.float64, device=self._device),
             stale_BD,
             dz_BD,
             *entry.batch.tensors(),
         )
         if weights:
-            self.workset.record(Weights(*weights), entry)
+            self.workset.record(Weights(*weights), entry, self._gather)
         self._drop_graphs()
 
     def _repeat(
-        self, like: Batch, curvature: Tensor, stale_BD: Tensor, dz_BD: Tensor, *tensors: Tensor
+        self,
+        like: Batch,
+        reseed: Callable[[int], None],
+        curvature: Tensor,
+        stale_BD: Tensor,
+        dz_BD: Tensor,
+        *tensors: Tensor,
     ) -> list[Tensor]:
         """One update from a stale derivative; returns the `Weights`, if there are any."""
-        z_BD = self._forward(like.with_tensors(tensors))
-        weights = self.workset.weigh(StaleDerivatives(z_BD.detach(), stale_BD, dz_BD, curvature))
-        self._apply(z_BD, dz_BD if weights is None else weights.weights_B[:, None] * dz_BD)
-        return [*weights] if weights else []
+        ranks, batch = self._ranks, like.with_tensors(tensors)
+        gradients, found = ranks.gradients(self._optimizer.parameters), []
+        for rows in ranks.each(self._batch_size, reseed):
+            dz, stale = ranks.part(dz_BD, rows), ranks.part(stale_BD, rows)
+            z = self._forward(ranks.part_of(batch, rows))
+            # dZ is the derivative of the mean over all rows, of which a policy sees some.
+            scaled = curvature if len(z) == self._batch_size else curvature * self._share(z)
+            weights = self.workset.weigh(StaleDerivatives(z.detach(), stale, dz, scaled))
+            self._backward(z, dz if weights is None else weights.weights_B[:, None] * dz)
+            gradients.add()
+            found += [] if weights is None else [weights]
+        gradients.finish()
+        self._optimizer.step()
+        return ranks.join(found)
+
+    def _share(self, z_BD: Tensor) -> float:
+        return self._batch_size / len(z_BD)
 
     def _recompute_and_apply(self, batch: Batch, dz_BD: Tensor) -> list[Tensor]:
-        return self._apply(self._forward(batch), dz_BD)
+        return self._apply([self._forward(batch)], dz_BD)
 
-    def _apply(self, z_BD: Tensor, dz_BD: Tensor) -> list[Tensor]:
+    def _apply(self, z: Sequence[Tensor], dz_BD: Tensor) -> list[Tensor]:
+        """The update from Z of each slice and dZ of all."""
+        gradients = self._ranks.gradients(self._optimizer.parameters)
+        for z_BD, rows in zip(z, self._ranks.each(self._batch_size), strict=True):
+            self._backward(z_BD, self._ranks.part(dz_BD, rows))
+            gradients.add()
+        gradients.finish()
+        self._optimizer.step()
+        return []
+
+    def _backward(self, z_BD: Tensor, dz_BD: Tensor) -> None:
         if not z_BD.requires_grad:
             raise ModelError(
                 f"{self._name}: expected Z to depend on the bottom model's parameters, got a "
@@ -336,16 +413,15 @@ class HostTrainer:
             )
         with user_code(f"{self._name}: the backward pass of {name_of(self._bottom)}", [dz_BD]):
             z_BD.backward(dz_BD)
-        self._optimizer.step()
-        return []
 
     def _drop_graphs(self) -> None:
         """Forget the autograd graphs of rounds in flight: their weights have changed."""
         for sent in self._in_flight.values():
-            sent.z_BD = None
+            sent.z = None
 
     def _forward(self, batch: Batch) -> Tensor:
-        z_BD = call_bottom(self._name, self._bottom, batch.inputs)
+        with self._buffers.unchanged():
+            z_BD = call_bottom(self._name, self._bottom, batch.inputs)
         num_rows = len(next(iter(batch.inputs.values())))
         if tuple(z_BD.shape) != (num_rows, self._width):
             raise ModelError(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from pydantic import FiniteFloat
+from pydantic import FiniteFloat, TypeAdapter
 
 from celu.engine.schedule import Segment
 from celu.errors import ProtocolError
+from celu.ranks.slices import Slices
 
 
 @dataclass(frozen=True)
@@ -90,3 +91,12 @@ class Outcome:
     scores: list[FiniteFloat] = field(default_factory=list)
     cycle_s: FiniteFloat = 0.0
     shortest_cycle_s: FiniteFloat = 0.0
+
+
+_OUTCOME = TypeAdapter(Outcome)
+
+
+def agree(outcome: Outcome, ranks: Slices) -> Outcome:
+    """The outcome as the first rank measured it: what follows from it must be the same at all."""
+    shared = ranks.share(lambda: _OUTCOME.dump_python(outcome, mode="json", by_alias=True))
+    return outcome if ranks.is_first else _OUTCOME.validate_python(shared)

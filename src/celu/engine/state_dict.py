@@ -20,6 +20,7 @@ from celu.engine.state import TrainerState
 from celu.errors import CheckpointError
 from celu.events import Count
 from celu.label_map import LabelMap
+from celu.ranks.slices import Slices
 from celu.workset.table import Entry
 from celu.workset.workset import Workset
 
@@ -60,9 +61,12 @@ class TrainerMetadata(BaseModel):
 
 
 def to_state_dict(
-    state: TrainerState, workset: Workset
+    state: TrainerState, workset: Workset, ranks: Slices, rows: int
 ) -> tuple[TrainerMetadata, dict[str, Tensor]]:
-    """Metadata and named tensors of a state and of the workset's counters."""
+    """Metadata and named tensors of a state and of the workset's counters.
+
+    The first rank has all `rows` rows of what is cached.
+    """
     step, entries = state.table
     optimizer = flatten_state(state.optimizer)
     metadata = TrainerMetadata(
@@ -83,7 +87,8 @@ def to_state_dict(
     tensors |= {f"{OPTIMIZER}{n}": v for n, v in optimizer.items() if isinstance(v, Tensor)}
     for entry in entries:
         for what, stale in (("z", entry.z), ("dz", entry.dz)):
-            tensors |= {f"table.{entry.round}.{what}.{k}": t for k, t in enumerate(stale)}
+            for k, tensor in enumerate(stale):
+                tensors[f"table.{entry.round}.{what}.{k}"] = ranks.gather(tensor, rows)
     if workset.similarity_B is not None:
         tensors["similarity"] = workset.similarity_B
     if workset.reuse_weights:
@@ -107,8 +112,11 @@ def from_state_dict(
     optimizer: Optimizer,
     loader: BatchLoader,
     shapes: Sequence[Shape],
+    own_rows: slice,
 ) -> TrainerState:
     """The inverse of `to_state_dict`; `shapes` are those of a table entry's Z, one per host.
+
+    The entries get their `own_rows`, those of this rank.
 
     Raises CheckpointError, which names the tensor, if the modules or the optimizer do not fit.
     """
@@ -120,7 +128,7 @@ def from_state_dict(
     for clocks in metadata.entries:  # ascending, as the loader requires
         z, dz = (
             tuple(
-                tensors.pop(f"table.{clocks.round}.{what}.{k}", shape)
+                _rows(tensors.pop(f"table.{clocks.round}.{what}.{k}", shape), own_rows)
                 for k, shape in enumerate(shapes)
             )
             for what in ("z", "dz")
@@ -130,6 +138,10 @@ def from_state_dict(
             Entry(clocks.round, batch, z, dz, clocks.curvature, clocks.uses, clocks.used_at)
         )
     return TrainerState(weights, optimizer_state, (metadata.step, entries))
+
+
+def _rows(tensor: Tensor, rows: slice) -> Tensor:
+    return tensor if rows.stop - rows.start == len(tensor) else tensor[rows].clone()
 
 
 def restore_counters(

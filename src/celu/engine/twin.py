@@ -12,7 +12,7 @@ Weights of rows and classes, which may depend on true labels, do not apply to it
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -44,6 +44,8 @@ from celu.models.user_code import call_loss
 from celu.party import Guest
 from celu.privacy.label_key import LabelKey
 from celu.privacy.randomized_response import RandomizedResponse
+from celu.ranks.gradients import sum_dense
+from celu.ranks.slices import ONE, Slices
 
 PREFIX = "twin."  # of the tensors in a checkpoint
 _MAX_OWN_CLASSES = 100  # of a loss that is not built in: it is called for each class
@@ -102,12 +104,14 @@ class Twin:
         job: Job,
         device: torch.device,
         graphs: GraphOptions = NO_GRAPHS,
+        ranks: Slices = ONE,
     ) -> None:
         """`own` is the guest's own model, before training. Raises ConfigError, DataError."""
         assert job.privacy.label_epsilon is not None
         bottom, top = copy.deepcopy((own.bottom, own.top))  # together: they may share weights
         self._model = replace(own, bottom=bottom, top=top)
         self._seed, self._guest, self._device = job.seed, guest, device
+        self._ranks, self._batch_size = ranks, job.batch_size
         self._key = LabelKey.read(guest.label_key)
         classes = guest.label_map.classes or ()
         self._response = RandomizedResponse(job.privacy.label_epsilon, len(classes))
@@ -118,11 +122,13 @@ class Twin:
             labels, metric = self._labels[part][: job.evaluation.rows], job.evaluation.metric
             check_both_classes(LabelMap(), guest.loss, f"randomized {part}", labels, metric)
         order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
-        self._loader = BatchLoader(Dataset({}, self._labels["train"]), order, device)
+        own_rows = None if len(ranks.own) == ranks.size else ranks.own_rows(job.batch_size)
+        self._loader = BatchLoader(Dataset({}, self._labels["train"]), order, device, own_rows)
         num_rounds = job.num_rounds(guest.train.num_rows // job.batch_size)
         modules = self._model.modules.values()
         self._optimizer = Optimizer(modules, job.optimizer, own.party, num_rounds)
         self._graphs = Graphs(modules, self._optimizer, graphs)
+        self._gradients = ranks.gradients(self._optimizer.parameters)
 
     def _randomize(self, part: str, rows: Dataset) -> Tensor:
         assert rows.labels is not None  # checked before the run starts
@@ -144,21 +150,37 @@ class Twin:
         labels = self._loader.batch(round_).labels
         assert labels is not None
         batch = replace(batch, labels=labels, weights=None)
-        seed_step(self._seed, self._model.party, round_, 0)
-        step = partial(self._compute, batch)
+        reseed = partial(seed_step, self._seed, self._model.party, round_, 0)
+        reseed(self._ranks.own.start)
+        step = partial(self._compute, batch, reseed)
         loss, output, *dz = self._graphs.run("the exchange", step, *batch.tensors(), *z)
-        curvature = self._loss.curvature(output, labels) if needs_curvature else 1.0
-        return Answer(loss, output, dz, curvature)
+        curvature = self._curvature(output, labels) if needs_curvature else 1.0
+        return Answer(self._ranks.total(loss), output, dz, curvature)
 
-    def _compute(self, like: Batch, *tensors: Tensor) -> list[Tensor]:
-        batch, z = split_batch(like, tensors)
-        leaves = leaves_of(z)
-        output = self._model.forward(batch.inputs, leaves)
-        assert batch.labels is not None
-        loss = self._losses(output, batch.labels).mean()
-        with self._model.backward(leaves):
-            loss.backward()
-        return [loss.detach(), output.detach(), *self._model.derivatives(leaves)]
+    def _curvature(self, output: Tensor, labels: Tensor) -> float:
+        gather = partial(self._ranks.gather, rows=self._batch_size)
+        output, labels = gather(output), gather(labels)
+        return float(self._ranks.share(lambda: self._loss.curvature(output, labels)))
+
+    def _compute(
+        self, like: Batch, reseed: Callable[[int], None], *tensors: Tensor
+    ) -> list[Tensor]:
+        """This process's part of the mean loss, the output, and dZ for each host."""
+        self._gradients.clear()
+        whole, z = split_batch(like, tensors)
+        losses, found = [], []
+        for rows in self._ranks.each(self._batch_size, reseed):
+            batch = self._ranks.part_of(whole, rows)
+            leaves = leaves_of([self._ranks.part(z_BD, rows) for z_BD in z])
+            output = self._model.forward(batch.inputs, leaves)
+            assert batch.labels is not None
+            loss = self._ranks.mean(self._losses(output, batch.labels), self._batch_size)
+            with self._model.backward(leaves):
+                loss.backward()
+            self._gradients.add()
+            losses.append(loss.detach())
+            found.append([output.detach(), *self._model.derivatives(leaves)])
+        return [sum_dense(losses) if len(losses) > 1 else losses[0], *self._ranks.join(found)]
 
     def _losses(self, output: Tensor, labels: Tensor) -> Tensor:
         guest = self._guest
@@ -170,16 +192,27 @@ class Twin:
         self._graphs.run("the update", self._step, after="the exchange")
 
     def _step(self) -> list[Tensor]:
+        self._gradients.finish()
         self._optimizer.step()
         return []
 
-    def score(self, rows: HeldOut, start: int, batch: Batch, z: Sequence[Tensor]) -> Scores:
-        """Score held-out rows from `start` on against their randomized labels."""
-        part = "test" if rows == "test" or self._guest.validation is None else "validation"
-        labels = self._labels[part][start : start + len(batch.tags)].to(self._device)
+    def score(
+        self, rows: HeldOut, start: int, stop: int, batch: Batch, z: Sequence[Tensor]
+    ) -> Scores:
+        """Score held-out rows from `start` to before `stop` against their randomized labels."""
+        which = "test" if rows == "test" or self._guest.validation is None else "validation"
+        labels = self._labels[which][start:stop].to(self._device)
+        batch = replace(batch, labels=labels, weights=None)
+        own, found = self._ranks.own_part(batch, stop - start), []
         with self._model.evaluating(), torch.no_grad():
-            output = self._model.forward(batch.inputs, z)
-            losses_B = self._losses(output, labels)
+            for part in self._ranks.each(stop - start):
+                some = self._ranks.part_of(own, part)
+                some_z = [self._ranks.part(z_BD, part) for z_BD in z]
+                output = self._model.forward(some.inputs, some_z)
+                assert some.labels is not None
+                found.append([output, self._losses(output, some.labels)])
+        joined = self._ranks.join(found) or [torch.empty(0)] * 2
+        output, losses_B = (self._ranks.gather(tensor, stop - start) for tensor in joined)
         return Scores(output.cpu(), losses_B.cpu(), labels.cpu())
 
     def metrics(self, scores: Sequence[Scores]) -> dict[str, float]:

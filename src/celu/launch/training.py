@@ -19,6 +19,7 @@ from celu.config.schema import SCHEMA_FILE
 from celu.data.tags import Tags
 from celu.engine.auditing import AuditOptions
 from celu.engine.extension import extended_rounds
+from celu.engine.rank_checkpoints import RankCheckpoints
 from celu.engine.setup import RunTerms
 from celu.errors import ConfigError, PeerLost, PeerRestarted
 from celu.events import Callback, Connected, DataOpened, Restarted, Warned, call_all
@@ -28,14 +29,18 @@ from celu.launch.folder import open_run_folder
 from celu.launch.label_budget import check_label_budget, spend_label_budget
 from celu.launch.loading import load_party, read_datasets, test_ids
 from celu.launch.memory import retain_freed_memory
+from celu.launch.ranks import check_same_weights, check_slices, slices_of, with_own_device
 from celu.launch.recording import modules_of, record_result, recording_failure
 from celu.launch.starting import load_start
 from celu.party import Guest, Host
+from celu.ranks.environment import num_ranks
+from celu.ranks.link import RankLink
+from celu.ranks.slices import ONE, Slices
 from celu.result import Result
 from celu.run_folder import RunFolder
 from celu.session import guest_session, host_session
 from celu.transport.connect import open_links
-from celu.transport.link import run_blocking
+from celu.transport.link import Link, run_blocking
 
 MAX_RESTARTS = 100  # of peers, without a new checkpoint in between
 
@@ -63,6 +68,12 @@ def run(
     if isinstance(settings, Path | str):
         settings = read_party(Path(settings))
     check_names(job, settings, Path(source))
+    check_slices(settings, job, settings.slices)
+    if num_ranks() > 1:
+        raise ConfigError(
+            "torchrun: expected celu run, whose party.toml names rows and modules for every rank, "
+            f"got celu.run in Python, at {num_ranks()} ranks; start one process"
+        )
     if isinstance(party, Guest) != (settings.role == "guest"):
         raise ConfigError(
             f"{source}: role: expected the role of the {type(party).__name__} that was passed, "
@@ -81,7 +92,10 @@ def run(
 
     with recording_failure([folder]):
         _restart(folder, restart_from)
-        return _run_recorded(settings, job, reset, folder, lambda port: None, more=more)
+        slices = Slices(settings.slices)
+        return _run_recorded(
+            settings, job, reset, folder, lambda port: None, more=more, ranks=slices
+        )
 
 
 def run_party(
@@ -99,7 +113,8 @@ def run_party(
     the port once peers can connect. For `restart_from` and `more` see `run`.
     """
     retain_freed_memory()
-    with recording_failure([folder]):
+    settings = with_own_device(settings)
+    with slices_of(settings, job) as ranks, recording_failure([folder]):
         _restart(folder, restart_from)
         endpoint_of(settings)  # refuse wrong keys before reading rows, which may take long
         datasets = read_datasets(settings)
@@ -123,6 +138,7 @@ def run_party(
             partial(test_ids, settings),
             input_columns(settings),
             more,
+            ranks,
         )
 
 
@@ -142,6 +158,7 @@ def _run_recorded(
     read_ids: Callable[[Tags], Any] | None = None,
     columns: Mapping[str, Sequence[str]] | None = None,
     more: int = 0,
+    ranks: Slices = ONE,
 ) -> Result:
     """Train until done; if a peer's process restarts, start over from the last checkpoint.
 
@@ -162,10 +179,12 @@ def _run_recorded(
             terms = replace(terms, start=start)
         if more and terms.total_rounds is None:  # once: the first session records it
             checkpoints = Checkpoints(folder.path)
-            total = extended_rounds(job, party.train.num_rows, checkpoints, more)
+            rows = party.train.num_rows
+            total = ranks.share(partial(extended_rounds, job, rows, checkpoints, more))
             terms = replace(terms, total_rounds=total)
+        check_same_weights(ranks, party)
         try:
-            result = _run_once(settings, job, party, folder, listening, terms, audit)
+            result = _run_once(settings, job, party, folder, listening, terms, audit, ranks)
             break
         except PeerRestarted as error:
             folder.emit(Restarted(message=str(error)))
@@ -189,24 +208,31 @@ def _run_once(
     listening: Callable[[int], None],
     terms: RunTerms,
     audit: AuditOptions | None,
+    ranks: Slices,
 ) -> Result:
     """One session with the peers, from connecting to GOODBYE."""
     checkpoints = Checkpoints(folder.path)
     checkpoints.scan()  # verify them now, while no peer waits
+    is_alone = len(ranks.own) == ranks.size
+    shared = checkpoints if is_alone else RankCheckpoints(ranks, checkpoints)
     with open_links(endpoint_of(settings, folder.try_emit), listening) as links:
         folder.emit(Connected(peers=sorted(links), secure=not settings.insecure))
         spend_label_budget(settings, job, party)
         name, emit = settings.name, folder.emit
         options: dict[str, Any] = {
-            "checkpoints": checkpoints,
+            "checkpoints": shared,
+            "ranks": ranks,
             "terms": terms,
             "graphs": settings.graphs,
             "audit": audit,
         }
+        ends: dict[str, Link] = dict(links)
+        if not is_alone:
+            ends = {peer: RankLink(ranks, peer, link) for peer, link in links.items()}
         if isinstance(party, Guest):
-            session = guest_session(name, party, job, links, emit, **options)
+            session = guest_session(name, party, job, ends, emit, **options)
         else:
-            link = links[job.guest]
+            link = ends[job.guest]
             session = host_session(name, party, job, link, emit, **options)
         return run_blocking(session)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -106,11 +106,16 @@ class Workset:
             return self.weighting.weigh_losses(stale)
         return self.weighting.weigh_derivatives(stale)
 
-    def record(self, weights: Weights, entry: Entry) -> None:
-        """Remember, for reports and for `auto`, how an entry was weighted."""
+    def record(
+        self, weights: Weights, entry: Entry, gather: Callable[[Tensor], Tensor] = lambda x_B: x_B
+    ) -> None:
+        """Remember, for reports and for `auto`, how an entry was weighted.
+
+        The weights may be those of some rows: `auto` needs all, which `gather` returns.
+        """
         self.similarity_B = entry.similarity_B = weights.similarity_B
         if entry.uses == min(self.table.R, _LATE_USE) and self.reuse_weights.maxlen:
-            self.reuse_weights.append(weights.weights_B.mean())
+            self.reuse_weights.append(gather(weights.weights_B).mean())
 
 
 class TableSummary:

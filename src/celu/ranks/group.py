@@ -1,0 +1,291 @@
+"""The ranks of a party under torchrun: a `torch.distributed` group with gloo.
+
+All waits end at the deadline of the group, and at once where a rank is gone. A rank that fails says
+why in the group's store, so that the others end with its error and not with one about the network;
+a rank that was killed says nothing, and the others raise RankLost: torchrun then starts all again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from celu import errors
+from celu.errors import CeluError, RankLost
+from celu.ranks.gradients import Gradients, sum_dense, sum_sparse
+from celu.ranks.meeting import meet
+from celu.ranks.slices import Slices
+
+_SHORT = 2048  # bytes of a shared value that fit into the first broadcast
+_FAILED, _DONE = "celu/failed", "celu/done"
+_REASON_S = 2.0  # for the reason of a rank that is gone
+_END_S = 20.0  # for the first rank, to tell the peers
+_DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+
+
+@contextmanager
+def joined(timeout_s: float) -> Iterator[Group]:
+    """Join the group that torchrun's environment describes; leave it at the end of the block.
+
+    If the block raises, the other ranks are told why. Raises RankLost if ranks are missing after
+    `timeout_s`, which is also how long any of them waits for another.
+    """
+    timeout = dt.timedelta(seconds=timeout_s)
+    try:
+        store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+        store = PrefixStore(meet(store, rank, size, timeout_s), store)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise RankLost(
+            f"rank {os.environ.get('RANK')}: could not join the other ranks: {_line(error)}; look "
+            "at their output, and check that they reach MASTER_ADDR"
+        ) from error
+    group = Group(store, rank, size)
+    try:
+        yield group
+    except BaseException as error:
+        group.fail(error)
+        raise
+    else:
+        group.leave()
+
+
+class Group(Slices):
+    """This rank among those of its party; see `Slices`. `own` is the one slice with its number."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        super().__init__(size)
+        self.own = range(rank, rank + 1)
+        self._store = store
+        self._rank = rank
+
+    def share(self, compute: Callable[[], Any]) -> Any:
+        """See `Slices`."""
+        answer: dict[str, Any] = {}
+        failed: CeluError | None = None
+        if self.is_first:
+            try:
+                answer = {"value": compute()}
+            except CeluError as error:
+                failed, answer = error, {"error": _describe(error)}
+        answer = self._broadcast_json(answer)
+        if failed is not None:
+            raise failed
+        if "error" in answer:
+            raise _rebuild(answer["error"])
+        return answer["value"]
+
+    def gather(self, tensor: Tensor, rows: int) -> Tensor:
+        """See `Slices`; the ranks send their rows to the first."""
+        bounds = self.bounds(rows)
+        if not self.is_first:
+            if bounds[self._rank + 1] > bounds[self._rank]:
+                self._exchange(dist.send, tensor.detach().cpu().contiguous(), 0)
+            return tensor
+        whole = torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype)
+        whole[: bounds[1]] = tensor.detach()
+        for rank in range(1, self.size):
+            if bounds[rank + 1] > bounds[rank]:
+                part = whole[bounds[rank] : bounds[rank + 1]]
+                self._exchange(dist.recv, part, rank)
+        return whole.to(tensor.device)
+
+    def total(self, part: Tensor) -> Tensor:
+        """See `Slices`."""
+        parts = [torch.empty_like(part, device="cpu") for _ in range(self.size)]
+        self._exchange(dist.all_gather, parts, part.detach().cpu())
+        return sum_dense(parts).to(part.device)
+
+    def scatter(
+        self, compute: Callable[[], Sequence[Tensor]], rows: int, widths: Sequence[int]
+    ) -> list[Tensor]:
+        """See `Slices`."""
+        whole: list[Tensor] = []
+        self.share(lambda: whole.extend(compute()))  # all raise what it raises
+        bounds, found = self.bounds(rows), []
+        for index, width in enumerate(widths):
+            if self.is_first:
+                found.append(whole[index][: bounds[1]].clone())
+                ready = whole[index].detach().cpu().contiguous()
+            for rank in range(1, self.size):
+                count = bounds[rank + 1] - bounds[rank]
+                if self.is_first and count:
+                    part = ready[bounds[rank] : bounds[rank + 1]]
+                    self._exchange(dist.send, part, rank)
+                elif rank == self._rank:
+                    part = torch.empty((count, width))
+                    if count:
+                        self._exchange(dist.recv, part, 0)
+                    found.append(part)
+        return found
+
+    def broadcast(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """See `Slices`."""
+        described = self.share(
+            lambda: [[n, _DTYPES.index(t.dtype), *t.shape] for n, t in (tensors or {}).items()]
+        )
+        found = {}
+        for name, dtype, *shape in described:
+            tensor = torch.empty(shape, dtype=_DTYPES[dtype])
+            if tensors is not None:
+                tensor = tensors[name].detach().cpu().contiguous()
+            if tensor.numel():
+                flat = tensor.reshape(-1).view(torch.uint8)
+                self._exchange(dist.broadcast, flat, 0)
+            found[name] = tensor
+        return found
+
+    def sum_gradients(
+        self, parts: list[Gradients], parameters: Sequence[nn.Parameter]
+    ) -> Gradients:
+        """See `Slices`: what a rank receives of everybody, it adds in the order of the ranks."""
+        (own,) = parts
+        kinds = self._kinds(own)
+        total: Gradients = [None] * len(own)
+        dense = [index for index, kind in enumerate(kinds) if kind == 1]
+        for index, gradient in zip(dense, self._sum_dense(own, dense, parameters), strict=True):
+            total[index] = gradient
+        for index, kind in enumerate(kinds):
+            if kind == 2:
+                total[index] = self._sum_sparse(own[index], parameters[index])
+        return total
+
+    def leave(self) -> None:
+        """Leave together: one that ends early would look lost to the others."""
+        self._exchange(dist.barrier)
+        dist.destroy_process_group()
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks why this one ends, and let the first one tell the peers.
+
+        torchrun ends all ranks as soon as one has ended.
+        """
+        with suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends anyway, with its own exit code
+        with suppress(RuntimeError):
+            if isinstance(error, CeluError) and not isinstance(error, RankLost):
+                self._store.set(_FAILED, json.dumps(_describe(error)))
+            dist.destroy_process_group()  # a rank that waits for this one now sees that it is gone
+            if self.is_first:
+                self._store.set(_DONE, "1")
+            elif not isinstance(error, RankLost):
+                self._store.wait([_DONE], dt.timedelta(seconds=_END_S))
+
+    def _kinds(self, own: Gradients) -> list[int]:
+        """Of each parameter: 0 without a gradient at all ranks, 1 dense, 2 sparse."""
+        kinds = torch.tensor([0 if g is None else 2 if g.is_sparse else 1 for g in own])
+        self._exchange(dist.all_reduce, kinds, dist.ReduceOp.MAX)
+        return [int(kind) for kind in kinds]
+
+    def _sum_dense(
+        self, own: Gradients, which: Sequence[int], parameters: Sequence[nn.Parameter]
+    ) -> list[Tensor]:
+        """All-to-all, a sum in order, all-gather; one exchange for each dtype."""
+        found: dict[int, Tensor] = {}
+        for dtype in sorted({parameters[i].dtype for i in which}, key=str):
+            same = [i for i in which if parameters[i].dtype == dtype]
+            sizes = [parameters[i].numel() for i in same]
+            length = -(-sum(sizes) // self.size)
+            flat = torch.zeros(length * self.size, dtype=dtype)
+            for index, into in zip(same, flat[: sum(sizes)].split(sizes), strict=True):
+                gradient = own[index]
+                if gradient is not None:
+                    into.copy_(gradient.reshape(-1))
+            received = torch.empty_like(flat)
+            self._exchange(dist.all_to_all_single, received, flat)
+            summed = sum_dense(received.split(length))
+            self._exchange(dist.all_gather, list(flat.split(length)), summed)
+            for index, part in zip(same, flat[: sum(sizes)].split(sizes), strict=True):
+                like = parameters[index]
+                found[index] = part.reshape(like.shape).to(like.device)
+        return [found[index] for index in which]
+
+    def _sum_sparse(self, own: Tensor | None, like: Tensor) -> Tensor:
+        """All ranks receive everybody's rows, and add them in the order of the ranks."""
+        rows = torch.empty(0, dtype=torch.int64) if own is None else own._indices()[0].cpu()
+        values = torch.empty((0, *like.shape[1:]), dtype=like.dtype)
+        if own is not None:
+            values = own._values().cpu()
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        self._exchange(dist.all_gather, counts, torch.tensor([len(rows)]))
+        sizes = [int(count) for count in counts]
+        all_rows = self._gather_padded(rows, sizes)
+        all_values = self._gather_padded(values, sizes)
+        return sum_sparse(all_rows, all_values, like.shape).to(like.device)
+
+    def _gather_padded(self, own: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Everybody's tensor, whose first dimensions are `sizes`."""
+        most = max(sizes)
+        padded = torch.zeros((most, *own.shape[1:]), dtype=own.dtype)
+        padded[: len(own)] = own
+        found = [torch.empty_like(padded) for _ in sizes]
+        self._exchange(dist.all_gather, found, padded)
+        return [tensor[:size] for tensor, size in zip(found, sizes, strict=True)]
+
+    def _broadcast_json(self, value: Any) -> Any:
+        """The value of the first rank; one that is short takes one broadcast."""
+        buffer = torch.zeros(_SHORT, dtype=torch.uint8)
+        data = b""
+        if self.is_first:
+            data = json.dumps(value).encode()
+            head = len(data).to_bytes(8, "little") + data[: _SHORT - 8]
+            buffer[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        self._exchange(dist.broadcast, buffer, 0)
+        head = bytes(buffer.tolist()) if not self.is_first else b""
+        length = len(data) if self.is_first else int.from_bytes(head[:8], "little")
+        if not self.is_first:
+            data = head[8 : 8 + length]
+        if length > _SHORT - 8:
+            rest = torch.zeros(length - (_SHORT - 8), dtype=torch.uint8)
+            if self.is_first:
+                rest = torch.frombuffer(bytearray(data[_SHORT - 8 :]), dtype=torch.uint8)
+            self._exchange(dist.broadcast, rest, 0)
+            if not self.is_first:
+                data += bytes(rest.tolist())
+        return value if self.is_first else json.loads(data)
+
+    def _exchange(self, collective: Callable[..., Any], *arguments: Any) -> None:
+        """Run a collective; if a rank is gone, raise its error, or RankLost."""
+        try:
+            collective(*arguments)
+        except RuntimeError as error:
+            raise self._reason(error) from error
+
+    def _reason(self, error: RuntimeError) -> CeluError:
+        with suppress(RuntimeError):
+            self._store.wait([_FAILED], dt.timedelta(seconds=_REASON_S))
+            return _rebuild(json.loads(self._store.get(_FAILED)))
+        return RankLost(
+            f"rank {self._rank}: another rank of this party is gone or did not answer in time "
+            f"({_line(error)}); torchrun restarts all ranks if --max-restarts allows it, and the "
+            "run resumes from its last checkpoint"
+        )
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _describe(error: CeluError) -> dict[str, Any]:
+    return {"type": type(error).__name__, "message": str(error)}
+
+
+def _rebuild(described: Mapping[str, str]) -> CeluError:
+    """The error of another rank; peers hear of it from the first, so only its text matters."""
+    kind = getattr(errors, described["type"], CeluError)
+    error: CeluError = kind(described["message"])
+    return error
