@@ -500,7 +500,7 @@ class GuestTrainer:
             return 1.0
         assert batch.labels is not None
         labels, weights_B = self.label_map.for_loss(batch.labels), self._row_weights.of(batch)
-        if self._guest.loss.is_log_loss and weights_B is None:
+        if self._guest.loss.has_unit_curvature(weights_B):
             return 1.0
         gather = partial(self._ranks.gather, rows=self._batch_size)
         output, labels = gather(output), gather(labels)

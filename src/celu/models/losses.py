@@ -46,6 +46,10 @@ class Loss:
         """What a prediction is."""
         return self.output or "regression"
 
+    def has_unit_curvature(self, weights_B: Tensor | None = None) -> bool:
+        """Whether the curvature is known to be 1: that of a log loss, if rows have no weights."""
+        return self.is_log_loss and weights_B is None
+
     def curvature(self, output: Tensor, labels: Tensor, weights_B: Tensor | None = None) -> float:
         """How many times its squared gradient the loss curves, on average over a batch.
 
@@ -55,7 +59,7 @@ class Loss:
         needs it to correct a stale derivative (docs/method.md). Raises ModelError for a loss that
         cannot be differentiated twice.
         """
-        if self.is_log_loss and weights_B is None:
+        if self.has_unit_curvature(weights_B):
             return 1.0
         with torch.enable_grad():
             leaf = output.detach().requires_grad_()
