@@ -69,6 +69,7 @@ DIFFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
     "evaluation.target": (0.1, {}),
     "evaluation.patience": (3, {}),
     "privacy.label_epsilon": (1.0, {}),
+    "alignment.group": ("x25519", {}),
 }
 DERIVED = {"method.given"}  # the settings that `auto` may not change; has its own test
 

@@ -18,6 +18,7 @@ from celu.version import __version__
 if TYPE_CHECKING:
     from celu.checkpoint.generations import Checkpoints
     from celu.config.job import (
+        AlignmentTerms,
         Checkpoint,
         Codecs,
         Evaluation,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOSSES",
+    "AlignmentTerms",
     "CeluError",
     "Checkpoint",
     "Checkpoints",
@@ -108,7 +110,7 @@ __all__ = [
 _HOMES = {
     "checkpoint.generations": ("Checkpoints",),
     "config.job": (
-        *("Checkpoint", "Codecs", "Evaluation", "HostTerms"),
+        *("AlignmentTerms", "Checkpoint", "Codecs", "Evaluation", "HostTerms"),
         *("Job", "Method", "Order", "read_job"),
     ),
     "config.link": ("LinkSettings", "find_link"),

@@ -88,12 +88,14 @@ def run_parties(
     return {name: PartyRun(read_events(folder / name / out), outputs[name]) for name in names}
 
 
-def align_parties(folder: Path, names: list[str], job: Path, *, timeout_s: float) -> dict[str, str]:
+def align_parties(
+    folder: Path, names: list[str], job: Path, *options: str, timeout_s: float
+) -> dict[str, str]:
     """Run `celu align` with each FOLDER/NAME/party.toml; return what each printed.
 
     Raises CeluError as `run_parties` does.
     """
-    commands = {name: _command("align", folder / name, job) for name in names}
+    commands = {name: [*_command("align", folder / name, job), *options] for name in names}
     logs = {name: folder / name / "align.log" for name in names}
     return _run_together(commands, logs, timeout_s)
 

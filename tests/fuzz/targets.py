@@ -35,6 +35,7 @@ from celu.handshake import check_contract, make_hello
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
 from celu.psi import exchange, protocol, selection
+from celu.psi.group import GROUPS
 from celu.psi.state import VALUE_BYTES, ExchangeState
 from celu.psi.workers import Workers
 from celu.serving import predict_session
@@ -100,7 +101,7 @@ def open_targets(folder: Path) -> Iterator[list[Target]]:
             versions(),
             stripes(),
             alignment_hello(folder),
-            alignment_elements(),
+            *(alignment_elements(name) for name in GROUPS),
             alignment_selection(),
             asks(),
             answers(),
@@ -379,9 +380,9 @@ def alignment_hello(folder: Path) -> Target:
     )  # fmt: skip
 
 
-def alignment_elements() -> Target:
+def alignment_elements(name: str) -> Target:
     """Points of the curve; bytes that are not on it are refused."""
-    group = Workers().group
+    group = GROUPS[name]
     key = group.new_key()
     elements = group.blind(key, bytes(32), bytes(range(16)) * 4)
     blinded = torch.frombuffer(bytearray(elements), dtype=torch.uint8).reshape(4, -1)
@@ -397,7 +398,7 @@ def alignment_elements() -> Target:
         Message(Kind.REBLINDED, 1, tensor=values),
     ]
     specs = exchange.specs(4, group.element_bytes)
-    return Target("alignment elements", sent, read, specs, weight=0.2)
+    return Target(f"alignment elements {name}", sent, read, specs, weight=0.1)
 
 
 def alignment_selection() -> Target:

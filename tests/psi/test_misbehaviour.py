@@ -189,6 +189,22 @@ def test_a_protocol_violation_is_refused(tmp_path: Path, case: str, culprit: str
     assert left <= {"answered"}
 
 
+@pytest.mark.parametrize(
+    ("u", "text"), [(2, "got an invalid one"), (1, "got one of small order"), (0, "got an invalid")]
+)
+def test_a_point_of_the_twist_or_of_small_order_is_refused(
+    tmp_path: Path, u: int, text: str
+) -> None:
+    change = tensor(Kind.BLINDED, set_row(2, u.to_bytes(32, "little")))
+    host = Party(range(ROWS), wrap=lambda link: Wrapped(link, change))
+    guest = Party(range(ROWS))
+    guest.workers = host.workers = Workers(group="x25519")
+    outcome = align(tmp_path, guest, host=host)["guest"]
+    assert isinstance(outcome, ProtocolError)
+    assert "BLINDED of round 1: expected points of Curve25519" in str(outcome)
+    assert text in str(outcome)
+
+
 def test_an_empty_chunk_is_refused(tmp_path: Path) -> None:
     def empty_chunks(link: Link) -> Link:
         async def send(message: Message) -> None:

@@ -150,6 +150,20 @@ def test_differing_chunk_sizes_are_named_and_refused(tmp_path: Path) -> None:
     assert "psi.chunk_rows: " in str(outcomes["guest"])
 
 
+def test_with_x25519_the_result_is_the_same(tmp_path: Path) -> None:
+    sets = {"guest": range(40), "bank": range(10, 50), "shop": [*range(15, 30), *range(90, 150)]}
+    parties = {name: Party(ids, workers=Workers(group="x25519")) for name, ids in sets.items()}
+    assert_aligned(align(tmp_path, **parties), parties)
+
+
+def test_differing_groups_are_named_and_refused(tmp_path: Path) -> None:
+    host = Party(range(9), workers=Workers(group="x25519"))
+    outcomes = align(tmp_path, Party(range(9)), host=host)
+    for outcome in outcomes.values():
+        assert isinstance(outcome, (ContractMismatch, PeerFailed))
+        assert "psi.group: " in str(outcome) and "x25519" in str(outcome)
+
+
 def test_without_common_rows_the_error_names_the_next_step(tmp_path: Path) -> None:
     outcomes = align(tmp_path, Party(range(20)), host=Party(range(20, 50)))
     for outcome in outcomes.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -18,6 +18,9 @@ from celu.config.job import read_job
 from celu.config.party import DataSettings, PartySettings, check_names, read_party
 from celu.errors import ConfigError
 from celu.events import AlignmentProgress, Event
+
+if TYPE_CHECKING:
+    from celu.transport.message import TrafficBothWays
 
 
 def register(app: typer.Typer) -> None:
@@ -36,6 +39,12 @@ def align(
     out: Annotated[
         Path | None, typer.Option(help="The folder for the alignment; overrides party.toml.")
     ] = None,
+    shard: Annotated[
+        str | None, typer.Option(help="Align one shard of the rows, such as 3/64: 0/64 to 63/64.")
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge all shards into the alignment; needs no peer.")
+    ] = False,
 ) -> None:
     """Find the rows that all parties have: private set intersection (ECDH on P-256).
 
@@ -48,23 +57,40 @@ def align(
     check_names(contract, settings, party)
     console = Console()
     started = time.monotonic()
-    from celu.launch.aligning import align_party  # once settings are checked: torch takes seconds
+    if merge and shard is not None:
+        raise ConfigError("--merge: expected no --shard: all shards are merged")
+    # Once settings are checked: torch takes seconds.
+    from celu.data.shards import Shard
+    from celu.launch.aligning import align_party, align_shard, merge_party
 
-    with _ProgressBar(console, settings.name) as bar:
-        alignment, traffic = align_party(
-            settings,
-            contract,
-            lambda port: console.print(
-                escape(invitation(settings, port, "align", job_option(job))), soft_wrap=True
-            ),
-            bar.event,
-        )
+    part_of_rows = None if shard is None else Shard.parse(shard)
+    traffic: dict[str, TrafficBothWays] = {}
+    padding: dict[str, int] = {}
+    if merge:
+        alignment, padding = merge_party(settings)
+    else:
+        option = job_option(job) + (f" --shard {shard}" if shard else "")
+
+        def listening(port: int) -> None:
+            text = invitation(settings, port, "align", option)
+            console.print(escape(text), soft_wrap=True)
+
+        with _ProgressBar(console, settings.name) as bar:
+            if part_of_rows is not None:
+                done, _ = align_shard(settings, contract, part_of_rows, listening, bar.event)
+                console.print(
+                    f"{settings.name}: shard {part_of_rows} is aligned, "
+                    f"{sum(done.rows.values()):,} rows; then merge all shards with --merge"
+                )
+                return
+            alignment, traffic = align_party(settings, contract, listening, bar.event)
     facts = alignment.facts
     table = Table(title=f"{settings.name}: aligned", show_header=False)
     table.add_row("rows here", f"{sum(facts.store_rows.values()):,}")
     for name, rows in facts.peers.items():
         table.add_row(f"rows at {name}", f"{rows:,}, {facts.common[name]:,} in common")
-        table.add_row(f"ids of {name} answered", f"{facts.answered[name]:,}")
+        dummies = f", and {padding[name]:,} as dummies" if name in padding else ""
+        table.add_row(f"ids of {name} answered", f"{facts.answered[name]:,}{dummies}")
     held_out = sum(facts.rows.values()) - facts.rows["train"]
     table.add_row("rows to train on", f"{facts.rows['train']:,}, {held_out:,} held out")
     for name, link in traffic.items():

@@ -9,6 +9,7 @@ It is private to the party. `celu align` writes it, `celu run` reads it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -88,13 +89,27 @@ def write_alignment(
         rows={part: len(rows[part]) for part in store.parts},
         commitments={part: commitment(store.tags(part)[rows[part]]) for part in store.parts},
     )
+    publish_alignment(path, facts.rows, lambda part: [rows[part]], lambda: facts)
+    return Alignment(path, facts, rows)
+
+
+def publish_alignment(
+    path: Path,
+    counts: Mapping[Part, int],
+    numbers: Callable[[Part], Iterable[Rows]],
+    facts: Callable[[], AlignmentFacts],
+) -> None:
+    """Write the row numbers of each part, piece by piece, and then the facts."""
     with NewFolder(path, _FACTS_FILE, replace=True) as folder:
-        for part in store.parts:
-            np.save(folder.path / f"{part}.npy", rows[part])
-        text = facts.model_dump_json(indent=2) + "\n"
+        for part, count in counts.items():
+            with (folder.path / f"{part}.npy").open("wb") as file:
+                header = {"descr": "<i8", "fortran_order": False, "shape": (count,)}
+                np.lib.format.write_array_header_1_0(file, header)
+                for piece in numbers(part):
+                    file.write(piece.astype("<i8").tobytes())
+        text = facts().model_dump_json(indent=2) + "\n"
         (folder.path / _FACTS_FILE).write_text(text, encoding="utf-8")
         folder.publish()
-    return Alignment(path, facts, rows)
 
 
 def read_alignment(path: Path | str, store: Store) -> Alignment:

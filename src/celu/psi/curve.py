@@ -8,7 +8,7 @@ here. Nothing here imports torch, because worker processes load this module.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gmpy2 import invert, mpz, powmod
 
@@ -23,9 +23,7 @@ _SQRT_MINUS_Z = powmod(-Z, _ROOT, P)
 _MINUS_B_OVER_A = -B * invert(A, P) % P
 _X_EXCEPTIONAL = B * invert(Z * A, P) % P
 
-_FIELD_BYTES = 48  # of uniform bytes for one field element: the bias is below 2**-128
-_HASH_BYTES = 32
-_BLOCK_BYTES = 64
+FIELD_BYTES = 48  # of uniform bytes for one field element: the bias is below 2**-128
 
 
 def hash_to_curve(messages: Sequence[bytes], dst: bytes, prefix: bytes = b"") -> list[Point]:
@@ -35,32 +33,37 @@ def hash_to_curve(messages: Sequence[bytes], dst: bytes, prefix: bytes = b"") ->
     """
     elements = [
         mpz(int.from_bytes(half)) % P
-        for uniform in expand_messages(messages, dst, 2 * _FIELD_BYTES, prefix)
-        for half in (uniform[:_FIELD_BYTES], uniform[_FIELD_BYTES:])
+        for uniform in expand_messages(messages, dst, 2 * FIELD_BYTES, prefix)
+        for half in (uniform[:FIELD_BYTES], uniform[FIELD_BYTES:])
     ]
     points = map_to_curve(elements)
     return add(points[::2], points[1::2])  # the cofactor is 1: no clearing
 
 
 def expand_messages(
-    messages: Iterable[bytes], dst: bytes, num_bytes: int, prefix: bytes = b""
+    messages: Iterable[bytes],
+    dst: bytes,
+    num_bytes: int,
+    prefix: bytes = b"",
+    new_hash: Callable[[bytes], hashlib._Hash] = hashlib.sha256,
 ) -> Iterable[bytes]:
-    """`expand_message_xmd` of section 5.3.1 with SHA-256, of `prefix + message` for each."""
-    num_blocks = -(-num_bytes // _HASH_BYTES)
+    """`expand_message_xmd` of section 5.3.1, of `prefix + message` for each."""
+    hash_bytes, block_bytes = new_hash(b"").digest_size, new_hash(b"").block_size
+    num_blocks = -(-num_bytes // hash_bytes)
     if num_blocks > 255 or len(dst) > 255:
         raise ValueError(f"expected at most 255 blocks and bytes of DST, got {num_blocks}, {dst!r}")
     dst_prime = dst + bytes([len(dst)])
-    start = hashlib.sha256(bytes(_BLOCK_BYTES) + prefix)
+    start = new_hash(bytes(block_bytes) + prefix)
     end = num_bytes.to_bytes(2) + b"\x00" + dst_prime
     ends = [bytes([i]) + dst_prime for i in range(1, num_blocks + 1)]
     for message in messages:
         state = start.copy()
         state.update(message + end)
         first = state.digest()
-        mask, block, blocks = int.from_bytes(first), bytes(_HASH_BYTES), b""
+        mask, block, blocks = int.from_bytes(first), bytes(hash_bytes), b""
         for block_end in ends:
-            mixed = (mask ^ int.from_bytes(block)).to_bytes(_HASH_BYTES)
-            block = hashlib.sha256(mixed + block_end).digest()
+            mixed = (mask ^ int.from_bytes(block)).to_bytes(hash_bytes)
+            block = new_hash(mixed + block_end).digest()
             blocks += block
         yield blocks[:num_bytes]
 
@@ -93,17 +96,17 @@ def add(left: Sequence[Point], right: Sequence[Point]) -> list[Point]:
     return sums
 
 
-def invert_all(values: Sequence[mpz]) -> list[mpz]:
+def invert_all(values: Sequence[mpz], modulus: mpz = P) -> list[mpz]:
     """1 / v for each value, and 0 for 0, with a single inversion (Montgomery's trick)."""
     product, before = mpz(1), []
     for value in values:
         before.append(product)
-        product = product * value % P or product
-    rest, inverses = invert(product, P), []
+        product = product * value % modulus or product
+    rest, inverses = invert(product, modulus), []
     for value, part in zip(reversed(values), reversed(before), strict=True):
-        if value % P:
-            inverses.append(rest * part % P)
-            rest = rest * value % P
+        if value % modulus:
+            inverses.append(rest * part % modulus)
+            rest = rest * value % modulus
         else:
             inverses.append(mpz(0))
     return inverses[::-1]

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from celu.data.tags import Tags, ascending
+from celu.data.tags import TAG_BYTES, Tags, ascending
 from celu.errors import ProtocolError
 from celu.psi.state import VALUE_BYTES, ChunkFile, ExchangeState
 from celu.psi.workers import Workers, result_of
@@ -44,15 +44,20 @@ class Exchange:
     multiply while this party handles other chunks.
     """
 
-    def __init__(self, link: Link, tags: Tags, state: ExchangeState, workers: Workers) -> None:
+    def __init__(
+        self, link: Link, tags: Tags, state: ExchangeState, workers: Workers, peer_total: int
+    ) -> None:
         saved = state.saved
         assert saved is not None
         self.link = link
         self.state = state
+        self.peer_total = peer_total  # its rows, in all shards
         self.session = bytes.fromhex(saved.session)
         self._key = bytes.fromhex(saved.key)
-        self._tags = tags
-        self._order = shuffled(len(tags), bytes.fromhex(saved.seed))
+        seed = bytes.fromhex(saved.seed)
+        self._num_tags = len(tags)
+        self._tags = np.concatenate([tags, dummies(state.own.num_rows - len(tags), seed)])
+        self._order = shuffled(state.own.num_rows, seed)
         self._workers = workers
         self._own_chunks = range(state.own.num_stored, state.own.num_chunks)
         self._peers_chunks = range(state.first_to_answer, state.peers.num_chunks)
@@ -144,7 +149,10 @@ class Exchange:
             raise self._violation("BLINDED: expected every element once, got a duplicate")
         if (latter < num_own).any():
             raise self._violation("REBLINDED: expected every element once, got a duplicate")
-        return np.sort(self._order[former])
+        rows = np.sort(self._order[former])
+        if len(rows) and rows[-1] >= self._num_tags:  # by chance with a probability of 2**-70
+            raise self._violation("REBLINDED: a dummy is in common; the next start uses others")
+        return rows
 
     def _violation(self, what: str) -> ProtocolError:
         return ProtocolError(f"from {self.link.peer}: {what}")
@@ -166,6 +174,12 @@ def shuffled(num_rows: int, seed: bytes) -> RowNumbers:
     """
     keys = np.frombuffer(hashlib.shake_256(seed).digest(8 * num_rows), np.uint64)
     return np.argsort(keys, kind="stable")
+
+
+def dummies(count: int, seed: bytes) -> Tags:
+    """Random tags that pad a shard; nobody else has them, and blinded they look like any other."""
+    data = hashlib.shake_256(b"dummies" + seed).digest(TAG_BYTES * count)
+    return np.frombuffer(data, np.uint8).reshape(-1, TAG_BYTES)
 
 
 def _message(kind: Kind, chunk: int, data: bytes, width: int) -> Message:

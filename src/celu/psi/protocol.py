@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from celu.data.shards import Shard
 from celu.data.tags import TAG_BYTES, Tags, commitment
 from celu.errors import AlignmentError, DataError, ProtocolError
 from celu.events import AlignmentProgress, Callback
@@ -53,6 +54,12 @@ class AlignmentResources:
     folder: Path
     workers: Workers
     chunk_rows: int = CHUNK_ROWS  # the same at all parties
+    shard: Shard | None = None  # the tags are those of one shard
+    total: int = 0  # with a shard, our rows in all shards
+
+    def num_elements(self, tags: Tags) -> int:
+        """How many elements we send: a shard is padded with dummies, so its size tells nothing."""
+        return len(tags) if self.shard is None else self.shard.padded_rows(self.total)
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class AlignmentResult:
     rows: RowNumbers
     commitment: str  # of their tags, the same at all parties
     common: dict[str, int]  # number of rows in common with each peer
-    peer_rows: dict[str, int]  # number of rows of each peer
+    peer_rows: dict[str, int]  # number of rows of each peer, in all shards
     answered: dict[str, int]  # number of ids of each peer that were answered, over all attempts
 
 
@@ -80,10 +87,11 @@ async def align_host(
     """
     links = {link.peer: link}
     async with _exchanges(name, links, tags, terms, resources, emit, guest=link.peer) as exchanges:
-        rows = _common_rows(exchanges[0])
+        rows = _common_rows(exchanges[0], resources)
         ready_limit = max_ready(resources.chunk_rows)
         selected = rows[await receive_selection(link, len(rows), ready_limit)]
-        return await _confirm(name, tags, selected, {link.peer: len(rows)}, exchanges)
+        common = {link.peer: len(rows)}
+        return await _confirm(name, tags, selected, common, exchanges, resources)
 
 
 async def align_guest(
@@ -105,7 +113,7 @@ async def align_guest(
     async with _exchanges(name, links, tags, terms, resources, emit, guest=name) as exchanges:
         found: dict[str, RowNumbers] = {}
         for exchange in exchanges:
-            found[exchange.link.peer] = _common_rows(exchange)
+            found[exchange.link.peer] = _common_rows(exchange, resources)
             await _send_still_working(exchanges)
         num_hosts = np.zeros(len(tags), np.int32)
         for rows in found.values():
@@ -114,7 +122,8 @@ async def align_guest(
         for peer, rows in found.items():
             await send_selection(links[peer], in_all[rows])
         common = {peer: len(rows) for peer, rows in found.items()}
-        return await _confirm(name, tags, np.flatnonzero(in_all), common, exchanges)
+        selected = np.flatnonzero(in_all)
+        return await _confirm(name, tags, selected, common, exchanges, resources)
 
 
 @asynccontextmanager
@@ -152,7 +161,10 @@ async def _handshake(
     guest: str,
 ) -> list[Exchange]:
     """Compare the terms, and agree with each peer to resume or to start over."""
-    _check_tags(name, tags)
+    num_own = resources.num_elements(tags)
+    _check_tags(name, tags, num_own)
+    if resources.shard is not None:
+        resources.shard.check_fits(len(tags), resources.total)
     group = resources.workers.group
     contract = {
         **terms,
@@ -160,17 +172,23 @@ async def _handshake(
         "psi.group": group.name,
         "psi.chunk_rows": resources.chunk_rows,
         "psi.order": [LAG, AHEAD],
+        "psi.shard": None if resources.shard is None else str(resources.shard),
     }
     states, hellos = {}, {}
     for peer, link in links.items():
         made_for = _digest(name, peer, json.dumps(contract, sort_keys=True), tags.tobytes())
         states[peer] = ExchangeState(
-            resources.folder / peer, made_for, len(tags), resources.chunk_rows
+            resources.folder / peer, made_for, num_own, resources.chunk_rows
         )
-        hellos[peer] = make_hello(name, "align", contract, **_resume_offer(states[peer], len(tags)))
+        offer = _resume_offer(states[peer], num_own)
+        if resources.shard is not None:
+            offer["total"] = resources.total
+        hellos[peer] = make_hello(name, "align", contract, **offer)
         await link.send(hellos[peer])
+    totals = {}
     for peer, link in links.items():
         theirs = check_contract(name, hellos[peer], peer, await link.receive())
+        totals[peer] = _read_total(theirs, resources.shard, peer)
         _resume_or_start(
             states[peer], hellos[peer].body or {}, peer, theirs, resources, name == guest
         )
@@ -182,12 +200,18 @@ async def _handshake(
         await link.send(Message(Kind.READY))
     for link in links.values():
         expect(await link.receive(), Kind.READY)
-    return [Exchange(link, tags, states[peer], resources.workers) for peer, link in links.items()]
+    return [
+        Exchange(link, tags, states[peer], resources.workers, totals[peer])
+        for peer, link in links.items()
+    ]
 
 
-def _check_tags(name: str, tags: Tags) -> None:
-    if not 0 < len(tags) <= MAX_ROWS:
-        raise DataError(f"{name}: expected 1 to {MAX_ROWS} rows to align, got {len(tags)}")
+def _check_tags(name: str, tags: Tags, num_elements: int) -> None:
+    if not 0 < num_elements <= MAX_ROWS:
+        raise DataError(
+            f"{name}: expected 1 to {MAX_ROWS} rows to align at a time, got {num_elements}; "
+            "for more, use --shard with a larger number of shards"
+        )
     halves = np.ascontiguousarray(tags).view(">u8").reshape(-1, TAG_BYTES // 8)
     first, second = halves[:, 0], halves[:, 1]
     rises = first[1:] > first[:-1]
@@ -235,6 +259,19 @@ def _resume_or_start(
             raise ProtocolError(f"from {peer}: HELLO: {error}") from None
 
 
+def _read_total(theirs: dict[str, Any], shard: Shard | None, peer: str) -> int:
+    """The number of rows that a peer has in all shards; raises ProtocolError if it is wrong."""
+    if shard is None:
+        return _read_count(theirs, "rows", 1, MAX_ROWS, peer)
+    total = _read_count(theirs, "total", 1, MAX_ROWS * shard.count, peer)
+    if theirs.get("rows") != shard.padded_rows(total):
+        raise ProtocolError(
+            f"from {peer}: HELLO: expected {shard.padded_rows(total)} rows in each of "
+            f"{shard.count} shards of {total} rows"
+        )
+    return total
+
+
 def _read_count(body: dict[str, Any], field: str, low: int, high: int, peer: str) -> int:
     value = body.get(field)
     if type(value) is not int or not low <= value <= high:
@@ -260,9 +297,9 @@ async def _send_still_working(exchanges: list[Exchange]) -> None:
         await exchange.link.send(Message(Kind.READY))
 
 
-def _common_rows(exchange: Exchange) -> RowNumbers:
+def _common_rows(exchange: Exchange, resources: AlignmentResources) -> RowNumbers:
     rows = exchange.common()
-    if len(rows) == 0:
+    if len(rows) == 0 and resources.shard is None:
         raise _no_common_rows(f"none of our {exchange.state.own.num_rows} rows", exchange.link.peer)
     return rows
 
@@ -275,10 +312,15 @@ def _no_common_rows(what: str, where: str) -> DataError:
 
 
 async def _confirm(
-    name: str, tags: Tags, rows: RowNumbers, common: dict[str, int], exchanges: list[Exchange]
+    name: str,
+    tags: Tags,
+    rows: RowNumbers,
+    common: dict[str, int],
+    exchanges: list[Exchange],
+    resources: AlignmentResources,
 ) -> AlignmentResult:
     """Check that every peer has selected the same rows."""
-    if len(rows) == 0:
+    if len(rows) == 0 and resources.shard is None:
         raise _no_common_rows("no row", "all parties")
     digest = commitment(tags[rows])
     for exchange in exchanges:
@@ -294,7 +336,7 @@ async def _confirm(
                 f"{name} and {peer} ended with different rows ({len(rows)} at {name}); "
                 "start again, with the same release of celu at all parties"
             )
-    peer_rows = {exchange.link.peer: exchange.state.peers.num_rows for exchange in exchanges}
+    peer_rows = {exchange.link.peer: exchange.peer_total for exchange in exchanges}
     answered = {exchange.link.peer: exchange.state.answered.count for exchange in exchanges}
     return AlignmentResult(rows, digest, common, peer_rows, answered)
 

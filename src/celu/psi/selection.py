@@ -30,7 +30,8 @@ def selection_spec() -> TensorSpec:
 
 async def send_selection(link: Link, selected: npt.NDArray[np.bool_]) -> None:
     """Send a host which of its common rows all hosts have."""
-    bits = torch.from_numpy(np.packbits(selected)).reshape(-1, 1)
+    packed = np.packbits(selected) if len(selected) else np.zeros(1, np.uint8)
+    bits = torch.from_numpy(packed).reshape(-1, 1)
     for part, start in enumerate(range(0, len(bits), _PART_BYTES)):
         await link.send(Message(Kind.KEPT, part, tensor=bits[start : start + _PART_BYTES]))
 
@@ -46,7 +47,7 @@ async def receive_selection(link: Link, num_rows: int, ready_limit: int) -> npt.
     Raises ProtocolError after `ready_limit` READY, and PeerLost after MAX_WAIT_S.
     """
     message = await _receive_after_ready(link, ready_limit)
-    num_bytes = -(-num_rows // 8)
+    num_bytes = max(1, -(-num_rows // 8))  # a shard may have no common rows
     parts = []
     for part, start in enumerate(range(0, num_bytes, _PART_BYTES)):
         message = message if part == 0 else await link.receive()
