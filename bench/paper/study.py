@@ -34,16 +34,19 @@ class Study:
     runs: RunCache
     failures: list[str] = field(default_factory=list)  # a sentence for each run with NaN or Inf
 
-    def train(self, wanted: Iterable[Train]) -> dict[Train, list[Run]]:
-        """The runs of each spec, one for each seed, in the order of the seeds."""
+    def train(
+        self, wanted: Iterable[Train], seeds: Sequence[int] | None = None
+    ) -> dict[Train, list[Run]]:
+        """The runs of each spec, one for each seed (by default the study's), in their order."""
+        seeds = self.seeds if seeds is None else seeds
         wanted = list(dict.fromkeys(wanted))
-        done = self.runs.run((train, seed) for train in wanted for seed in self.seeds)
+        done = self.runs.run((train, seed) for train in wanted for seed in seeds)
         self.failures += [
             f"{train}, seed {seed}, ended early: {values['ended']}."
             for (train, seed), values in done.items()
             if values["ended"]
         ]
-        return {train: [to_run(done[train, seed]) for seed in self.seeds] for train in wanted}
+        return {train: [to_run(done[train, seed]) for seed in seeds] for train in wanted}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from bench.__main__ import _seeds
 from bench.curves import Run
 from bench.pair import VANILLA, Shape, open_pair, split_hosts
 from bench.paper import compensated, drawing, runner, similarity, table2, time_to_auc, training
-from bench.paper.by_hand import lost_auc
+from bench.paper.by_hand import is_undecided, lost_auc
 from bench.paper.claims import compare_with_paper, describe_trend
 from bench.paper.drawing import Artefact, Drawing, Series, curve_series, draw_series, new_figure
 from bench.paper.profiles import PROFILES, Profile, Task
@@ -64,6 +64,23 @@ def test_the_lost_auc_compares_the_last_evaluations_seed_by_seed() -> None:
     vanilla = [Run([(1, 1.0, 0.9), (2, 2.0, last)]) for last in (0.75, 0.5)]
     auto = [Run([(1, 1.0, 0.1), (2, 2.0, last)]) for last in (0.5, 0.75)]
     assert lost_auc(vanilla, auto).by_seed == [0.25, -0.25]
+
+
+@pytest.mark.parametrize(
+    ("by_seed", "undecided"),
+    [
+        ([0.000, 0.002], True),
+        ([0.000, 0.0012], True),
+        ([-0.02, -0.021], False),
+        ([0.010, 0.011], False),
+        ([0.001], False),  # one seed has no standard error
+        ([0.001, None], False),
+    ],
+)
+def test_a_loss_within_its_error_of_the_limit_is_undecided(
+    by_seed: list[float | None], undecided: bool
+) -> None:
+    assert is_undecided(Spread.of(by_seed)) is undecided
 
 
 def test_the_text_says_how_many_seeds_reached_the_target() -> None:
