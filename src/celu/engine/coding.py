@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -114,3 +115,12 @@ class Coding:
         digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"celu.noise").digest()
         generator = torch.Generator(device)
         return generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def unpack_all(
+    codings: Iterable[Coding], messages: Sequence[Message], batch: Batch, rows: int
+) -> list[Tensor]:
+    """Decode the tensors of all hosts, which must be of the rows of this batch."""
+    for message in messages:
+        check_same_rows(message, batch)
+    return [c.unpack(message, rows) for c, message in zip(codings, messages, strict=True)]

@@ -18,20 +18,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from celu.audit.recorder import RECORDED, Recorder, load_recorded
+from celu.audit.recorder import RECORDED, load_recorded
 from celu.config.job import Codecs, Job, Tuning
 from celu.config.schema import HeldOut
-from celu.data.batch_loader import BatchLoader
 from celu.data.dataset import Batch
-from celu.data.order import BatchOrder
-from celu.engine.best import Best
 from celu.engine.checkpoint_tensors import CheckpointTensors
-from celu.engine.coding import Coding, check_same_rows
-from celu.engine.device import device_of, warm_up_autograd
+from celu.engine.coding import Coding, unpack_all
 from celu.engine.evaluation import Evaluator, Metrics
-from celu.engine.graphs import NO_GRAPHS, GraphOptions, Graphs
+from celu.engine.graphs import NO_GRAPHS, GraphOptions
+from celu.engine.guest_loss import GuestLoss
 from celu.engine.guest_model import GuestModel, leaves_of, split_batch
-from celu.engine.optimizer import Optimizer
+from celu.engine.guest_scoring import HELD_OUT, GuestScoring
 from celu.engine.outcome import Outcome, agree
 from celu.engine.randomness import seed_step
 from celu.engine.row_weights import RowWeights
@@ -46,24 +43,19 @@ from celu.engine.state_dict import (
     restore_counters,
     to_state_dict,
 )
+from celu.engine.trainer import Trainer
 from celu.engine.twin import PREFIX, Answer, Twin
-from celu.errors import CheckpointError, ModelError, NonFiniteError
+from celu.errors import CheckpointError, NonFiniteError
 from celu.label_map import LabelMap
-from celu.model_identity import weights_of
-from celu.models.fit_labels import check_output
-from celu.models.user_code import call_loss, user_code
 from celu.party import Guest
 from celu.ranks.gradients import sum_dense
 from celu.ranks.slices import ONE, Slices
-from celu.transport.message import MAX_CURVATURE, Kind, Message, TensorSpec
+from celu.transport.message import Kind, Message, TensorSpec
 from celu.transport.wire import check_finite, check_sendable, num_bytes
 from celu.workset.weighting import StaleLosses, Weights
-from celu.workset.workset import Workset
-
-_HELD_OUT = "held_out.scores"  # in the last checkpoint of a run
 
 
-class GuestTrainer:
+class GuestTrainer(Trainer):
     """The guest's models, optimizer and workset."""
 
     def __init__(
@@ -75,45 +67,37 @@ class GuestTrainer:
         graphs: GraphOptions = NO_GRAPHS,
         ranks: Slices = ONE,
     ) -> None:
-        warm_up_autograd()
-        self._ranks = ranks
-        self._name = name
-        self._guest = guest
-        self._model = GuestModel(name, guest.bottom, guest.top, list(job.hosts), ranks)
-        self._modules = self._model.modules
-        self._job = job
-        self._seed = job.seed
-        self._codings = {host: Coding(job, host, spans=spans) for host in job.hosts}
-        self._batch_size = job.batch_size
-        self._device = device_of(self._modules.values())
-        order = BatchOrder(job.seed, guest.train.num_rows, job.batch_size, job.order)
-        part = None if len(ranks.own) == ranks.size else ranks.own_rows(job.batch_size)
-        self.loader = BatchLoader(guest.train, order, self._device, part)
-        self._row_weights = RowWeights(guest.train, guest.class_weights, self._device)
-        self.evaluator = Evaluator(guest.loss, job.evaluation, guest.metrics)
-        self.label_map = guest.label_map
-        num_rounds = job.num_rounds(guest.train.num_rows // job.batch_size)
-        self._optimizer = Optimizer(self._modules.values(), job.optimizer, name, num_rounds)
         graphs = graphs if ranks.size == 1 else NO_GRAPHS
-        self._graphs = Graphs(self._modules.values(), self._optimizer, graphs)
+        self._model = GuestModel(name, guest.bottom, guest.top, list(job.hosts), ranks)
+        super().__init__(name, guest, self._model.modules, job, "guest", graphs, ranks)
+        self._guest = guest
+        self._codings = {host: Coding(job, host, spans=spans) for host in job.hosts}
+        self._row_weights = RowWeights(guest.train, guest.class_weights, self._device)
+        self._losses = GuestLoss(name, guest, self._row_weights, ranks)
+        self.evaluator = Evaluator(guest.loss, job.evaluation, guest.metrics)
         self._gradients = ranks.gradients(self._optimizer.parameters)
-        self.workset = Workset.from_job(job, "guest")
-        self.best = Best(self._modules, self._device)
-        self.recorder: Recorder | None = None  # of an audit
         self.latest: tuple[Tensor, Batch] | None = None  # output and batch of the latest exchange
         self.loss = torch.zeros(())  # of the latest exchange
         self.twin: Twin | None = None
         if job.privacy.label_epsilon is not None and job.hosts:
             self.twin = Twin(self._model, guest, job, self._device, graphs, ranks)
+        self._scoring = GuestScoring(
+            guest, self._model, self._losses, self.evaluator, self.twin, ranks
+        )
         self._fresh: _Fresh | None = None  # what the own model has yet to learn from
         # Z of later rounds, which arrived before an evaluation's; at most `depth` of each host.
         self.early: dict[str, deque[Message]] = {host: deque() for host in job.hosts}
 
     def start_round(self, round_: int) -> None:
         """Use the learning rate of this round for its update and its local steps."""
-        self._optimizer.set_round(round_)
+        super().start_round(round_)
         if self.twin is not None:
             self.twin.set_round(round_)
+
+    @property
+    def label_map(self) -> LabelMap:
+        """What labels become for the loss."""
+        return self._losses.label_map
 
     def num_local_steps(self, R: int) -> int:
         """How many local steps a round has: of R updates from a batch, the exchange is one.
@@ -121,11 +105,6 @@ class GuestTrainer:
         With a twin, its update is another, so that a round costs no more than without.
         """
         return max(0, R - (1 if self.twin is None else 2))
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of the current round, except for embeddings that have their own."""
-        return self._optimizer.lr
 
     def compute_derivatives(
         self, round_: int, activations: list[Message]
@@ -187,6 +166,11 @@ class GuestTrainer:
         is_sent = self.twin is None
         return Answer(loss, output, dz, self._curvature(batch, output) if is_sent else 1.0)
 
+    def _curvature(self, batch: Batch, output: Tensor) -> float:
+        if not self.workset.needs_curvature:
+            return 1.0
+        return self._losses.curvature(batch, output, self._batch_size)
+
     def _remember(self, fresh: _Fresh, answer: Answer) -> None:
         self.workset.insert(fresh.round, fresh.batch, fresh.z, tuple(answer.dz))
 
@@ -202,7 +186,7 @@ class GuestTrainer:
             batch = self._ranks.part_of(whole, rows)
             leaves = leaves_of([self._ranks.part(z_BD, rows) for z_BD in z])
             output = self._forward(batch, leaves)
-            loss = self._ranks.mean(self._weighted_losses(batch, output), self._batch_size)
+            loss = self._ranks.mean(self._losses.weighted(batch, output), self._batch_size)
             with self._model.backward(leaves):
                 loss.backward()
             self._gradients.add()
@@ -285,7 +269,7 @@ class GuestTrainer:
         num_hosts = len(self._codings)
         leaves = leaves_of(cached[:num_hosts])
         mean = partial(self._ranks.mean, rows=self._batch_size)
-        losses_B = self._weighted_losses(batch, self._forward(batch, leaves))
+        losses_B = self._losses.weighted(batch, self._forward(batch, leaves))
         weights = None
         if leaves and self.workset.weighting is not None:
             with self._model.backward(leaves):
@@ -297,10 +281,6 @@ class GuestTrainer:
             mean(losses_B).backward(inputs=self._optimizer.parameters)
         return [*weights] if weights else []
 
-    def model_weights(self) -> dict[str, Tensor]:
-        """The trained weights, as a run folder holds them."""
-        return weights_of(self._modules)
-
     def public_weights(self) -> dict[str, Tensor]:
         """The weights of which hosts receive a digest: with a twin, those of the twin."""
         return self.model_weights() if self.twin is None else self.twin.weights()
@@ -308,39 +288,12 @@ class GuestTrainer:
     def score(self, rows: HeldOut, start: int, stop: int, activations: list[Message]) -> Scores:
         """Score held-out rows from `start` to before `stop`."""
         batch = self._guest.held_out(rows).take(slice(start, stop)).to(self._device)
-        z = self._decode(activations, batch, stop - start)
-        assert batch.labels is not None  # checked before the run starts
-        output, losses_B = self._score(batch, z, stop - start)
-        output, labels = self.label_map.in_own_units(output), self.label_map.codes(batch.labels)
-        if self.recorder is not None and labels.dim() == 1:
-            values = {f"z.{host}": z_BD for host, z_BD in zip(self._codings, z, strict=True)}
-            self.recorder.add_held_out(start, {**values, "labels": labels})
-        weights_B = None if batch.weights is None else batch.weights.cpu()
-        twin = None if self.twin is None else self.twin.score(rows, start, stop, batch, z)
-        return Scores(output.cpu(), losses_B.cpu(), labels.cpu(), weights_B, twin)
-
-    def _score(self, batch: Batch, z: Sequence[Tensor], num_rows: int) -> tuple[Tensor, Tensor]:
-        """Output and losses of held-out rows: at the first rank all of them."""
-        own, found = self._ranks.own_part(batch, num_rows), []
-        with self._model.evaluating(), torch.no_grad():
-            for rows in self._ranks.each(num_rows):
-                part = self._ranks.part_of(own, rows)
-                output = self._forward(part, [self._ranks.part(z_BD, rows) for z_BD in z])
-                found.append([output, self._losses(part, output)])
-        joined = self._ranks.join(found) or [torch.empty(0)] * 2
-        output, losses_B = (self._ranks.gather(tensor, num_rows) for tensor in joined)
-        return output, losses_B
+        z = dict(zip(self._codings, self._decode(activations, batch, stop - start), strict=True))
+        return self._scoring.score(rows, start, batch, z, self.recorder)
 
     def metrics(self, rows: HeldOut, scores: Sequence[Scores]) -> Metrics:
         """The metrics over all scored rows, which the first rank has; all ranks get them."""
-
-        def compute() -> list[dict[str, float]]:
-            reported = self.evaluator.metrics(rows, scores)
-            if self.twin is None:
-                return [reported, reported]
-            return [reported, self.twin.metrics([s.twin for s in scores if s.twin is not None])]
-
-        return Metrics(*self._ranks.share(compute))
+        return self._scoring.metrics(rows, scores)
 
     def agree(self, outcome: Outcome) -> Outcome:
         """The outcome of a segment that all ranks of this party use."""
@@ -377,12 +330,12 @@ class GuestTrainer:
 
     def state(self) -> TrainerState:
         """A copy of everything that training changes."""
-        state = TrainerState.capture(self._modules, self._optimizer, self.workset)
+        state = super().state()
         return state if self.twin is None else replace(state, twin=self.twin.state())
 
     def roll_back(self, state: TrainerState) -> None:
         """Return to an earlier state; no round may be in flight."""
-        state.restore(self._modules, self._optimizer, self.workset)
+        super().roll_back(state)
         if self.twin is not None and state.twin is not None:
             self.twin.roll_back(state.twin)
 
@@ -406,26 +359,23 @@ class GuestTrainer:
 
         With validation rows there are none yet, and a run that resumes scores the test rows again.
         """
-        held_out = self.evaluator.held_out
-        if held_out is None or not held_out.has_one_per_row:
-            return {}
-        return {_HELD_OUT: torch.from_numpy(held_out.scores)}
+        return self._scoring.final_tensors()
 
     def parameter_names(self) -> set[str]:
         """The names of the trained parameters in `state_dict`; with a twin, those of the twin.
 
         NaN in one of them ends the run, which hosts see.
         """
-        return parameter_names(self._modules) if self.twin is None else self.twin.parameter_names()
+        return super().parameter_names() if self.twin is None else self.twin.parameter_names()
 
     @property
     def optimizer_prefix(self) -> str:
         """How the names of the optimizer's tensors in `state_dict` start; likewise."""
-        return OPTIMIZER if self.twin is None else f"{PREFIX}{OPTIMIZER}"
+        return super().optimizer_prefix if self.twin is None else f"{PREFIX}{OPTIMIZER}"
 
     def close(self) -> None:
         """Stop reading rows."""
-        self.loader.close()
+        super().close()
         if self.twin is not None:
             self.twin.close()
 
@@ -446,19 +396,13 @@ class GuestTrainer:
         if self.twin is not None and metadata.twin is not None:
             state = replace(state, twin=self.twin.from_state_dict(metadata.twin, checkpoint))
         load_recorded(self.recorder, checkpoint.pop_prefix(RECORDED))
-        scores = checkpoint.pop_optional(_HELD_OUT)
+        scores = checkpoint.pop_optional(HELD_OUT)
         checkpoint.check_empty()
         if metadata.label_map is not None:
-            self.label_map = metadata.label_map
+            self._losses.label_map = metadata.label_map
         elif not self.label_map.leaves_labels:  # an older release trained on labels as they are
-            self.label_map = LabelMap()
-        if scores is not None:
-            assert self._guest.test.labels is not None  # checked before the run starts
-            labels = self.label_map.codes(self._guest.test.labels)
-            weights = self._guest.test.weights
-            self.evaluator.load_held_out(
-                scores.cpu(), labels.cpu(), None if weights is None else weights.cpu()
-            )
+            self._losses.label_map = LabelMap()
+        self._scoring.load_final(scores)
         self.roll_back(state)
 
     def repeated_bytes(self) -> dict[str, int]:
@@ -468,52 +412,14 @@ class GuestTrainer:
 
     def _decode(self, activations: list[Message], batch: Batch, rows: int) -> tuple[Tensor, ...]:
         """This process's rows of every Z."""
-
-        def decode() -> list[Tensor]:
-            for message in activations:
-                check_same_rows(message, batch)
-            return [
-                coding.unpack(message, rows)
-                for coding, message in zip(self._codings.values(), activations, strict=True)
-            ]
-
         widths = [terms.z_width for terms in self._job.hosts.values()]
-        own = self._ranks.scatter(decode, rows, widths)
+        own = self._ranks.scatter(
+            lambda: unpack_all(self._codings.values(), activations, batch, rows), rows, widths
+        )
         return tuple(z_BD.to(self._device) for z_BD in own)
 
     def _forward(self, batch: Batch, z: Sequence[Tensor]) -> Tensor:
         return self._model.forward(batch.inputs, z)
-
-    def _losses(self, batch: Batch, output: Tensor) -> Tensor:
-        assert batch.labels is not None
-        check_output(self._name, self._guest.loss, self.label_map, output, len(batch.labels))
-        labels = self.label_map.for_loss(batch.labels)
-        return call_loss(self._name, self._guest.loss.per_instance, output, labels)
-
-    def _weighted_losses(self, batch: Batch, output: Tensor) -> Tensor:
-        """The loss of each row times its weight; their mean is what is minimized."""
-        losses_B, weights_B = self._losses(batch, output), self._row_weights.of(batch)
-        return losses_B if weights_B is None else weights_B * losses_B
-
-    def _curvature(self, batch: Batch, output: Tensor) -> float:
-        if not self.workset.needs_curvature:
-            return 1.0
-        assert batch.labels is not None
-        labels, weights_B = self.label_map.for_loss(batch.labels), self._row_weights.of(batch)
-        if self._guest.loss.has_unit_curvature(weights_B):
-            return 1.0
-        gather = partial(self._ranks.gather, rows=self._batch_size)
-        output, labels = gather(output), gather(labels)
-        weights_B = None if weights_B is None else gather(weights_B)
-
-        def compute() -> float:
-            with user_code(f"{self._name}: the curvature of the loss", [output, labels]):
-                return min(self._guest.loss.curvature(output, labels, weights_B), MAX_CURVATURE)
-
-        try:
-            return float(self._ranks.share(compute))
-        except ModelError as error:
-            raise ModelError(f"{self._name}: {error}") from error
 
 
 class _Fresh(NamedTuple):

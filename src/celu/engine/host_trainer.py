@@ -10,60 +10,44 @@ process computes: all of them, or a slice of each batch where the party has seve
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from celu.audit.recorder import RECORDED, Recorder, load_recorded
+from celu.audit.recorder import RECORDED, load_recorded
 from celu.config.job import Codecs, Job, Tuning
 from celu.config.schema import HeldOut
-from celu.data.batch_loader import BatchLoader
 from celu.data.dataset import Batch
-from celu.data.order import BatchOrder
-from celu.engine.best import Best
 from celu.engine.checkpoint_tensors import CheckpointTensors
 from celu.engine.coding import Coding, check_same_rows
-from celu.engine.device import device_of, warm_up_autograd
-from celu.engine.graphs import NO_GRAPHS, GraphOptions, Graphs
-from celu.engine.optimizer import Optimizer
+from celu.engine.graphs import NO_GRAPHS, GraphOptions
+from celu.engine.in_flight import InFlight, Sent
 from celu.engine.randomness import seed_step
 from celu.engine.spans import Spans
 from celu.engine.state import TrainerState
 from celu.engine.state_dict import (
-    OPTIMIZER,
     TrainerMetadata,
     from_state_dict,
-    parameter_names,
     restore_counters,
     to_state_dict,
 )
+from celu.engine.trainer import Trainer
 from celu.errors import CheckpointError, ModelError, ProtocolError
-from celu.model_identity import weights_of
 from celu.models.user_code import call_bottom, name_of, user_code
 from celu.party import Host
 from celu.ranks.buffers import BufferCheck
 from celu.ranks.slices import ONE, Slices
 from celu.transport.message import Kind, Message, TensorSpec
-from celu.transport.wire import check_sendable, num_bytes
+from celu.transport.wire import check_sendable
 from celu.workset.table import Entry
 from celu.workset.weighting import StaleDerivatives, Weights
-from celu.workset.workset import Workset
 
 _MEAN_ROWS = 8192  # enough for a mean, and a moment's work
 
 
-@dataclass
-class _InFlight:
-    batch: Batch
-    message: Message
-    # By slice, with its autograd graph, while no other update can come before its own.
-    z: list[Tensor] | None
-    exact_BD: Tensor  # Z before it was encoded
-
-
-class HostTrainer:
+class HostTrainer(Trainer):
     """One host's bottom model, optimizer, workset and rounds in flight."""
 
     def __init__(
@@ -75,39 +59,14 @@ class HostTrainer:
         graphs: GraphOptions = NO_GRAPHS,
         ranks: Slices = ONE,
     ) -> None:
-        warm_up_autograd()
-        self._ranks = ranks
-        self._name = name
+        graphs = graphs if ranks.size == 1 else NO_GRAPHS
+        super().__init__(name, host, {"bottom": host.bottom}, job, "host", graphs, ranks)
         self._host = host
         self._bottom = host.bottom
-        self._modules = {"bottom": host.bottom}
-        self._job = job
-        self._seed = job.seed
         self._width = job.hosts[name].z_width
-        self._batch_size = job.batch_size
-        self._device = device_of(self._modules.values())
-        order = BatchOrder(job.seed, host.train.num_rows, job.batch_size, job.order)
-        part = None if len(ranks.own) == ranks.size else ranks.own_rows(job.batch_size)
-        self.loader = BatchLoader(host.train, order, self._device, part)
-        num_rounds = job.num_rounds(host.train.num_rows // job.batch_size)
-        self._optimizer = Optimizer([host.bottom], job.optimizer, name, num_rounds)
-        graphs = graphs if ranks.size == 1 else NO_GRAPHS
-        self._graphs = Graphs([host.bottom], self._optimizer, graphs)
         self._buffers = BufferCheck(name, self._modules, ranks)
         self._coding = Coding(job, name, spans=spans)
-        self._in_flight: dict[int, _InFlight] = {}
-        self.best = Best(self._modules, self._device)
-        self.recorder: Recorder | None = None  # of an audit
-        self.workset = Workset.from_job(job, "host")
-
-    def start_round(self, round_: int) -> None:
-        """Use the learning rate of this round for its update and its local steps."""
-        self._optimizer.set_round(round_)
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of the current round, except for embeddings that have their own."""
-        return self._optimizer.lr
+        self._in_flight = InFlight()
 
     def compute_activation(self, round_: int) -> Message:
         """Z of a fresh batch, as a message to send."""
@@ -120,7 +79,7 @@ class HostTrainer:
         exact_BD = exact_BD.contiguous()
         fresh: list[Tensor] | None = z
         if self._graphs.has("Z"):  # its one autograd graph is now that of this round
-            self._drop_graphs()
+            self._in_flight.drop_graphs()
             live = self._graphs.live("Z", "the update")
             fresh = None if live is None else [live]
         message = self._pack(
@@ -129,7 +88,7 @@ class HostTrainer:
         )
         # The derivatives of earlier rounds in flight arrive first, and change the weights.
         is_next = not self._in_flight
-        self._in_flight[round_] = _InFlight(batch, message, fresh if is_next else None, exact_BD)
+        self._in_flight.add(round_, Sent(batch, message, fresh if is_next else None, exact_BD))
         return message
 
     def _activate(self, like: Batch, round_: int, *tensors: Tensor) -> list[Tensor]:
@@ -178,7 +137,7 @@ class HostTrainer:
                 after="Z",
                 instead=partial(self._recompute_and_apply, sent.batch),
             )
-            self._drop_graphs()
+            self._in_flight.drop_graphs()
         else:
             self._apply_stale(
                 Entry(round_, sent.batch, (sent.exact_BD,), (dz_BD,), curvature, uses=0)
@@ -186,7 +145,7 @@ class HostTrainer:
         self.workset.insert(round_, sent.batch, (sent.exact_BD,), (dz_BD,), curvature)
         self._record(sent)
 
-    def _record(self, sent: _InFlight) -> None:
+    def _record(self, sent: Sent) -> None:
         """Record Z of the audited rows as the guest decodes it, if there is an audit."""
         if self.recorder is None:
             return
@@ -223,10 +182,6 @@ class HostTrainer:
         message = Message(Kind.TEST_ACTIVATION, round_, part, z_BD, row_digest=batch.row_digest)
         return self._pack(message, stop - start)
 
-    def model_weights(self) -> dict[str, Tensor]:
-        """The trained weights, as a run folder holds them."""
-        return weights_of(self._modules)
-
     def set_codecs(self, codecs: Codecs | None = None) -> None:
         """Switch to other codecs, by default the contract's; no round may be in flight."""
         self._coding.set_codecs(codecs or self._job.tuning().codecs)
@@ -255,15 +210,15 @@ class HostTrainer:
 
     def next_to_send(self, round_: int) -> int:
         """The first round from `round_` on whose activation was not sent."""
-        return max(self._in_flight, default=round_ - 1) + 1
+        return self._in_flight.next_to_send(round_)
 
     def in_flight(self) -> list[Message]:
         """Activations that were sent and have no derivative yet."""
-        return [sent.message for sent in self._in_flight.values()]
+        return self._in_flight.messages()
 
     def repeated_bytes(self) -> dict[str, int]:
         """The bytes of `in_flight`, which a resumed run sends again."""
-        return {"bytes_sent": sum(map(num_bytes, self.in_flight()))}
+        return {"bytes_sent": self._in_flight.num_bytes()}
 
     def buffers(self) -> dict[str, Tensor]:
         """A copy of what a forward pass changes: the model's buffers, such as running means."""
@@ -275,66 +230,36 @@ class HostTrainer:
         for name, buffer in self._bottom.named_buffers():
             buffer.copy_(buffers[f"bottom.{name}"])
 
-    def state(self) -> TrainerState:
-        """A copy of everything that training changes, without the rounds in flight."""
-        return TrainerState.capture(self._modules, self._optimizer, self.workset)
-
     def roll_back(self, state: TrainerState) -> None:
         """Return to an earlier state; rounds in flight stay, as sent."""
-        state.restore(self._modules, self._optimizer, self.workset)
-        self._drop_graphs()
+        super().roll_back(state)
+        self._in_flight.drop_graphs()
 
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
         """The contents of a checkpoint between two rounds, with the activations in flight."""
         metadata, tensors = to_state_dict(self.state(), self.workset, self._ranks, self._batch_size)
-        for round_, sent in self._in_flight.items():
-            if sent.message.tensor is not None:  # the first rank has it
-                tensors[f"in_flight.{round_}"] = sent.message.tensor
-            if not self._coding.is_exact(Kind.ACTIVATION):
-                exact_BD = self._ranks.gather(sent.exact_BD, self._batch_size)
-                tensors[f"in_flight_exact.{round_}"] = exact_BD
+        exact = self._coding.is_exact(Kind.ACTIVATION)
+        tensors |= self._in_flight.state_dict(self._gather, exact=exact)
         recorded = {} if self.recorder is None else self.recorder.state_dict()
-        in_flight = {"in_flight": list(self._in_flight)}
+        in_flight = {"in_flight": self._in_flight.rounds()}
         return metadata.model_copy(update=in_flight), tensors | recorded
 
-    def final_tensors(self) -> dict[str, Tensor]:
-        """What the last checkpoint of a run has besides: nothing, at a host."""
-        return {}
-
-    def parameter_names(self) -> set[str]:
-        """The names of the trained parameters in `state_dict`."""
-        return parameter_names(self._modules)
-
-    @property
-    def optimizer_prefix(self) -> str:
-        """How the names of the optimizer's tensors in `state_dict` start."""
-        return OPTIMIZER
-
-    def close(self) -> None:
-        """Stop reading rows."""
-        self.loader.close()
-
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
-        """Load a checkpoint, whose tuning is applied; raises CheckpointError if it does not fit.
-
-        Activations in flight are loaded without their autograd graph. They need none: the weights
-        have changed since, so the derivatives are applied to a recomputed Z.
-        """
+        """Load a checkpoint, whose tuning is applied; raises CheckpointError if it does not fit."""
         checkpoint = CheckpointTensors(tensors, self._device)
         shape = (self._batch_size, self._width)
         own_rows = self._ranks.own_rows(self._batch_size)
         state = from_state_dict(
             metadata, checkpoint, self._modules, self._optimizer, self.loader, [shape], own_rows
         )
-        for round_ in metadata.in_flight:
-            batch = self.loader.batch(round_)
-            payload = checkpoint.pop_optional(f"in_flight.{round_}")
-            message = Message(Kind.ACTIVATION, round_, tensor=payload, row_digest=batch.row_digest)
-            exact_BD = self._decode(message)  # checks the message, too
-            if not self._coding.is_exact(Kind.ACTIVATION):
-                exact_BD = checkpoint.pop(f"in_flight_exact.{round_}", shape)
-            exact_BD = exact_BD[own_rows].clone() if len(batch.tags) < len(exact_BD) else exact_BD
-            self._in_flight[round_] = _InFlight(batch, message, None, exact_BD)
+        self._in_flight.load(
+            {round_: self.loader.batch(round_) for round_ in metadata.in_flight},
+            checkpoint,
+            self._decode,
+            shape,
+            own_rows,
+            exact=self._coding.is_exact(Kind.ACTIVATION),
+        )
         restore_counters(metadata, checkpoint, self.workset)
         load_recorded(self.recorder, checkpoint.pop_prefix(RECORDED))
         checkpoint.check_empty()
@@ -362,7 +287,7 @@ class HostTrainer:
         )
         if weights:
             self.workset.record(Weights(*weights), entry, self._gather)
-        self._drop_graphs()
+        self._in_flight.drop_graphs()
 
     def _repeat(
         self,
@@ -413,11 +338,6 @@ class HostTrainer:
             )
         with user_code(f"{self._name}: the backward pass of {name_of(self._bottom)}", [dz_BD]):
             z_BD.backward(dz_BD)
-
-    def _drop_graphs(self) -> None:
-        """Forget the autograd graphs of rounds in flight: their weights have changed."""
-        for sent in self._in_flight.values():
-            sent.z = None
 
     def _forward(self, batch: Batch) -> Tensor:
         with self._buffers.unchanged():

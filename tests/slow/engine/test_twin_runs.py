@@ -13,7 +13,7 @@ from torch import Tensor
 import celu
 from celu.checkpoint.generations import Checkpoints
 from celu.checkpoint.writer import InlineWriter
-from celu.engine.guest_trainer import GuestTrainer
+from celu.engine.guest_loss import GuestLoss
 from celu.errors import CheckpointError, NonFiniteError
 from celu.privacy.label_key import LabelKey
 from celu.privacy.randomized_response import RandomizedResponse
@@ -102,10 +102,8 @@ def test_nan_in_the_own_model_is_not_seen_by_a_host_and_is_reported_at_the_end(
     fed = twin_federation(method=celu.Method(R=3), checkpoint={"every": 3})
     whole, bad = copy.deepcopy(fed), copy.deepcopy(fed)
     expected, _ = messages_to_host(whole)
-    losses = GuestTrainer._weighted_losses
-    monkeypatch.setattr(
-        GuestTrainer, "_weighted_losses", lambda *given: losses(*given) * float("nan")
-    )
+    losses = GuestLoss.weighted
+    monkeypatch.setattr(GuestLoss, "weighted", lambda *given: losses(*given) * float("nan"))
     sent: list[Message] = []
     with pytest.raises(NonFiniteError, match="the model contains NaN or Inf, although the run"):
         messages_to_host(bad, sent)
