@@ -8,8 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import celu
-from celu.config.audit import AuditSettings
-from celu.engine.auditing import AuditOptions
 from celu.models.losses import LOSSES, Loss
 from celu.models.members import MemberLoss
 from celu.models.user_code import name_of
@@ -95,9 +93,3 @@ def test_members_learn_with_corrected_derivatives_and_rounds_in_flight(loss: str
     fed = federation(loss=loss, is_residual=True, rounds=20, method=method)
     losses = [found["loss"] for found in celu.simulate(fed.job, fed.guest, fed.hosts).evaluations]
     assert losses[-1] < losses[0]
-
-
-def test_a_run_with_members_can_be_audited() -> None:
-    fed = federation(is_residual=True, rounds=10)
-    audits = {"guest": AuditOptions(AuditSettings(rows=64), b"k" * 32)}
-    assert celu.simulate(fed.job, fed.guest, fed.hosts, audits=audits).audit is not None
