@@ -97,15 +97,17 @@ class Parties:
         job: str = "job.toml",
         env: Mapping[str, str] | None = None,
         restarts: int = 3,
+        shard: bool | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a party: one process that uses slices, or torchrun with ranks."""
         is_guest = role == "guest"
+        model = "" if shard is None else f"shard = {str(shard).lower()}\n"
         text = _PARTY.format(
             role=role,
             bottom=self.bottom,
             device=self.device,
             more=f"slices = {slices}" + (f'\nlisten = "127.0.0.1:{self.port}"' if is_guest else ""),
-            model='top = "wdl"\nloss = "binary"' if is_guest else "",
+            model=model + ('top = "wdl"\nloss = "binary"' if is_guest else ""),
             peer="host" if is_guest else "guest",
             peer_more="" if is_guest else f'connect = "127.0.0.1:{self.port}"',
         )

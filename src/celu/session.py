@@ -46,7 +46,7 @@ from celu.handshake import (
     report_failure,
 )
 from celu.label_map import LabelMap
-from celu.model_identity import ModelIdentity, digest_weights
+from celu.model_identity import ModelIdentity
 from celu.models.losses import LOSSES, constant_loss
 from celu.party import Guest, Host
 from celu.ranks.slices import ONE, Slices
@@ -305,4 +305,4 @@ def _own_weights(trainer: HostTrainer | GuestTrainer) -> str | None:
     """The digest of a guest's weights, if the model's identity has that of its twin."""
     if isinstance(trainer, HostTrainer) or trainer.twin is None:
         return None
-    return digest_weights(trainer.model_weights())
+    return trainer.digest()

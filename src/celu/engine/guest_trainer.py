@@ -39,7 +39,6 @@ from celu.engine.state_dict import (
     OPTIMIZER,
     TrainerMetadata,
     from_state_dict,
-    parameter_names,
     restore_counters,
     to_state_dict,
 )
@@ -278,12 +277,12 @@ class GuestTrainer(Trainer):
             weights = self.workset.weigh(stale)
             losses_B = losses_B if weights is None else weights.weights_B * losses_B
         with self._model.backward(leaves):
-            mean(losses_B).backward(inputs=self._optimizer.parameters)
+            mean(losses_B).backward(inputs=self._optimizer.leaves)
         return [*weights] if weights else []
 
-    def public_weights(self) -> dict[str, Tensor]:
-        """The weights of which hosts receive a digest: with a twin, those of the twin."""
-        return self.model_weights() if self.twin is None else self.twin.weights()
+    def public_digest(self) -> str:
+        """The digest of weights that hosts receive: with a twin, of those of the twin."""
+        return self.digest() if self.twin is None else self.twin.digest()
 
     def score(self, rows: HeldOut, start: int, stop: int, activations: list[Message]) -> Scores:
         """Score held-out rows from `start` to before `stop`."""
@@ -305,9 +304,9 @@ class GuestTrainer(Trainer):
         With a twin, nothing else does: if NaN ended the run, hosts would see what depends on true
         labels.
         """
-        weights = self.model_weights()
-        names = {name.removeprefix("weights.") for name in parameter_names(self._modules)}
-        if not all(bool(weights[name].isfinite().all()) for name in names):
+        weights = [p for module in self._modules.values() for p in module.parameters()]
+        is_finite = all(bool(weight.isfinite().all()) for weight in weights)
+        if any(self.which_anywhere([not is_finite])):
             raise NonFiniteError(
                 f"{self._name}: the model contains NaN or Inf, although the run was completed with "
                 "the hosts; lower the learning rate, and train again"
@@ -353,6 +352,10 @@ class GuestTrainer(Trainer):
             tensors |= own
         recorded = {} if self.recorder is None else self.recorder.state_dict()
         return metadata.model_copy(update=added), tensors | recorded
+
+    def _sharded_rows(self) -> dict[str, int]:
+        twin = {} if self.twin is None else self.twin.sharded_rows()
+        return super()._sharded_rows() | twin
 
     def final_tensors(self) -> dict[str, Tensor]:
         """What the last checkpoint of a run has besides: the scores of the test rows.

@@ -177,6 +177,8 @@ class HostTrainer(Trainer):
                 self._forward(self._ranks.part_of(own, part))
                 for part in self._ranks.each(stop - start)
             ]
+            if (stand_in := self._ranks.stand_in(batch, stop - start)) is not None:
+                self._forward(stand_in)
         self._bottom.train()
         (z_BD,) = self._ranks.join([[z_BD] for z_BD in z]) or [torch.empty(0, self._width)]
         message = Message(Kind.TEST_ACTIVATION, round_, part, z_BD, row_digest=batch.row_digest)

@@ -21,6 +21,7 @@ from celu.engine.gradients import add_decay, clip_gradients, decay_weights
 from celu.engine.learning_rate import LearningRate
 from celu.engine.update_rules import Rule, RuleState
 from celu.errors import CheckpointError, ConfigError
+from celu.ranks.own_rows import OwnRows, leaf_of
 
 _NAME = re.compile(r"(\d{1,6})\.(\d{1,9})\.(\w+)")
 FlatState = dict[str, Any]  # by "<rule index>.<parameter index>.<state key>"
@@ -45,6 +46,11 @@ class Optimizer:
         self._settings = settings
         self._rate = LearningRate(settings, party, num_rounds)
         self.parameters = [p for m in modules for p in m.parameters() if p.requires_grad]
+        if settings.clip_norm is not None and any(isinstance(p, OwnRows) for p in self.parameters):
+            raise ConfigError(
+                "optimizer.clip_norm: not supported with sharded embedding tables, of whose "
+                "gradient a rank has a part; remove it, or set shard = false in [model]"
+            )
         # Parameters with one rate share a rule, dense ones first, as in checkpoints.
         groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
         for parameter in sorted(self.parameters, key=lambda p: id(p) in sparse):
@@ -62,6 +68,20 @@ class Optimizer:
             for (base, is_sparse), parameters in groups.items()
         ]
         self.set_round(0)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """Where autograd leaves the gradients of the parameters."""
+        return [leaf_of(parameter) for parameter in self.parameters]
+
+    def shards(self) -> dict[str, OwnRows]:
+        """The sharded parameters, by how the names of their state start in `flatten_state`."""
+        return {
+            f"{which}.{index}.": parameter
+            for which, rule in enumerate(self._rules)
+            for index, parameter in enumerate(rule.parameters)
+            if isinstance(parameter, OwnRows)
+        }
 
     def set_round(self, round_: int) -> None:
         """Use the learning rates of this round from now on."""

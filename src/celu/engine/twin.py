@@ -32,13 +32,12 @@ from celu.engine.optimizer import Optimizer, flatten_state
 from celu.engine.randomness import seed_step
 from celu.engine.scores import Scores
 from celu.engine.state import TwinState
-from celu.engine.state_dict import OPTIMIZER, TwinMetadata, parameter_names
+from celu.engine.state_dict import OPTIMIZER, TwinMetadata, parameter_names, sharded_rows
 from celu.engine.twin_metrics import CORRECTED, corrected_metrics
 from celu.errors import CheckpointError, ConfigError
 from celu.label_map import LabelMap
 from celu.metrics.names import METRICS
 from celu.metrics.own import Metric
-from celu.model_identity import weights_of
 from celu.models.fit_labels import check_both_classes, check_output
 from celu.models.user_code import call_loss
 from celu.party import Guest
@@ -46,6 +45,7 @@ from celu.privacy.label_key import LabelKey
 from celu.privacy.randomized_response import RandomizedResponse
 from celu.ranks.gradients import sum_dense
 from celu.ranks.slices import ONE, Slices
+from celu.ranks.whole import digest_whole
 
 PREFIX = "twin."  # of the tensors in a checkpoint
 _MAX_OWN_CLASSES = 100  # of a loss that is not built in: it is called for each class
@@ -211,6 +211,7 @@ class Twin:
                 output = self._model.forward(some.inputs, some_z)
                 assert some.labels is not None
                 found.append([output, self._losses(output, some.labels)])
+            self._model.stand_in(batch, z, stop - start)
         joined = self._ranks.join(found) or [torch.empty(0)] * 2
         output, losses_B = (self._ranks.gather(tensor, stop - start) for tensor in joined)
         return Scores(output.cpu(), losses_B.cpu(), labels.cpu())
@@ -219,9 +220,9 @@ class Twin:
         """Estimates of the metrics against the true labels: what decides."""
         return corrected_metrics(self._loss, self._response, scores)
 
-    def weights(self) -> dict[str, Tensor]:
-        """The weights, of which hosts receive a digest."""
-        return weights_of(self._model.modules)
+    def digest(self) -> str:
+        """The digest of the weights, which hosts receive."""
+        return digest_whole(self._model.modules, self._ranks)
 
     def state(self) -> TwinState:
         """A copy of everything that training changes."""
@@ -232,6 +233,11 @@ class Twin:
         for which, module in self._model.modules.items():
             module.load_state_dict(state.modules[which])
         self._optimizer.restore(state.optimizer)
+
+    def sharded_rows(self) -> dict[str, int]:
+        """See `state_dict.sharded_rows`."""
+        rows = sharded_rows(self._model.modules, self._optimizer)
+        return {f"{PREFIX}{name}": number for name, number in rows.items()}
 
     def parameter_names(self) -> set[str]:
         """The names of the trained parameters in `state_dict`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,18 +22,26 @@ from celu.errors import DataError, ModelError
 from celu.models.building import build_bottom, build_top, find_loss, find_metrics
 from celu.models.fit_labels import fit_label_map
 from celu.models.losses import Loss
+from celu.models.tower import new_embedding
 from celu.party import Guest, Host
 from celu.privacy.label_key import LABEL_KEY
 
+if TYPE_CHECKING:
+    from celu.launch.sharding import Sharding  # torch.distributed takes a while to import
+
 
 def load_party(
-    settings: PartySettings, job: Job, folder: Path, datasets: StoreDatasets | None = None
+    settings: PartySettings,
+    job: Job,
+    folder: Path,
+    datasets: StoreDatasets | None = None,
+    sharding: Sharding | None = None,
 ) -> Host | Guest:
     """Build a party's modules and open its rows, unless `datasets` are given.
 
     Python searches `folder` first when it imports the user's modules. The initial weights depend
-    on (seed, party) only, so that runs are reproducible bit for bit. Raises ConfigError, DataError,
-    AlignmentError or ModelError.
+    on (seed, party) only, so that runs are reproducible bit for bit; `sharding` decides which rows
+    of embedding tables this rank has. Raises ConfigError, DataError, AlignmentError or ModelError.
     """
     device = find_device(settings.device)
     datasets = datasets or read_datasets(settings)
@@ -52,11 +60,14 @@ def load_party(
             columns={name: t.shape[1] for name, t in train.inputs.items()},
             sizes=train.sizes,
             examples=train.examples(),
+            new_embedding=new_embedding if sharding is None else sharding.new_embedding,
             folder=folder,
-        ).to(device)
+        )
     if settings.role == "host":
         assert bottom is not None  # PartySettings checks this
-        return Host(bottom=bottom, train=train, test=test, validation=validation)
+        if sharding is not None:
+            sharding.shard({"bottom": bottom})
+        return Host(bottom=bottom.to(device), train=train, test=test, validation=validation)
     assert model.top is not None and model.loss is not None  # likewise for a guest
     widths = ([own_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
     loss, metrics = find_loss(model.loss, folder), model.metrics
@@ -66,10 +77,12 @@ def load_party(
         z_widths=widths,
         num_classes=_num_classes(loss, model.top, datasets),
         folder=folder,
-    ).to(device)
+    )
+    if sharding is not None:
+        sharding.shard({"top": top} if bottom is None else {"bottom": bottom, "top": top})
     return Guest(
-        bottom=bottom,
-        top=top,
+        bottom=None if bottom is None else bottom.to(device),
+        top=top.to(device),
         loss=loss,
         train=train,
         test=test,

@@ -44,6 +44,11 @@ def own_model(parties: Parties) -> None:
         (parties.folder / role / "own_bottom.py").write_text(OWN, encoding="utf-8")
 
 
+def is_sharded(parties: Parties, role: str, out: str) -> bool:
+    """Whether checkpoints have a file of each rank."""
+    return any((parties.folder / role / out / "checkpoints").glob("round-*/shard-1-of-*"))
+
+
 def assert_same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
