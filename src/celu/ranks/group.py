@@ -26,10 +26,11 @@ from celu.errors import CeluError, RankLost
 from celu.ranks.gradients import Gradients, sum_dense, sum_sparse
 from celu.ranks.meeting import meet
 from celu.ranks.own_rows import OwnRows
-from celu.ranks.owners import sum_owned
+from celu.ranks.owners import follows_route, sum_owned
 from celu.ranks.slices import Slices
 
 _SHORT = 2048  # bytes of a shared value that fit into the first broadcast
+_NONE, _DENSE, _SPARSE, _OTHER_ROWS = range(4)  # of gradients: the last has not those of a lookup
 _FAILED, _DONE = "celu/failed", "celu/done"
 _REASON_S = 2.0  # for the reason of a rank that is gone
 _END_S = 20.0  # for the first rank, to tell the peers
@@ -162,16 +163,17 @@ class Group(Slices):
     ) -> Gradients:
         """See `Slices`: what a rank receives of everybody, it adds in the order of the ranks."""
         (own,) = parts
-        kinds = self._kinds(own)
+        kinds, are_equal = self._kinds(own, parameters)
         total: Gradients = [None] * len(own)
-        dense = [index for index, kind in enumerate(kinds) if kind == 1]
+        dense = [index for index, kind in enumerate(kinds) if kind == _DENSE]
         for index, gradient in zip(dense, self._sum_dense(own, dense, parameters), strict=True):
             total[index] = gradient
         for index, kind in enumerate(kinds):
             parameter = parameters[index]
-            if kind == 2 and isinstance(parameter, OwnRows):
-                total[index] = sum_owned(self, own[index], parameter)
-            elif kind == 2:
+            if kind >= _SPARSE and isinstance(parameter, OwnRows):
+                follows = kind == _SPARSE and are_equal[index]
+                total[index] = sum_owned(self, own[index], parameter, follow_route=follows)
+            elif kind >= _SPARSE:
                 total[index] = self._sum_sparse(own[index], parameter)
         return total
 
@@ -210,11 +212,15 @@ class Group(Slices):
             elif not isinstance(error, RankLost):
                 self._store.wait([_DONE], dt.timedelta(seconds=_END_S))
 
-    def _kinds(self, own: Gradients) -> list[int]:
-        """Of each parameter: 0 without a gradient at all ranks, 1 dense, 2 sparse."""
-        kinds = torch.tensor([0 if g is None else 2 if g.is_sparse else 1 for g in own])
-        self.exchange(dist.all_reduce, kinds, dist.ReduceOp.MAX)
-        return [int(kind) for kind in kinds]
+    def _kinds(
+        self, own: Gradients, parameters: Sequence[nn.Parameter]
+    ) -> tuple[list[int], list[bool]]:
+        """Of each parameter the highest kind at any rank, and whether all ranks have that."""
+        kinds = [_kind(*pair) for pair in zip(own, parameters, strict=True)]
+        found = torch.tensor([kinds, [-kind for kind in kinds]])
+        self.exchange(dist.all_reduce, found, dist.ReduceOp.MAX)
+        highest, lowest = found.tolist()
+        return highest, [high == -low for high, low in zip(highest, lowest, strict=True)]
 
     def _sum_dense(
         self, own: Gradients, which: Sequence[int], parameters: Sequence[nn.Parameter]
@@ -300,6 +306,13 @@ class Group(Slices):
             f"({_line(error)}); torchrun restarts all ranks if --max-restarts allows it, and the "
             "run resumes from its last checkpoint"
         )
+
+
+def _kind(gradient: Tensor | None, parameter: nn.Parameter) -> int:
+    if gradient is None or not gradient.is_sparse:
+        return _NONE if gradient is None else _DENSE
+    is_other = isinstance(parameter, OwnRows) and not follows_route(gradient, parameter)
+    return _OTHER_ROWS if is_other else _SPARSE
 
 
 def _line(error: BaseException) -> str:

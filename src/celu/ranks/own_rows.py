@@ -8,7 +8,7 @@ rows are in their own order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,23 @@ _BLOCK = 1 << 20  # numbers that are drawn at a time
 _CHUNK = 16  # numbers that torch draws together: blocks of whole chunks have the bits of one draw
 
 
+class Route(NamedTuple):
+    """Which rows went where in a lookup, so that their gradient goes the same way back."""
+
+    rows: Tensor  # of this rank's slice, each once and ascending
+    order: Tensor  # of them by owner
+    asked: list[int]  # how many of them each rank owns
+    own_rows: Tensor  # of this rank that all ranks asked for, as it numbers them
+    wanted: list[int]  # how many of those each rank asked for
+
+
 class OwnRows(nn.Parameter):
     """The weights of the rows that this rank owns; see `own_rows`."""
 
     table_rows: int  # of the whole table
     rank: int
     num_ranks: int
+    route: Route | None = None  # of the latest lookup
     _leaf: Tensor | None = None
 
     @property

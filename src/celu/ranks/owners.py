@@ -14,7 +14,7 @@ from torch import Tensor
 
 from celu.errors import ModelError
 from celu.ranks.gradients import sum_sparse
-from celu.ranks.own_rows import OwnRows, num_own
+from celu.ranks.own_rows import OwnRows, Route, num_own
 
 
 class Ranks(Protocol):
@@ -34,9 +34,11 @@ def look_up(ranks: Ranks, own: OwnRows, rows: Tensor, table: int) -> tuple[Tenso
     Returns them in main memory in the order in which they arrive, and the place of each row.
     `table` is the table's number; raises ModelError where the ranks look into different tables.
     """
+    own.route = None
     order, asked = _by_owner(ranks, rows)
     wanted = _exchange_counts(ranks, asked, table)
     ids = _exchange_rows(ranks, rows[order] // ranks.size, asked, wanted)
+    own.route = Route(rows, order, asked, ids, wanted)
     weights = own.detach().index_select(0, ids.to(own.device)).cpu()
     found = _exchange_rows(ranks, weights, wanted, asked)
     places = torch.empty_like(order)
@@ -44,21 +46,31 @@ def look_up(ranks: Ranks, own: OwnRows, rows: Tensor, table: int) -> tuple[Tenso
     return found, places
 
 
-def sum_owned(ranks: Ranks, gradient: Tensor | None, like: OwnRows) -> Tensor:
+def follows_route(gradient: Tensor, own: OwnRows) -> bool:
+    """Whether a gradient has the rows of the latest lookup, as it has after one lookup a step."""
+    return own.route is not None and torch.equal(gradient._indices()[0].cpu(), own.route.rows)
+
+
+def sum_owned(ranks: Ranks, gradient: Tensor | None, own: OwnRows, *, follow_route: bool) -> Tensor:
     """The gradient of the rows of this rank: what all ranks have for them, in their order.
 
-    `gradient` is that of this rank's slice, for rows of the whole table.
+    `gradient` is that of this rank's slice, for rows of the whole table. `follow_route`: those of
+    all ranks follow the route of their latest lookup.
     """
     rows = torch.empty(0, dtype=torch.int64)
-    values = torch.empty((0, *like.shape[1:]), dtype=like.dtype)
+    values = torch.empty((0, *own.shape[1:]), dtype=own.dtype)
     if gradient is not None:
         rows, values = gradient._indices()[0].cpu(), gradient._values().cpu()
-    order, sent = _by_owner(ranks, rows)
-    received = _exchange_counts(ranks, sent, 0)
-    all_rows = _exchange_rows(ranks, rows[order] // ranks.size, sent, received)
+    if follow_route:
+        assert own.route is not None
+        _, order, sent, all_rows, received = own.route
+    else:
+        order, sent = _by_owner(ranks, rows)
+        received = _exchange_counts(ranks, sent, 0)
+        all_rows = _exchange_rows(ranks, rows[order] // ranks.size, sent, received)
     all_values = _exchange_rows(ranks, values.index_select(0, order), sent, received)
     parts = all_rows.split(received), all_values.split(received)
-    return sum_sparse(*parts, like.shape).to(like.device)
+    return sum_sparse(*parts, own.shape).to(own.device)
 
 
 def gather_rows(ranks: Ranks, own: OwnRows, start: int, stop: int) -> Tensor:
