@@ -16,26 +16,33 @@ interpret the tensors.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
+from celu.checkpoint.content import (
+    STATE,
+    SUMS,
+    TENSORS,
+    Content,
+    read_content,
+    read_share,
+    sums,
+)
 from celu.checkpoint.disk import Disk, RealDisk, write_hashed
 from celu.checkpoint.identity import RunIdentity, read_identity, write_identity
-from celu.checkpoint.shards import HANDED_OVER, WHOLE, Handover, Share, StoredShards, read_rows
-from celu.checkpoint.tensors import load_tensors, serialize_tensors
+from celu.checkpoint.shards import HANDED_OVER, WHOLE, Handover, Share, StoredShards
+from celu.checkpoint.tensors import serialize_tensors
 from celu.checkpoint.writer import BackgroundWriter, Writer
 from celu.errors import CheckpointError
 
 FOLDER = "checkpoints"
-_TENSORS, _STATE, _SUMS = "tensors.safetensors", "state.json", "checksums"
 _CURRENT, _SUPERSEDED, _DISCARDED = "round", "superseded", "discarded"
 _NAME = re.compile(r"(round|superseded|discarded)-(\d{8}|[1-9]\d{8,14})")
 _PARTIAL = re.compile(r"\.round-\d{8,15}\.partial")
@@ -49,15 +56,6 @@ class Snapshot:
     tensors: dict[str, Tensor]
     state: dict[str, Any]  # JSON values
     share: Share = WHOLE  # of sharded tensors: the rows that this rank has
-
-
-class _Content(NamedTuple):
-    """What the files of a checkpoint hold."""
-
-    tensors: bytes
-    identity: RunIdentity
-    state: dict[str, Any]
-    shards: StoredShards | None
 
 
 class Checkpoints:
@@ -186,13 +184,8 @@ class Checkpoints:
         try:
             # Reading shards may take long, and `scan` has compared their digests.
             found = self._read(round_, with_shards=False)
-            whole, sharded = share.split(load_tensors(found.tensors))
-            own = {n: t[share.rank :: share.size].clone() for n, t in sharded.items()}
-            for name, tensor in sharded.items():
-                _check_rows(name, len(tensor), share)
-            if found.shards is not None:
-                own |= self._read_shards(round_, found.shards, share)
-            return Snapshot(round_, {**whole, **own}, found.state, share)
+            tensors = read_share(self._path(round_), found, share)
+            return Snapshot(round_, tensors, found.state, share)
         except (OSError, ValueError) as error:
             raise self._damaged(round_, error) from error
 
@@ -237,15 +230,17 @@ class Checkpoints:
         try:
             disk.remove(partial)
             disk.make_folder(partial)
-            parts = {_TENSORS: serialize_tensors(whole), _STATE: [json.dumps(state).encode()]}
-            sums = {name: write_hashed(disk, partial / name, part) for name, part in parts.items()}
+            parts = {TENSORS: serialize_tensors(whole), STATE: [json.dumps(state).encode()]}
+            digests = {
+                name: write_hashed(disk, partial / name, part) for name, part in parts.items()
+            }
             for rank, name in enumerate([] if shards is None else shards.files):
                 if rank == snapshot.share.rank:
-                    sums[name] = write_hashed(disk, partial / name, serialize_tensors(own))
+                    digests[name] = write_hashed(disk, partial / name, serialize_tensors(own))
                 else:
                     assert self.handover is not None
-                    sums[name] = self.handover.take(snapshot.round, rank, partial / name)
-            disk.write(partial / _SUMS, [_sums(sums).encode()])
+                    digests[name] = self.handover.take(snapshot.round, rank, partial / name)
+            disk.write(partial / SUMS, [sums(digests).encode()])
             disk.sync_folder(partial)
             disk.rename(partial, final)
             disk.sync_folder(self._folder)
@@ -260,45 +255,8 @@ class Checkpoints:
                 disk.remove(partial)
             raise self._error(f"write the checkpoint of round {snapshot.round}", error) from error
 
-    def _read(self, round_: int, *, with_shards: bool = True) -> _Content:
-        """A checkpoint without its shards, whose digests are compared if `with_shards`.
-
-        Raises OSError or ValueError if it is damaged.
-        """
-        folder = self._path(round_)
-        lines = self._disk.read(folder / _SUMS).decode("ascii")
-        files = {name: self._disk.read(folder / name) for name in (_TENSORS, _STATE)}
-        sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-        if not lines.startswith(_sums(sums)):
-            raise ValueError(f"{_SUMS} does not match the files beside it")
-        try:
-            content = json.loads(files[_STATE])
-        except RecursionError:
-            raise ValueError(f"{_STATE}: the JSON is nested too deeply") from None
-        keys = {"round", "identity", "state"}
-        if not isinstance(content, dict) or content.keys() - {"shards"} != keys:
-            raise ValueError(f"{_STATE}: expected a round, an identity and a state")
-        if content["round"] != round_ or not isinstance(content["state"], dict):
-            raise ValueError(f"{_STATE}: expected the state of round {round_}")
-        shards = StoredShards.from_json(content["shards"]) if "shards" in content else None
-        for name in () if shards is None or not with_shards else shards.files:
-            digest = hashlib.sha256()
-            for part in self._disk.parts(folder / name):
-                digest.update(part)
-            sums[name] = digest.hexdigest()
-        if with_shards and lines != _sums(sums):
-            raise ValueError(f"{_SUMS} does not match the files beside it")
-        identity = RunIdentity.from_json(content["identity"])
-        return _Content(files[_TENSORS], identity, content["state"], shards)
-
-    def _read_shards(self, round_: int, stored: StoredShards, share: Share) -> dict[str, Tensor]:
-        """A rank's rows of sharded tensors, or all rows of those of which it has all."""
-        files, found = [self._path(round_) / name for name in stored.files], {}
-        for name, rows in stored.rows.items():
-            is_mine = _check_rows(name, rows, share)
-            of = (share.rank, share.size) if is_mine else (0, 1)
-            found[name] = read_rows(files, name, rows, *of)
-        return found
+    def _read(self, round_: int, *, with_shards: bool = True) -> Content:
+        return read_content(self._disk, self._path(round_), round_, with_shards=with_shards)
 
     def _is_left_over(self, name: str) -> bool:
         """Whether a file was handed over in an earlier attempt."""
@@ -339,15 +297,3 @@ class Checkpoints:
             f"{self._folder}: cannot {action} ({error.strerror or error}); free some space or "
             "check the disk, and start again to resume from the previous checkpoint"
         )
-
-
-def _check_rows(name: str, rows: int, share: Share) -> bool:
-    """Whether a rank has a share of a tensor of so many rows; raises ValueError for others."""
-    expected = share.rows_of(name)
-    if expected not in (None, rows):
-        raise ValueError(f"{name}: expected {expected} rows in all, got {rows}")
-    return expected is not None
-
-
-def _sums(digests: Mapping[str, str]) -> str:
-    return "".join(f"{digest}  {name}\n" for name, digest in digests.items())

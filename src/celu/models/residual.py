@@ -58,7 +58,8 @@ class ResidualTower(nn.Module):
     """A bottom model for inputs of any names: those with `sizes` are ids, the others numbers.
 
     `examples` are training rows of the inputs: the bins of numbers are fitted on them. Bags become
-    the mean or the sum of their embeddings (`pooling`), as in `Tower`, and so are tables of ids.
+    the mean or the sum of their embeddings (`pooling`), as in `Tower`; `new_embedding` makes
+    the tables of ids.
     """
 
     def __init__(
