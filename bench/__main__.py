@@ -94,7 +94,7 @@ def predict(
 
 @app.command("psi")
 def psi(out: _Out = Path("bench-out/psi")) -> None:
-    """Private set intersection compared with bare multiplications (6 minutes on two cores)."""
+    """Private set intersection compared with bare multiplications (12 minutes on two cores)."""
     from bench.psi import bench_psi
 
     _report(bench_psi, out)
