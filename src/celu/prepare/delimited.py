@@ -32,6 +32,7 @@ from celu.threads import DaemonThreads
 # of a category depends on the number of distinct values in a block.
 BLOCK_BYTES = 1 << 20
 BLOCKS_JOINED = 16
+PIECE_BYTES = BLOCK_BYTES * BLOCKS_JOINED  # which a thread parses
 GZIP_RATIO = 8  # a rough upper bound of the compression ratio
 
 
@@ -123,7 +124,7 @@ class DelimitedReader:
         rest = b""
         with pa.OSFile(str(self._path)) as raw:
             stream = pa.CompressedInputStream(raw, "gzip") if self._is_gzip else raw
-            while data := stream.read(BLOCK_BYTES * BLOCKS_JOINED):
+            while data := stream.read(PIECE_BYTES):
                 data = rest + data
                 end = data.rfind(b"\n") + 1
                 if not end or data.count(b'"', 0, end) % 2:

@@ -32,6 +32,8 @@ from celu.prepare.spill import Spill, arrow
 from celu.threads import DaemonThreads
 
 ROW_GROUP = 100_000  # the maximum number of rows of a row group; half is the minimum
+# A writer holds some 50 KB about each row group until the end, so a part has 2,000 at most.
+MIN_SHARE = 1000
 
 # Called with a phase ("reading", in bytes; "writing", in buckets), the amount done, and the total.
 Progress = Callable[[str, int, int], None]
@@ -77,8 +79,11 @@ def spill_rows(
     spill: Spill,
     progress: Progress,
     threads: int,
-) -> None:
-    """Fit the encoders and spill all rows; raises DataError for bad rows, at the end of a file."""
+) -> int:
+    """Fit the encoders, spill all rows and return their number.
+
+    Raises DataError for bad rows, at the end of a file.
+    """
     total = sum(file.num_bytes for file in files)
     num_rows = bytes_before = 0
     with DaemonThreads(1, "celu-spill") as spiller, DaemonThreads(threads, "celu-encode") as pool:
@@ -98,6 +103,7 @@ def spill_rows(
                 added.result()
             _check(file, settings.id, num_without_id, stores)
             bytes_before += file.num_bytes
+    return num_rows
 
 
 def _tagged(
@@ -165,6 +171,7 @@ def write_parts(
     stores: Sequence[NewStore],
     folders: Sequence[Path],
     spill: Spill,
+    num_rows: int,
     progress: Progress,
     threads: int,
 ) -> dict[Part, int]:
@@ -177,13 +184,14 @@ def write_parts(
         pool = stack.enter_context(DaemonThreads(len(stores), "celu-store"))
         writers = []
         first = 2  # after tag and id
+        row_group = max(ROW_GROUP, num_rows // MIN_SHARE)
+        parts = settings.split.parts
         for store, folder in zip(stores, folders, strict=True):
-            writers.append(
-                stack.enter_context(_PartWriter(store, folder, first, settings.split.parts))
-            )
+            writer = _PartWriter(store, folder, first, parts, row_group)
+            writers.append(stack.enter_context(writer))
             first += len(store.encoders())
         written: list[Future[None]] = []
-        rows = dict.fromkeys(settings.split.parts, 0)
+        rows = dict.fromkeys(parts, 0)
         for bucket, in_order in enumerate(_sorted_buckets(spill, settings, threads)):
             if in_order is not None:
                 batch, counts, num_repeats = in_order
@@ -214,10 +222,10 @@ def _sorted_buckets(
             ahead.append(None if batch is None else pool.submit(_sort, batch, settings))
             if len(ahead) > threads:
                 first = ahead.popleft()
-                yield first and first.result()
+                yield None if first is None else first.result()
         while ahead:
             first = ahead.popleft()
-            yield first and first.result()
+            yield None if first is None else first.result()
 
 
 def _check_rows(
@@ -257,10 +265,14 @@ def _sort(batch: Any, settings: ScanSettings) -> tuple[Any, dict[Part, int], int
 class _PartWriter:
     """The Parquet files of a store, written row group by row group; a context manager.
 
-    `first` is the number of the store's first column in spilled rows.
+    `first` is the number of the store's first column in spilled rows, `row_group` the maximum
+    number of rows of a row group.
     """
 
-    def __init__(self, store: NewStore, folder: Path, first: int, parts: Sequence[Part]) -> None:
+    def __init__(
+        self, store: NewStore, folder: Path, first: int, parts: Sequence[Part], row_group: int
+    ) -> None:
+        self._row_group = row_group
         self._encoders = list(enumerate(store.encoders(), start=first))
         self._schema = store.arrow_schema()
         self._writers = [
@@ -295,12 +307,12 @@ class _PartWriter:
         for part, count in enumerate(counts.values()):
             self._buffered[part].append(rows.slice(start, count))
             start += count
-            if sum(map(len, self._buffered[part])) >= ROW_GROUP // 2:
+            if sum(map(len, self._buffered[part])) >= self._row_group // 2:
                 self._write(part)
 
     def _write(self, part: int) -> None:
         table = pa.Table.from_batches(self._buffered[part], self._schema)
         self._buffered[part] = []
-        groups = -(-table.num_rows // ROW_GROUP)
+        groups = -(-table.num_rows // self._row_group)
         if groups:
             self._writers[part].write_table(table, row_group_size=-(-table.num_rows // groups))

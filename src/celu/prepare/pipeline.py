@@ -115,15 +115,17 @@ def _prepare(
         folders = [folder.path for folder in new_folders]
         text_bytes = sum(file.text_bytes(kinds) for file in files)
         # Lists of codes may take many times their text.
-        num_rows = text_bytes // (_CELL_BYTES * max(1, len(kinds)))
-        list_bytes = num_rows * sum(store.list_bytes() for store in stores)
+        about = text_bytes // (_CELL_BYTES * max(1, len(kinds)))
+        list_bytes = about * sum(store.list_bytes() for store in stores)
         buckets = buckets_for(text_bytes + list_bytes)
         try:
             with Spill(folders[0] / "rows.spill", buckets) as spill:
-                spill_rows(files, kinds, settings, stores, spill, progress, threads)
+                num_rows = spill_rows(files, kinds, settings, stores, spill, progress, threads)
                 if not settings.all_test:
                     check_labels(source, stores)
-                rows = write_parts(source, settings, stores, folders, spill, progress, threads)
+                rows = write_parts(
+                    source, settings, stores, folders, spill, num_rows, progress, threads
+                )
             for store, folder in zip(stores, folders, strict=True):
                 store.schema(rows).write(folder)
             reports = [store.report(rows) for store in stores]
