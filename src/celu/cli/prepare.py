@@ -74,7 +74,7 @@ def prepare(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="How many threads; by default one for each core. Same files."),
+        typer.Option(min=1, help="Threads; by default one for each core, up to 8. Same files."),
     ] = None,
 ) -> None:
     """Make a store from raw files: check, encode, split into training and held-out rows.

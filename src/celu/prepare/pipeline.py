@@ -35,6 +35,7 @@ __all__ = ["Progress", "Report", "Target", "prepare", "prepare_like"]
 
 
 _CELL_BYTES = 8  # of text, on average
+_MAX_THREADS = 8  # by default: more hardly help, and each holds some 100 MiB of rows
 
 
 class Target(NamedTuple):
@@ -59,7 +60,7 @@ def prepare(
     """Prepare stores from raw files, in one scan; they have `source`, `id` and `split` in common.
 
     With `replace`, an existing store is replaced, at the very end. By default there is a thread for
-    each core. Raises ConfigError or DataError, and then leaves nothing behind.
+    each core, up to 8. Raises ConfigError or DataError, and then leaves nothing behind.
     """
     settings = [ScanSettings(s.source, s.id, s.split) for s, _ in targets]
     if any(other != settings[0] for other in settings):
@@ -99,7 +100,7 @@ def _prepare(
     replace: bool,
     threads: int | None,
 ) -> list[Report]:
-    threads = threads or os.cpu_count() or 1
+    threads = threads or min(os.cpu_count() or 1, _MAX_THREADS)
     if not sources:
         raise ConfigError("expected raw files, got none")
     files = [RawFile(path, settings.source) for path in sources]
