@@ -35,7 +35,7 @@ __all__ = ["Progress", "Report", "Target", "prepare", "prepare_like"]
 
 
 _CELL_BYTES = 8  # of text, on average
-_MAX_THREADS = 8  # by default: more hardly help, and each holds some 100 MiB of rows
+_MAX_THREADS = 8  # by default: more hardly help, and each holds tens of MiB of rows
 
 
 class Target(NamedTuple):
