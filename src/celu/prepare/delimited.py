@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from celu.errors import DataError
+from celu.prepare.number_text import PLAIN, NumberStyle, styles_of
 from celu.prepare.parsing import (
     CellTypeError,
     Kind,
+    NumberParser,
     advice_on_text,
     classify_cell,
     is_date,
@@ -38,14 +40,14 @@ class DelimitedReader:
         names: list[str] | None,
         missing: list[str],
         is_gzip: bool,
-        decimal: str = ".",
+        style: NumberStyle = PLAIN,
     ) -> None:
         self._path = path
         self._delimiter = delimiter
         self._header = names
         self._missing = missing
         self._is_gzip = is_gzip
-        self._decimal = decimal
+        self._style = style
 
     def text_bytes(self, num_columns: int) -> int:
         """See `RawFile.text_bytes`; this bound includes all columns of the file."""
@@ -54,6 +56,7 @@ class DelimitedReader:
 
     def names(self) -> list[str]:
         """The column names."""
+        self._check_encoding()
         with readable(self._path, block_bytes=BLOCK_BYTES), self._open() as stream:
             names: list[str] = self._parse(stream, None).schema.names
             return names
@@ -61,21 +64,32 @@ class DelimitedReader:
     def blocks(self, columns: Mapping[str, Kind]) -> Iterator[tuple[dict[str, Any], int]]:
         """Arrays by column, and the number of bytes read so far."""
         types = {
-            name: pa.float64() if kind == "number" else pa.string()
+            name: pa.float64() if kind == "number" and self._style.is_for_arrow else pa.string()
             for name, kind in columns.items()
         }
+        parser = NumberParser(self._style)
         try:
             with readable(self._path, block_bytes=BLOCK_BYTES), pa.OSFile(str(self._path)) as raw:
                 stream = pa.CompressedInputStream(raw, "gzip") if self._is_gzip else raw
                 # Parse in another thread, while this one joins blocks.
                 for batches in prefetch(_group(self._parse(stream, types), BLOCKS_JOINED)):
-                    yield _join(batches, columns), raw.tell()
+                    yield _join(batches, columns, parser), raw.tell()
+            if parser.text_rows.total():
+                raise CellTypeError
         except CellTypeError:
             raise self._diagnose(columns) from None
 
     def _open(self) -> Any:
         raw = pa.OSFile(str(self._path))
         return pa.CompressedInputStream(raw, "gzip") if self._is_gzip else raw
+
+    def _check_encoding(self) -> None:
+        with readable(self._path), self._open() as stream:
+            start = stream.read(2)
+        if start in (b"\xff\xfe", b"\xfe\xff"):
+            raise DataError(
+                f"{self._path}: expected UTF-8, got UTF-16; write the file again as UTF-8"
+            )
 
     def _parse(self, stream: Any, types: Mapping[str, Any] | None) -> Any:
         return pa_csv.open_csv(
@@ -87,7 +101,7 @@ class DelimitedReader:
             pa_csv.ParseOptions(delimiter=self._delimiter),
             pa_csv.ConvertOptions(
                 null_values=self._missing,
-                decimal_point=self._decimal,
+                decimal_point=self._style.decimal,
                 strings_can_be_null=True,
                 column_types=types,
                 include_columns=list(types) if types else None,
@@ -99,14 +113,17 @@ class DelimitedReader:
         undecodable: Counter[str] = Counter()
         text: Counter[str] = Counter()
         dates: Counter[str] = Counter()
+        styles: dict[str, Counter[NumberStyle]] = {name: Counter() for name in columns}
         with readable(self._path, block_bytes=BLOCK_BYTES), self._open() as stream:
             for batch in self._parse(stream, dict.fromkeys(columns, pa.binary())):
                 for name, kind in columns.items():
                     for value in batch.column(name).drop_null().to_pylist():
-                        found = classify_cell(value, self._decimal)
+                        found = classify_cell(value, self._style)
                         undecodable[name] += found == "bytes"
-                        text[name] += kind == "number" and found == "text"
-                        dates[name] += found == "text" and is_date(value)
+                        if kind == "number" and found == "text":
+                            text[name] += 1
+                            dates[name] += is_date(value)
+                            styles[name].update(styles_of(value.decode(), self._delimiter))
         problems = []
         for count, expected, got in (
             (undecodable, "UTF-8", "other bytes"),
@@ -117,7 +134,14 @@ class DelimitedReader:
                     what = f"expected {expected}, got {got} in {count[name]:,} rows"
                     fix = "write the file again as UTF-8"
                     if count is text:
-                        fix = advice_on_text(name, are_dates=dates[name] == text[name])
+                        style, rows = max(
+                            styles[name].items(), key=lambda item: item[1], default=(None, 0)
+                        )
+                        fix = advice_on_text(
+                            name,
+                            are_dates=dates[name] == text[name],
+                            style=style if rows == text[name] else None,
+                        )
                     problems.append(f"{self._path}: column {name!r}: {what}; {fix}")
         return DataError("\n".join(problems) or f"{self._path}: expected numbers, got text")
 
@@ -133,7 +157,7 @@ def _group(batches: Iterator[Any], size: int) -> Generator[list[Any], None, None
         yield group
 
 
-def _join(batches: list[Any], columns: Mapping[str, Kind]) -> dict[str, Any]:
+def _join(batches: list[Any], columns: Mapping[str, Kind], parser: NumberParser) -> dict[str, Any]:
     table = pa.Table.from_batches(batches)
     joined = {}
     for name, kind in columns.items():
@@ -141,5 +165,9 @@ def _join(batches: list[Any], columns: Mapping[str, Kind]) -> dict[str, Any]:
         if kind in ("category", "date", "bag", "label"):
             # Faster than dictionaries from the parser, which makes one for each block.
             column = column.dictionary_encode()
-        joined[name] = column.combine_chunks()
+        if kind == "number" and column.type == pa.string():
+            column = column.dictionary_encode().combine_chunks()
+            joined[name] = parser.parse(name, column)[0]
+        else:
+            joined[name] = column.combine_chunks()
     return joined

@@ -21,6 +21,7 @@ from celu.data.store import to_numpy
 from celu.data.tags import TAG_BYTES, Tags, ascending, held_out, tags_of_texts
 from celu.errors import ConfigError, DataError
 from celu.prepare.encoders.encoder import Mask
+from celu.prepare.id_warnings import IdWarnings
 from celu.prepare.new_store import NewStore
 from celu.prepare.parsing import Kind
 from celu.prepare.prefetch import prefetch
@@ -73,8 +74,12 @@ def spill_rows(
     stores: Sequence[NewStore],
     spill: Spill,
     progress: Progress,
-) -> None:
-    """Fit the encoders and spill all rows; raises DataError for bad rows, at the end of a file."""
+) -> list[str]:
+    """Fit the encoders and spill all rows; returns warnings about ids.
+
+    Raises DataError for bad rows, at the end of a file.
+    """
+    id_warnings = IdWarnings(settings.id)
     total = sum(file.num_bytes for file in files)
     num_rows = bytes_before = 0
     with DaemonThreads(1, "celu-spill") as pool:
@@ -84,6 +89,7 @@ def spill_rows(
             for block in prefetch(file.blocks(kinds)):
                 ids = _ids(block, settings.id, num_rows)
                 num_without_id += ids.null_count
+                id_warnings.add(ids)
                 texts = ids.fill_null("").cast(pa.binary()).to_pylist()
                 tags = tags_of_texts(texts, settings.split.seed)
                 batch = _encode(ids, tags, block, settings.rows_of("train", tags), stores)
@@ -96,6 +102,7 @@ def spill_rows(
                 added.result()
             _check(file, settings.id, num_without_id, stores)
             bytes_before += file.num_bytes
+    return id_warnings.warnings()
 
 
 def _check(file: RawFile, row_id: str, num_without_id: int, stores: Sequence[NewStore]) -> None:

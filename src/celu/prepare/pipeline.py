@@ -114,13 +114,13 @@ def _prepare(
         buckets = buckets_for(text_bytes + list_bytes)
         try:
             with Spill(folders[0] / "rows.spill", buckets) as spill:
-                spill_rows(files, kinds, settings, stores, spill, progress)
+                id_warnings = spill_rows(files, kinds, settings, stores, spill, progress)
                 if not settings.all_test:
                     check_labels(source, stores)
                 rows = write_parts(source, settings, stores, folders, spill, progress)
             for store, folder in zip(stores, folders, strict=True):
                 store.schema(rows).write(folder)
-            reports = [store.report(rows) for store in stores]
+            reports = [store.report(rows, id_warnings) for store in stores]
             for new_folder in new_folders:
                 new_folder.publish()
         except OSError as error:
