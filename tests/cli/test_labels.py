@@ -223,7 +223,7 @@ def test_a_store_whose_labels_do_not_fit_the_loss_is_refused_before_training(
     companies: Companies, labels: list[str], loss: str, message: str
 ) -> None:
     companies.label(labels)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=rf"bank/store: column 'y': the labels: .*{message}"):
         companies.train(loss)
     assert "round" not in (companies.folder / "run-1" / "events.jsonl").read_text()
 
