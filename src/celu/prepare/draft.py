@@ -5,10 +5,7 @@ It reads the first rows only. The draft is for its user to check: nothing else r
 
 from __future__ import annotations
 
-import csv
-import gzip
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -25,10 +22,10 @@ from celu.errors import ConfigError, DataError
 from celu.prepare.guessing import ColumnSample, Guess, Table, find_style, guess
 from celu.prepare.number_text import PLAIN, NumberStyle
 from celu.prepare.parsing import Kind, readable
-from celu.prepare.raw_file import DELIMITERS, RawFile, format_of, usual_delimiter
+from celu.prepare.raw_file import RawFile
+from celu.prepare.text_format import find_delimiter, usual_delimiter
 
 MAX_ROWS = 100_000
-_HEAD_BYTES = 1 << 16
 _TABLES: tuple[Table, ...] = ("numbers", "categories", "dates", "bags")
 _MAX_NAME = 200  # characters, as in a schema
 _ID_NAME = re.compile(r"(?i:(^|[^a-z])(id|uuid|guid|key|msisdn|iban)$)|[a-z]Id$|[a-z]ID$")
@@ -66,7 +63,7 @@ def write_draft(source: Path, path: Path, *, label: str | None = None) -> Draft:
 
 def draft_schema(source: Path, *, label: str | None = None) -> Draft:
     """Guess the columns of a raw file from its first rows; raises as `write_draft` does."""
-    delimiter = _find_delimiter(source)
+    delimiter = find_delimiter(source)
     samples, unreadable, has_more = _read(source, Source(delimiter=delimiter))
     style = find_style(samples, delimiter or usual_delimiter(source))
     samples = [replace(sample, style=style) for sample in samples]
@@ -264,34 +261,6 @@ def _count(array: Any) -> dict[str, int]:
     counted = array.cast(pa.string()).drop_null().value_counts()
     texts, counts = counted.field(0).to_pylist(), counted.field(1).to_pylist()
     return {text: count for text, count in zip(texts, counts, strict=True) if text.strip()}
-
-
-def _find_delimiter(path: Path) -> str | None:
-    """The delimiter of a text file, if it is not the one that its name says."""
-    is_gzip, format_ = format_of(path)
-    if format_ not in ("csv", "tsv") or not path.is_file():
-        return None  # `RawFile` says what is wrong
-    usual = usual_delimiter(path)
-    try:
-        with gzip.open(path) if is_gzip else path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except (OSError, EOFError, zlib.error):
-        return None
-    lines = head.decode("utf-8", "replace").splitlines()
-    if len(head) == _HEAD_BYTES:
-        lines = lines[:-1]
-    widths: dict[str, int] = {}
-    for delimiter in DELIMITERS:
-        try:
-            found = {len(row) for row in csv.reader(lines, delimiter=delimiter) if row}
-        except csv.Error:
-            continue
-        if len(found) == 1:
-            widths[delimiter] = found.pop()
-    if widths.get(usual, 1) > 1 or not widths:
-        return None
-    best = max(widths, key=lambda delimiter: widths[delimiter])
-    return best if widths[best] > 1 and best != usual else None
 
 
 def _key(name: str) -> str:

@@ -17,22 +17,10 @@ from celu.prepare.delimited import DelimitedReader
 from celu.prepare.number_text import NumberStyle
 from celu.prepare.parquet import ParquetReader
 from celu.prepare.parsing import Kind, NumberParser, advice_on_text
+from celu.prepare.text_format import DELIMITERS, FORMATS, format_of, usual_delimiter
 
-FORMATS = {".csv": "csv", ".tsv": "tsv", ".txt": "tsv", ".parquet": "parquet"}
-DELIMITERS = (",", ";", "\t", "|")  # that are noticed where another one is declared
 _NAMES_SHOWN = 20
 _SHEETS = (".xlsx", ".xls", ".ods")
-
-
-def format_of(path: Path) -> tuple[bool, str | None]:
-    """Whether a file is compressed with gzip, and the format that its name says, if any."""
-    is_gzip = path.suffix.lower() == ".gz"
-    return is_gzip, FORMATS.get((path.with_suffix("") if is_gzip else path).suffix.lower())
-
-
-def usual_delimiter(path: Path, format_: str | None = None) -> str:
-    """The character between the fields of a file of this format, by default that of its name."""
-    return "\t" if (format_ or format_of(path)[1]) == "tsv" else ","
 
 
 class Block(NamedTuple):
