@@ -21,6 +21,7 @@ from celu.config.schema import RESERVED, ROW_NUMBER, Source
 from celu.errors import ConfigError, DataError
 from celu.prepare.guessing import ColumnSample, Guess, Table, find_style, guess
 from celu.prepare.number_text import PLAIN, NumberStyle
+from celu.prepare.parquet import has_codes, is_list
 from celu.prepare.parsing import Kind, readable
 from celu.prepare.raw_file import RawFile
 from celu.prepare.text_format import find_delimiter, usual_delimiter
@@ -204,6 +205,7 @@ def _read(path: Path, source: Source) -> tuple[list[ColumnSample], dict[str, str
     file = RawFile(path, source)
     names = file.names()
     unreadable: dict[str, str] = {}
+    lists: Sequence[str] = ()
     if file.is_text:
         looks_like_row = sum(re.fullmatch(r"[+-]?[\d.,]+", name) is not None for name in names)
         if 2 * looks_like_row >= len(names):
@@ -216,23 +218,34 @@ def _read(path: Path, source: Source) -> tuple[list[ColumnSample], dict[str, str
             types = {field.name: field.type for field in pq.read_schema(path)}
         for name, given in types.items():
             if not _is_readable(given):
-                unreadable[name] = "a column of another type than text, numbers, dates or times"
+                unreadable[name] = (
+                    "a column of another type than text, numbers, dates, times or lists of text"
+                )
         names = [name for name in names if name not in unreadable]
+        lists = [name for name in names if is_list(types[name])]
         if not names:
             raise DataError(f"{path}: expected columns of text, numbers or dates, got none")
     counts: dict[str, Counter[str]] = {name: Counter() for name in names}
     rows, has_more = 0, False
+    longest = dict.fromkeys(names, 0)
     kind: Kind = "category" if file.is_text else "as-is"
-    with closing(file.blocks(dict.fromkeys(names, kind))) as blocks:
+    kinds: dict[str, Kind] = dict.fromkeys(names, kind)
+    kinds |= dict.fromkeys(lists, "bag")
+    with closing(file.blocks(kinds)) as blocks:
         for block in blocks:
             taken = min(block.num_rows, MAX_ROWS - rows)
             has_more = taken < block.num_rows
             for name in names:
-                counts[name].update(_count(block.columns[name].slice(0, taken)))
+                column = block.columns[name].slice(0, taken)
+                if name in lists:
+                    longest[name] = max(longest[name], pc.max(pc.list_value_length(column)).as_py())
+                    column = column.flatten()
+                counts[name].update(_count(column))
             rows += taken
             if has_more:
                 break
-    return [ColumnSample(name, rows, counts[name]) for name in names], unreadable, has_more
+    samples = [ColumnSample(name, rows, counts[name], longest[name]) for name in names]
+    return samples, unreadable, has_more
 
 
 def _is_readable(given: Any) -> bool:
@@ -240,6 +253,8 @@ def _is_readable(given: Any) -> bool:
     types = pa.types
     if types.is_dictionary(given):
         given = given.value_type
+    if is_list(given):
+        return has_codes(given.value_type)
     return bool(
         types.is_string(given)
         or types.is_large_string(given)

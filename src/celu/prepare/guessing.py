@@ -48,11 +48,15 @@ _STYLED = 2_000  # values of a column by which the style of its numbers is chose
 
 @dataclass(frozen=True)
 class ColumnSample:
-    """The distinct values of a column in some rows, and how many rows have each."""
+    """The distinct values of a column in some rows, and how many rows have each.
+
+    Of a column of lists, `counts` are those of their values, and `longest` is the longest list.
+    """
 
     name: str
     rows: int
     counts: Mapping[str, int]  # without empty ones
+    longest: int = 0
     style: NumberStyle = PLAIN
 
     @property
@@ -64,7 +68,11 @@ class ColumnSample:
     def identifies_rows(self) -> bool:
         """Whether every row has a value of its own: text or an integer."""
         is_unique = len(self.counts) == self.num_present == self.rows > 1
-        return is_unique and not any(_NO_ID.fullmatch(value) for value in self.counts)
+        return (
+            is_unique
+            and not self.longest
+            and not any(_NO_ID.fullmatch(value) for value in self.counts)
+        )
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,8 @@ def guess(sample: ColumnSample, names: Sequence[str]) -> Guess:
         return Guess(None, "", "every value is missing")
     if len(counts) == 1:
         return Guess(None, "", "all rows have the same value")
+    if sample.longest:
+        return _guess_list(sample)
     values = {value: count for value, count in counts.items() if value not in MISSING_TEXTS}
     texts = frozenset(counts.keys() - values.keys())
     found = _guess_typed(sample, values, texts, names)
@@ -237,6 +247,18 @@ def _guess_bag(sample: ColumnSample) -> Guess | None:
             why = f"up to {max(lengths)} values in a field, {len(occurrences):,} distinct ones"
             return Guess("bags", _inline(options), why)
     return None
+
+
+def _guess_list(sample: ColumnSample) -> Guess:
+    """Lists of values; in text, such as a request, a separator is between them."""
+    unused = (s for s in (*SEPARATORS, "/", "#") if not any(s in value for value in sample.counts))
+    options = [
+        f"separator = {_text(next(unused, '||'))}",
+        _codes(len(sample.counts)),
+        f"max_values = {min(sample.longest, MAX_VALUES)}",
+    ]
+    why = f"lists of up to {sample.longest} values, {len(sample.counts):,} distinct ones"
+    return Guess("bags", _inline(options), f"{why}; the separator is for text, as in requests")
 
 
 def _guess_category(sample: ColumnSample) -> Guess:
