@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 
-_MAX_EPSILON = 1e6
 _STEPS = 200  # of a bisection: until floats end
 
 
@@ -35,7 +34,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     low, high = 0.0, 1.0
-    while gaussian_delta(mu, high) > delta and high < _MAX_EPSILON:
+    while gaussian_delta(mu, high) > delta:
         low, high = high, 2 * high
     for _ in range(_STEPS):
         middle = (low + high) / 2
