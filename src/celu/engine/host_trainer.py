@@ -25,6 +25,7 @@ from celu.engine.coding import Coding, check_same_rows
 from celu.engine.graphs import NO_GRAPHS, GraphOptions
 from celu.engine.in_flight import InFlight, Sent
 from celu.engine.noise import MessageNoise
+from celu.engine.promises import MEAN_ROWS
 from celu.engine.randomness import seed_step
 from celu.engine.spans import Spans
 from celu.engine.state import TrainerState
@@ -45,8 +46,6 @@ from celu.transport.message import Kind, Message, TensorSpec
 from celu.transport.wire import check_sendable
 from celu.workset.table import Entry
 from celu.workset.weighting import StaleDerivatives, Weights
-
-_MEAN_ROWS = 8192  # enough for a mean, and a moment's work
 
 
 class HostTrainer(Trainer):
@@ -199,7 +198,7 @@ class HostTrainer(Trainer):
         With noise on Z, each of these rows has its own.
         """
         train, total_D = self._host.train, torch.zeros(self._width, dtype=torch.float64)
-        rows = min(train.num_rows, _MEAN_ROWS)
+        rows = min(train.num_rows, MEAN_ROWS)
         self._bottom.eval()
         with torch.no_grad():
             for start in range(0, rows, self._batch_size):
@@ -262,7 +261,9 @@ class HostTrainer(Trainer):
 
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
         """Load a checkpoint, whose tuning is applied; raises CheckpointError if it does not fit."""
-        self._noise.check_same_key(metadata.noise_key)
+        self._ranks.at_first(  # which alone adds noise
+            lambda: self._noise.check_same_key(metadata.noise_key), otherwise=None
+        )
         checkpoint = CheckpointTensors(tensors, self._device)
         shape = (self._batch_size, self._width)
         own_rows = self._ranks.own_rows(self._batch_size)
