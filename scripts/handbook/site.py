@@ -42,6 +42,7 @@ NAVIGATION = (
     ("docs/scaling.md", "Scaling"),
     ("docs/gateway.md", "Gateways"),
     ("docs/security.md", "Security"),
+    ("docs/privacy.md", "Privacy"),
     ("docs/stability.md", "Stability"),
     ("docs/licences.md", "Dependencies and licences"),
     ("docs/results.md", "Results"),

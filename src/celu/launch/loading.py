@@ -24,7 +24,7 @@ from celu.models.building import build_bottom, build_top, find_loss, find_metric
 from celu.models.fit_labels import fit_label_map
 from celu.models.losses import Loss
 from celu.party import Guest, Host
-from celu.privacy.label_key import LABEL_KEY
+from celu.privacy.secret_key import LABELS, NOISE, KeyUse
 
 
 def load_party(
@@ -57,7 +57,13 @@ def load_party(
         ).to(device)
     if settings.role == "host":
         assert bottom is not None  # PartySettings checks this
-        return Host(bottom=bottom, train=train, test=test, validation=validation)
+        return Host(
+            bottom=bottom,
+            train=train,
+            test=test,
+            validation=validation,
+            noise_key=_key(settings, NOISE),
+        )
     assert model.top is not None and model.loss is not None  # likewise for a guest
     widths = ([own_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
     loss, metrics = find_loss(model.loss, folder), model.metrics
@@ -78,7 +84,8 @@ def load_party(
             validation=validation,
             metrics=None if metrics is None else find_metrics(metrics, "model.metrics", folder),
             class_weights=model.class_weights,
-            label_key=None if settings.data is None else settings.data.store.parent / LABEL_KEY,
+            label_key=_key(settings, LABELS),
+            noise_key=_key(settings, NOISE),
         )
 
 
@@ -90,6 +97,11 @@ def _naming_label(settings: PartySettings, datasets: StoreDatasets) -> Iterator[
     except DataError as error:
         store, column = settings.require_data().store, datasets.schema.label
         raise DataError(f"{store}: column {column!r}: {error}") from error
+
+
+def _key(settings: PartySettings, use: KeyUse) -> Path | None:
+    """The file of a key, beside the party's store; it is created when it is first needed."""
+    return None if settings.data is None else settings.data.store.parent / use.file
 
 
 def load_parties(
