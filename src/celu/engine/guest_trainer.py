@@ -428,7 +428,9 @@ class GuestTrainer(Trainer):
         """This process's rows of every Z."""
         widths = [terms.z_width for terms in self._job.hosts.values()]
         own = self._ranks.scatter(
-            lambda: unpack_all(self._codings.values(), activations, batch, rows), rows, widths
+            lambda: unpack_all(self._codings.values(), activations, batch, rows, self._device),
+            rows,
+            widths,
         )
         return tuple(z_BD.to(self._device) for z_BD in own)
 

@@ -128,7 +128,7 @@ class HostTrainer(Trainer):
 
         def decode() -> list[Tensor]:
             check_same_rows(derivative, sent.batch)
-            return [self._coding.unpack(derivative, self._batch_size)]
+            return [self._coding.unpack(derivative, self._batch_size, self._device)]
 
         (dz_BD,) = self._ranks.scatter(decode, self._batch_size, [self._width])
         dz_BD = dz_BD.to(self._device)
