@@ -69,7 +69,7 @@ def data(
     rows: Annotated[int, typer.Option(min=100_000, help="Rows of the large file.")] = 10_000_000,
     turns: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 3,
 ) -> None:
-    """`celu prepare` compared with a bare scan, and batch loading (4 minutes, 8 GB of disk)."""
+    """`celu prepare` compared with a bare scan, and batch loading (6 minutes, 10 GB of disk)."""
     from bench.data import bench_data
 
     _report(lambda log: bench_data(log, small=rows // 10, large=rows, turns=turns), out)
@@ -94,7 +94,7 @@ def predict(
 
 @app.command("psi")
 def psi(out: _Out = Path("bench-out/psi")) -> None:
-    """Private set intersection compared with bare multiplications (6 minutes on two cores)."""
+    """Private set intersection compared with bare multiplications (12 minutes on two cores)."""
     from bench.psi import bench_psi
 
     _report(bench_psi, out)

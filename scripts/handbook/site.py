@@ -40,6 +40,7 @@ NAVIGATION = (
     ("docs/serving.md", "Use the model"),
     ("docs/operations.md", "Operations"),
     ("docs/scaling.md", "Scaling"),
+    ("docs/deployment.md", "Deployment"),
     ("docs/gateway.md", "Gateways"),
     ("docs/security.md", "Security"),
     ("docs/privacy.md", "Privacy"),

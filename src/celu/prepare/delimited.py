@@ -1,9 +1,15 @@
-"""Reads delimited text (CSV, TSV, gzip of either) as Arrow arrays, block by block."""
+"""Reads delimited text (CSV, TSV, gzip of either) as Arrow arrays, block by block.
+
+The file is cut into pieces after a newline, which threads parse. Where a piece may be cut within
+quotes, or cannot be parsed, the file is parsed from there on as one stream: errors then name the
+row of the file, and nothing depends on the number of threads.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +28,13 @@ from celu.prepare.parsing import (
     readable,
 )
 from celu.prepare.prefetch import prefetch
+from celu.threads import DaemonThreads
 
 # Blocks of this size are parsed within the CPU's cache. Several are then joined, because the cost
 # of a category depends on the number of distinct values in a block.
 BLOCK_BYTES = 1 << 20
 BLOCKS_JOINED = 16
+PIECE_BYTES = BLOCK_BYTES * BLOCKS_JOINED  # which a thread parses
 GZIP_RATIO = 8  # a rough upper bound of the compression ratio
 
 
@@ -61,7 +69,9 @@ class DelimitedReader:
             names: list[str] = self._parse(stream, None).schema.names
             return names
 
-    def blocks(self, columns: Mapping[str, Kind]) -> Iterator[tuple[dict[str, Any], int]]:
+    def blocks(
+        self, columns: Mapping[str, Kind], threads: int
+    ) -> Iterator[tuple[dict[str, Any], int]]:
         """Arrays by column, and the number of bytes read so far."""
         types = {
             name: pa.float64() if kind == "number" and self._style.is_for_arrow else pa.string()
@@ -69,15 +79,97 @@ class DelimitedReader:
         }
         parser = NumberParser(self._style)
         try:
-            with readable(self._path, block_bytes=BLOCK_BYTES), pa.OSFile(str(self._path)) as raw:
-                stream = pa.CompressedInputStream(raw, "gzip") if self._is_gzip else raw
-                # Parse in another thread, while this one joins blocks.
-                for batches in prefetch(_group(self._parse(stream, types), BLOCKS_JOINED)):
-                    yield _join(batches, columns, parser), raw.tell()
+            with readable(self._path, block_bytes=BLOCK_BYTES):
+                yield from self._parsed(types, columns, threads, parser)
             if parser.text_rows.total():
                 raise CellTypeError
         except CellTypeError:
             raise self._diagnose(columns) from None
+
+    def _parsed(
+        self,
+        types: Mapping[str, Any],
+        columns: Mapping[str, Kind],
+        threads: int,
+        parser: NumberParser,
+    ) -> Iterator[tuple[dict[str, Any], int]]:
+        """Like `blocks`; text in columns of numbers is null, and counted by the parser."""
+        num_rows = 0
+        for parsed in self._in_pieces(types, columns, threads, parser):
+            if parsed is None:
+                yield from self._as_stream(types, columns, num_rows, parser)
+                return
+            arrays, position = parsed
+            length = len(next(iter(arrays.values())))
+            num_rows += length
+            if length:
+                yield arrays, position
+
+    def _in_pieces(
+        self,
+        types: Mapping[str, Any],
+        columns: Mapping[str, Kind],
+        threads: int,
+        parser: NumberParser,
+    ) -> Iterator[tuple[dict[str, Any], int] | None]:
+        """The blocks of all pieces in order; ends with None if the rest has to be a stream."""
+        ahead: deque[tuple[Future[dict[str, Any] | None], int]] = deque()
+        names = self._header
+
+        def parse(piece: bytes, names: list[str] | None) -> dict[str, Any] | None:
+            try:
+                read, parsing, converting = self._options(types, names)
+                table = pa_csv.read_csv(pa.BufferReader(piece), read, parsing, converting)
+            except (pa.ArrowException, UnicodeDecodeError):
+                return None
+            return _join(table, columns, parser)
+
+        is_cut = False
+        with DaemonThreads(threads, "celu-parse") as pool:
+            for piece, position in prefetch(self._pieces()):
+                is_cut = piece is not None
+                if piece is None:
+                    break
+                ahead.append((pool.submit(parse, piece, names), position))
+                names = names or self.names()
+                if len(ahead) > threads:
+                    yield _placed(*ahead.popleft())
+            while ahead:
+                yield _placed(*ahead.popleft())
+        if not is_cut:  # or it is empty
+            yield None
+
+    def _pieces(self) -> Generator[tuple[bytes | None, int], None, None]:
+        """The file cut after newlines, and the bytes read so far; None: it cannot be cut."""
+        rest = b""
+        with pa.OSFile(str(self._path)) as raw:
+            stream = pa.CompressedInputStream(raw, "gzip") if self._is_gzip else raw
+            while data := stream.read(PIECE_BYTES):
+                data = rest + data
+                end = data.rfind(b"\n") + 1
+                if not end or data.count(b'"', 0, end) % 2:
+                    yield None, 0
+                    return
+                yield data[:end], raw.tell()
+                rest = data[end:]
+            if rest:
+                yield rest, raw.tell()
+
+    def _as_stream(
+        self, types: Mapping[str, Any], columns: Mapping[str, Kind], skip: int, parser: NumberParser
+    ) -> Iterator[tuple[dict[str, Any], int]]:
+        """Like `blocks`, without the first rows."""
+        with pa.OSFile(str(self._path)) as raw:
+            stream = pa.CompressedInputStream(raw, "gzip") if self._is_gzip else raw
+            # Parse in another thread, while this one joins blocks.
+            for batches in prefetch(_group(self._parse(stream, types), BLOCKS_JOINED)):
+                left = []
+                for batch in batches:
+                    if batch.num_rows > skip:
+                        left.append(batch.slice(skip))
+                    skip = max(0, skip - batch.num_rows)
+                if left:
+                    yield _join(pa.Table.from_batches(left), columns, parser), raw.tell()
 
     def _open(self) -> Any:
         raw = pa.OSFile(str(self._path))
@@ -92,12 +184,15 @@ class DelimitedReader:
             )
 
     def _parse(self, stream: Any, types: Mapping[str, Any] | None) -> Any:
-        return pa_csv.open_csv(
-            stream,
+        return pa_csv.open_csv(stream, *self._options(types, self._header))
+
+    def _options(
+        self, types: Mapping[str, Any] | None, names: list[str] | None
+    ) -> tuple[Any, Any, Any]:
+        """How to read, to parse and to convert."""
+        return (
             # One thread: errors then name the row, and buffered blocks do not grow with the cores.
-            pa_csv.ReadOptions(
-                use_threads=False, block_size=BLOCK_BYTES, column_names=self._header
-            ),
+            pa_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES, column_names=names),
             pa_csv.ParseOptions(delimiter=self._delimiter),
             pa_csv.ConvertOptions(
                 null_values=self._missing,
@@ -146,6 +241,13 @@ class DelimitedReader:
         return DataError("\n".join(problems) or f"{self._path}: expected numbers, got text")
 
 
+def _placed(
+    parsed: Future[dict[str, Any] | None], position: int
+) -> tuple[dict[str, Any], int] | None:
+    arrays = parsed.result()
+    return None if arrays is None else (arrays, position)
+
+
 def _group(batches: Iterator[Any], size: int) -> Generator[list[Any], None, None]:
     group = []
     for batch in batches:
@@ -157,8 +259,7 @@ def _group(batches: Iterator[Any], size: int) -> Generator[list[Any], None, None
         yield group
 
 
-def _join(batches: list[Any], columns: Mapping[str, Kind], parser: NumberParser) -> dict[str, Any]:
-    table = pa.Table.from_batches(batches)
+def _join(table: Any, columns: Mapping[str, Kind], parser: NumberParser) -> dict[str, Any]:
     joined = {}
     for name, kind in columns.items():
         column = table.column(name)

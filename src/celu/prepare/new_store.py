@@ -50,6 +50,7 @@ class NewStore:
     features: Sequence[Feature]
     schema: Callable[[dict[Part, int]], StoreSchema]
     weight: WeightEncoder | None = None
+    budget: VocabularyBudget | None = None
 
     def encoders(self) -> list[Encoder]:
         """In the order of the store's columns."""
@@ -131,7 +132,7 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
         )
 
     features = [*numbers, *dates, *categories.values(), *bags.values()]
-    return NewStore(out, label, features, schema, weight)
+    return NewStore(out, label, features, schema, weight, budget)
 
 
 def fitted_store(fitted: StoreSchema, out: Path, *, labelled: bool) -> NewStore:

@@ -44,8 +44,11 @@ class ParquetReader:
         with readable(self._path):
             return list(pq.read_schema(self._path).names)
 
-    def blocks(self, columns: Mapping[str, Kind]) -> Iterator[tuple[dict[str, Any], int]]:
+    def blocks(
+        self, columns: Mapping[str, Kind], threads: int
+    ) -> Iterator[tuple[dict[str, Any], int]]:
         """Arrays by column, and roughly the number of bytes read so far."""
+        del threads  # columns are converted one by one
         with readable(self._path):
             types = {field.name: field.type for field in pq.read_schema(self._path)}
             for name, kind in columns.items():

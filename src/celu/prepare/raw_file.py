@@ -108,11 +108,11 @@ class RawFile:
         shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
         raise DataError(f"{self.path}: expected a column {absent[0]!r}, got {shown}")
 
-    def blocks(self, columns: Mapping[str, Kind]) -> Generator[Block, None, None]:
+    def blocks(self, columns: Mapping[str, Kind], threads: int = 1) -> Generator[Block, None, None]:
         """The rows in order; raises DataError for damaged files, ragged rows and wrong types."""
         self.check(columns)
         num_rows = 0
-        for arrays, position in self._reader.blocks(columns):
+        for arrays, position in self._reader.blocks(columns, threads):
             length = len(next(iter(arrays.values())))
             num_rows += length
             yield Block(arrays, length, position)
