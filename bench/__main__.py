@@ -142,16 +142,19 @@ def privacy(
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 1,
     device: Annotated[str, typer.Option(help="Where --large trains: cpu or cuda.")] = "cpu",
 ) -> None:
-    """What defences of labels cost, and what an audit still finds (use all cores)."""
+    """What defences cost, and what an audit still finds (about 25 minutes of one core).
+
+    Finished runs are saved in runs.jsonl: start the same command again to resume.
+    """
     from bench.privacy import bench_privacy, bench_privacy_at_scale
 
     if device != "cpu" and not large:
         raise ConfigError(f"--device: expected cpu without --large, got {device}")
     numbers = list(range(1, seeds + 1))
     if large:
-        _report(lambda log: bench_privacy_at_scale(log, folder, numbers, workers, device), out)
+        _report(lambda log: bench_privacy_at_scale(log, folder, numbers, workers, device, out), out)
     else:
-        _report(lambda log: bench_privacy(log, folder, numbers, workers), out)
+        _report(lambda log: bench_privacy(log, folder, numbers, workers, out), out)
 
 
 @app.command("codec")

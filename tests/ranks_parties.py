@@ -35,6 +35,8 @@ z_width = 6
 every = 5
 [evaluation]
 every = 10
+[privacy]
+{privacy}
 """
 _METHOD = "W = 3\nR = 3\ndepth = 2"
 _PARTY = """
@@ -66,6 +68,7 @@ class Parties:
     method: str = _METHOD
     codec: str = "fp32"
     device: str = "cpu"
+    privacy: str = ""
     bottom: str = BOTTOM
     port: int = field(default_factory=free_port)
 
@@ -85,7 +88,9 @@ class Parties:
             write_store(self.folder / role / "store", parts[0], {"c": CODES}, test=parts[1])
 
     def _write_job(self, name: str, method: str) -> None:
-        text = _JOB.format(rounds=self.rounds, method=method, codec=self.codec)
+        text = _JOB.format(
+            rounds=self.rounds, method=method, codec=self.codec, privacy=self.privacy
+        )
         (self.folder / name).write_text(text, encoding="utf-8")
 
     def start(

@@ -43,6 +43,7 @@ NAVIGATION = (
     ("docs/deployment.md", "Deployment"),
     ("docs/gateway.md", "Gateways"),
     ("docs/security.md", "Security"),
+    ("docs/privacy.md", "Privacy"),
     ("docs/stability.md", "Stability"),
     ("docs/licences.md", "Dependencies and licences"),
     ("docs/results.md", "Results"),

@@ -34,7 +34,7 @@ from celu.engine.scores import Scores
 from celu.engine.state import TwinState
 from celu.engine.state_dict import OPTIMIZER, TwinMetadata, parameter_names
 from celu.engine.twin_metrics import CORRECTED, corrected_metrics
-from celu.errors import CheckpointError, ConfigError
+from celu.errors import ConfigError
 from celu.label_map import LabelMap
 from celu.metrics.names import METRICS
 from celu.metrics.own import Metric
@@ -42,8 +42,8 @@ from celu.model_identity import weights_of
 from celu.models.fit_labels import check_both_classes, check_output
 from celu.models.user_code import call_loss
 from celu.party import Guest
-from celu.privacy.label_key import LabelKey
 from celu.privacy.randomized_response import RandomizedResponse
+from celu.privacy.secret_key import LABELS, SecretKey
 from celu.ranks.gradients import sum_dense
 from celu.ranks.slices import ONE, Slices
 
@@ -112,7 +112,7 @@ class Twin:
         self._model = replace(own, bottom=bottom, top=top)
         self._seed, self._guest, self._device = job.seed, guest, device
         self._ranks, self._batch_size = ranks, job.batch_size
-        self._key = LabelKey.read(guest.label_key)
+        self._key = SecretKey.read(guest.label_key, LABELS)
         classes = guest.label_map.classes or ()
         self._response = RandomizedResponse(job.privacy.label_epsilon, len(classes))
         self._loss = self._response.unbiased(guest.loss)
@@ -252,13 +252,7 @@ class Twin:
 
     def from_state_dict(self, metadata: TwinMetadata, checkpoint: CheckpointTensors) -> TwinState:
         """The inverse of `state_dict`; raises CheckpointError, also for another key."""
-        if metadata.key != self._key.fingerprint:
-            where = "label_key" if self._key.path is None else str(self._key.path)
-            raise CheckpointError(
-                f"{where}: expected the key that the run started with, got another, which would "
-                "randomize the labels again; restore it, or start a new run with another --out at "
-                "all parties"
-            )
+        self._key.check_same(metadata.key, LABELS)
         weights = checkpoint.pop_weights(f"{PREFIX}weights.", self._model.modules)
         flat: Mapping[str, Tensor] = checkpoint.pop_prefix(f"{PREFIX}{OPTIMIZER}")
         optimizer = self._optimizer.unflatten_state({**metadata.optimizer, **flat})

@@ -17,9 +17,11 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from celu.errors import DataError
+from celu.prepare.number_text import PLAIN, NumberStyle, styles_of
 from celu.prepare.parsing import (
     CellTypeError,
     Kind,
+    NumberParser,
     advice_on_text,
     classify_cell,
     is_date,
@@ -46,14 +48,14 @@ class DelimitedReader:
         names: list[str] | None,
         missing: list[str],
         is_gzip: bool,
-        decimal: str = ".",
+        style: NumberStyle = PLAIN,
     ) -> None:
         self._path = path
         self._delimiter = delimiter
         self._header = names
         self._missing = missing
         self._is_gzip = is_gzip
-        self._decimal = decimal
+        self._style = style
 
     def text_bytes(self, num_columns: int) -> int:
         """See `RawFile.text_bytes`; this bound includes all columns of the file."""
@@ -62,6 +64,7 @@ class DelimitedReader:
 
     def names(self) -> list[str]:
         """The column names."""
+        self._check_encoding()
         with readable(self._path, block_bytes=BLOCK_BYTES), self._open() as stream:
             names: list[str] = self._parse(stream, None).schema.names
             return names
@@ -71,26 +74,43 @@ class DelimitedReader:
     ) -> Iterator[tuple[dict[str, Any], int]]:
         """Arrays by column, and the number of bytes read so far."""
         types = {
-            name: pa.float64() if kind == "number" else pa.string()
+            name: pa.float64() if kind == "number" and self._style.is_for_arrow else pa.string()
             for name, kind in columns.items()
         }
-        num_rows = 0
+        parser = NumberParser(self._style)
         try:
             with readable(self._path, block_bytes=BLOCK_BYTES):
-                for parsed in self._in_pieces(types, columns, threads):
-                    if parsed is None:
-                        yield from self._as_stream(types, columns, num_rows)
-                        return
-                    arrays, position = parsed
-                    length = len(next(iter(arrays.values())))
-                    num_rows += length
-                    if length:
-                        yield arrays, position
+                yield from self._parsed(types, columns, threads, parser)
+            if parser.text_rows.total():
+                raise CellTypeError
         except CellTypeError:
             raise self._diagnose(columns) from None
 
+    def _parsed(
+        self,
+        types: Mapping[str, Any],
+        columns: Mapping[str, Kind],
+        threads: int,
+        parser: NumberParser,
+    ) -> Iterator[tuple[dict[str, Any], int]]:
+        """Like `blocks`; text in columns of numbers is null, and counted by the parser."""
+        num_rows = 0
+        for parsed in self._in_pieces(types, columns, threads, parser):
+            if parsed is None:
+                yield from self._as_stream(types, columns, num_rows, parser)
+                return
+            arrays, position = parsed
+            length = len(next(iter(arrays.values())))
+            num_rows += length
+            if length:
+                yield arrays, position
+
     def _in_pieces(
-        self, types: Mapping[str, Any], columns: Mapping[str, Kind], threads: int
+        self,
+        types: Mapping[str, Any],
+        columns: Mapping[str, Kind],
+        threads: int,
+        parser: NumberParser,
     ) -> Iterator[tuple[dict[str, Any], int] | None]:
         """The blocks of all pieces in order; ends with None if the rest has to be a stream."""
         ahead: deque[tuple[Future[dict[str, Any] | None], int]] = deque()
@@ -102,7 +122,7 @@ class DelimitedReader:
                 table = pa_csv.read_csv(pa.BufferReader(piece), read, parsing, converting)
             except (pa.ArrowException, UnicodeDecodeError):
                 return None
-            return _join(table, columns)
+            return _join(table, columns, parser)
 
         is_cut = False
         with DaemonThreads(threads, "celu-parse") as pool:
@@ -136,7 +156,7 @@ class DelimitedReader:
                 yield rest, raw.tell()
 
     def _as_stream(
-        self, types: Mapping[str, Any], columns: Mapping[str, Kind], skip: int
+        self, types: Mapping[str, Any], columns: Mapping[str, Kind], skip: int, parser: NumberParser
     ) -> Iterator[tuple[dict[str, Any], int]]:
         """Like `blocks`, without the first rows."""
         with pa.OSFile(str(self._path)) as raw:
@@ -149,11 +169,19 @@ class DelimitedReader:
                         left.append(batch.slice(skip))
                     skip = max(0, skip - batch.num_rows)
                 if left:
-                    yield _join(pa.Table.from_batches(left), columns), raw.tell()
+                    yield _join(pa.Table.from_batches(left), columns, parser), raw.tell()
 
     def _open(self) -> Any:
         raw = pa.OSFile(str(self._path))
         return pa.CompressedInputStream(raw, "gzip") if self._is_gzip else raw
+
+    def _check_encoding(self) -> None:
+        with readable(self._path), self._open() as stream:
+            start = stream.read(2)
+        if start in (b"\xff\xfe", b"\xfe\xff"):
+            raise DataError(
+                f"{self._path}: expected UTF-8, got UTF-16; write the file again as UTF-8"
+            )
 
     def _parse(self, stream: Any, types: Mapping[str, Any] | None) -> Any:
         return pa_csv.open_csv(stream, *self._options(types, self._header))
@@ -168,7 +196,7 @@ class DelimitedReader:
             pa_csv.ParseOptions(delimiter=self._delimiter),
             pa_csv.ConvertOptions(
                 null_values=self._missing,
-                decimal_point=self._decimal,
+                decimal_point=self._style.decimal,
                 strings_can_be_null=True,
                 column_types=types,
                 include_columns=list(types) if types else None,
@@ -180,14 +208,17 @@ class DelimitedReader:
         undecodable: Counter[str] = Counter()
         text: Counter[str] = Counter()
         dates: Counter[str] = Counter()
+        styles: dict[str, Counter[NumberStyle]] = {name: Counter() for name in columns}
         with readable(self._path, block_bytes=BLOCK_BYTES), self._open() as stream:
             for batch in self._parse(stream, dict.fromkeys(columns, pa.binary())):
                 for name, kind in columns.items():
                     for value in batch.column(name).drop_null().to_pylist():
-                        found = classify_cell(value, self._decimal)
+                        found = classify_cell(value, self._style)
                         undecodable[name] += found == "bytes"
-                        text[name] += kind == "number" and found == "text"
-                        dates[name] += found == "text" and is_date(value)
+                        if kind == "number" and found == "text":
+                            text[name] += 1
+                            dates[name] += is_date(value)
+                            styles[name].update(styles_of(value.decode(), self._delimiter))
         problems = []
         for count, expected, got in (
             (undecodable, "UTF-8", "other bytes"),
@@ -198,7 +229,14 @@ class DelimitedReader:
                     what = f"expected {expected}, got {got} in {count[name]:,} rows"
                     fix = "write the file again as UTF-8"
                     if count is text:
-                        fix = advice_on_text(name, are_dates=dates[name] == text[name])
+                        style, rows = max(
+                            styles[name].items(), key=lambda item: item[1], default=(None, 0)
+                        )
+                        fix = advice_on_text(
+                            name,
+                            are_dates=dates[name] == text[name],
+                            style=style if rows == text[name] else None,
+                        )
                     problems.append(f"{self._path}: column {name!r}: {what}; {fix}")
         return DataError("\n".join(problems) or f"{self._path}: expected numbers, got text")
 
@@ -221,12 +259,16 @@ def _group(batches: Iterator[Any], size: int) -> Generator[list[Any], None, None
         yield group
 
 
-def _join(table: Any, columns: Mapping[str, Kind]) -> dict[str, Any]:
+def _join(table: Any, columns: Mapping[str, Kind], parser: NumberParser) -> dict[str, Any]:
     joined = {}
     for name, kind in columns.items():
         column = table.column(name)
         if kind in ("category", "date", "bag", "label"):
             # Faster than dictionaries from the parser, which makes one for each block.
             column = column.dictionary_encode()
-        joined[name] = column.combine_chunks()
+        if kind == "number" and column.type == pa.string():
+            column = column.dictionary_encode().combine_chunks()
+            joined[name] = parser.parse(name, column)[0]
+        else:
+            joined[name] = column.combine_chunks()
     return joined

@@ -24,6 +24,7 @@ from celu.data.store import to_numpy
 from celu.data.tags import TAG_BYTES, Tags, ascending, held_out, tags_of_texts
 from celu.errors import ConfigError, DataError
 from celu.prepare.encoders.encoder import Mask
+from celu.prepare.id_warnings import IdWarnings
 from celu.prepare.new_store import NewStore
 from celu.prepare.parsing import Kind
 from celu.prepare.prefetch import prefetch
@@ -79,11 +80,12 @@ def spill_rows(
     spill: Spill,
     progress: Progress,
     threads: int,
-) -> int:
-    """Fit the encoders, spill all rows and return their number.
+) -> tuple[int, list[str]]:
+    """Fit the encoders and spill all rows; returns their number, and warnings about ids.
 
     Raises DataError for bad rows, at the end of a file.
     """
+    id_warnings = IdWarnings(settings.id)
     total = sum(file.num_bytes for file in files)
     num_rows = bytes_before = 0
     with DaemonThreads(1, "celu-spill") as spiller, DaemonThreads(threads, "celu-encode") as pool:
@@ -93,6 +95,7 @@ def spill_rows(
             for tagged in prefetch(_tagged(file, kinds, settings, num_rows, threads)):
                 ids, tags, block = tagged
                 num_without_id += ids.null_count
+                id_warnings.add(ids)
                 batch = _encode(ids, tags, block, settings.rows_of("train", tags), stores, pool)
                 if added is not None:
                     added.result()
@@ -103,7 +106,7 @@ def spill_rows(
                 added.result()
             _check(file, settings.id, num_without_id, stores)
             bytes_before += file.num_bytes
-    return num_rows
+    return num_rows, id_warnings.warnings()
 
 
 def _tagged(

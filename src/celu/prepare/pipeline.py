@@ -121,7 +121,9 @@ def _prepare(
         buckets = buckets_for(text_bytes + list_bytes)
         try:
             with Spill(folders[0] / "rows.spill", buckets) as spill:
-                num_rows = spill_rows(files, kinds, settings, stores, spill, progress, threads)
+                num_rows, id_warnings = spill_rows(
+                    files, kinds, settings, stores, spill, progress, threads
+                )
                 if not settings.all_test:
                     check_labels(source, stores)
                 rows = write_parts(
@@ -129,7 +131,7 @@ def _prepare(
                 )
             for store, folder in zip(stores, folders, strict=True):
                 store.schema(rows).write(folder)
-            reports = [store.report(rows) for store in stores]
+            reports = [store.report(rows, id_warnings) for store in stores]
             for new_folder in new_folders:
                 new_folder.publish()
         except OSError as error:

@@ -66,6 +66,18 @@ def test_a_peer_cannot_tell_ranks_from_slices(tmp_path: Path, guest: int, host: 
     assert_same_bits(parties.train("ranks", {"ranks": guest}, {"ranks": host}), slices)
 
 
+def test_noise_is_added_once_to_a_whole_batch_whatever_the_ranks(tmp_path: Path) -> None:
+    noise = (
+        "z_noise = { clip = 0.5, noise_multiplier = 1.0 }\n"
+        'dz_noise = { name = "marvell", power = 4.0 }'
+    )
+    parties = Parties(tmp_path, rounds=10, privacy=noise)
+    slices = parties.train("slices", {"slices": 2}, {"slices": 2})
+    assert_same_bits(parties.train("ranks", {"ranks": 2}, {"ranks": 2}), slices)
+    for role in ("guest", "host"):
+        assert (tmp_path / role / "noise.key").stat().st_mode & 0o777 == 0o600
+
+
 def test_the_auc_of_ranks_is_that_of_one_process(tmp_path: Path) -> None:
     parties = Parties(tmp_path, rounds=10)
     parties.train("one", {}, {})
