@@ -124,7 +124,7 @@ def tabular(
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Tables at a time, one core each.")] = 2,
 ) -> None:
-    """Federated AUC on tables, compared with pooled models and LightGBM (about 10 minutes)."""
+    """Federated AUC on tables, compared with pooled models and LightGBM (about 40 minutes)."""
     from bench.tabular import bench_tabular
 
     _report(lambda log: bench_tabular(log, folder, list(range(1, seeds + 1)), workers), out)

@@ -630,6 +630,16 @@ def test_an_invalid_serving_contract_is_refused_by_its_key(
         read_serving(path)
 
 
+def test_the_preset_for_tables_makes_no_local_steps_unless_auto_chooses() -> None:
+    tables = Job(preset="tabular", rounds=10, hosts={"host": 8})
+    assert tables.batch_size == 256
+    assert [tables.tuning().for_role(role)[1] for role in ("guest", "host")] == [1, 1]
+    own = Job(preset="tabular", rounds=10, hosts={"host": 8}, method={"R": 3}, batch_size=64)
+    assert own.batch_size == 64 and own.tuning().for_role("host")[1] == 3
+    auto = Job(preset="tabular", rounds=10, hosts={"host": 8}, method="auto")
+    assert auto.auto and not auto.given()
+
+
 def test_the_preset_for_tables_has_an_optimizer_that_a_job_may_replace() -> None:
     tables = Job(preset="tabular", rounds=10, hosts={"host": 8})
     assert (tables.optimizer.name, tables.optimizer.schedule) == ("adam", "cosine")

@@ -216,7 +216,7 @@ class GuestTrainer(Trainer):
         if not len(slots):
             return
         positions = positions.to(self._device)
-        values = {"forecast": output[positions]}
+        values = {"forecast": self._losses.combine(output[positions])}
         z = self._decode(activations, batch, self._batch_size)
         for (host, coding), z_BD, message in zip(
             self._codings.items(), z, derivatives, strict=True

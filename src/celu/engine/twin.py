@@ -40,6 +40,7 @@ from celu.metrics.names import METRICS
 from celu.metrics.own import Metric
 from celu.model_identity import weights_of
 from celu.models.fit_labels import check_both_classes, check_output
+from celu.models.members import MemberLoss
 from celu.models.user_code import call_loss
 from celu.party import Guest
 from celu.privacy.randomized_response import RandomizedResponse
@@ -116,6 +117,7 @@ class Twin:
         classes = guest.label_map.classes or ()
         self._response = RandomizedResponse(job.privacy.label_epsilon, len(classes))
         self._loss = self._response.unbiased(guest.loss)
+        self._of_members = MemberLoss(self._loss, top)
         parts = {"train": guest.train, "test": guest.test, "validation": guest.validation}
         self._labels = {p: self._randomize(p, d) for p, d in parts.items() if d is not None}
         for part in self._labels.keys() - {"train"}:
@@ -160,7 +162,7 @@ class Twin:
     def _curvature(self, output: Tensor, labels: Tensor) -> float:
         gather = partial(self._ranks.gather, rows=self._batch_size)
         output, labels = gather(output), gather(labels)
-        return float(self._ranks.share(lambda: self._loss.curvature(output, labels)))
+        return float(self._ranks.share(lambda: self._of_members.curvature(output, labels)))
 
     def _compute(
         self, like: Batch, reseed: Callable[[int], None], *tensors: Tensor
@@ -184,8 +186,9 @@ class Twin:
 
     def _losses(self, output: Tensor, labels: Tensor) -> Tensor:
         guest = self._guest
-        check_output(self._model.party, guest.loss, guest.label_map, output, len(labels))
-        return call_loss(self._model.party, self._loss.per_instance, output, labels)
+        one = self._of_members.one_member(output)
+        check_output(self._model.party, guest.loss, guest.label_map, one, len(labels))
+        return call_loss(self._model.party, self._of_members.per_instance, output, labels)
 
     def apply_update(self) -> None:
         """Apply the update of the latest answer."""
