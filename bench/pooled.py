@@ -1,12 +1,15 @@
 """What a federated model is compared with: the same model, and LightGBM, on the joined table.
 
 Neither uses anything of the engine: a plain PyTorch loop, and gradient-boosted trees. Both choose
-on validation rows, and are scored on test rows.
+on validation rows, and are scored on test rows. The loop draws batches in the order of a federated
+run, so that both differ by what federation does and not by chance.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,15 +17,15 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import LambdaLR
 
 import celu
 from bench.tables import TabularSet
+from celu.data.order import BatchOrder
 from celu.errors import ConfigError
 from celu.metrics.ranking import Ranking
 
 torch.sparse.check_sparse_tensor_invariants.disable()  # torch warns if it is not set
-RATES = (0.5, 1.0)  # times the learning rate of the job, for a pooled model to choose from
 _CHUNK = 8192  # rows that are scored at a time
 
 
@@ -53,36 +56,32 @@ def train_pooled(
     host: nn.Module,
     top: nn.Module,
     job: celu.Job,
-    rate: float = 1.0,
 ) -> Scored:
     """Train the three modules as one model in one process, one update for each batch.
 
     The optimizer, the batch size and the patience are the job's, and it makes as many updates as
-    the job's guest, local ones included. `rate` multiplies the learning rate. Of the model at each
-    evaluation, the one with the best validation AUC counts.
+    the job's guest, local ones included. Of the model at each evaluation, the one with the best
+    validation AUC counts.
     """
     rounds = job.num_rounds(table.guest.train.num_rows // job.batch_size)
     _, updates_per_round = job.tuning().for_role("guest")
     updates, every = rounds * updates_per_round, job.evaluation.every * updates_per_round
     whole = nn.ModuleList([guest, host, top])
-    optimizers = _optimizers(whole, job, rate)
+    optimizers = _optimizers(whole, job)
     is_cosine = job.optimizer.schedule == "cosine"
-    schedules = [CosineAnnealingLR(o, updates) for o in optimizers if is_cosine]
+    schedules = [LambdaLR(o, partial(_cosine, updates)) for o in optimizers if is_cosine]
     rows, held_out = _joined(table, "train"), _joined(table, "held_out")
     labels = table.guest.train.labels
     assert labels is not None
-    order = torch.Generator().manual_seed(job.seed)
+    order = BatchOrder(job.seed, len(labels), job.batch_size)
     torch.manual_seed(job.seed)  # for dropout
     best, num_worse = Scored(0.0, 0.0), 0
-    batches: list[Tensor] = []
     for number in range(1, updates + 1):
-        if not batches:
-            shuffled = torch.randperm(len(labels), generator=order)
-            batches = list(shuffled.split(job.batch_size))[: len(labels) // job.batch_size]
-        batch = batches.pop()
-        output = _forward(whole, rows, batch)
-        loss = F.binary_cross_entropy_with_logits(output, labels[batch].float())
-        loss.backward()
+        batch = order.rows(number - 1)
+        output_BM = _forward(whole, rows, batch)
+        repeated = labels[batch].float().repeat_interleave(output_BM.shape[1])
+        losses = F.binary_cross_entropy_with_logits(output_BM.flatten(), repeated, reduction="none")
+        losses.view_as(output_BM).mean(dim=1).mean().backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -94,7 +93,7 @@ def train_pooled(
                 chunks = torch.arange(table.guest.held_out.num_rows).split(_CHUNK)
                 output = torch.cat([_forward(whole, held_out, chunk) for chunk in chunks])
             whole.train()
-            found = _score(output.numpy(), table)
+            found = _score(output[:, 0].numpy(), table)
             num_worse = 0 if found > best else num_worse + 1
             best = max(best, found)
             if num_worse == job.evaluation.patience:
@@ -102,24 +101,30 @@ def train_pooled(
     return best
 
 
+def _cosine(updates: int, done: int) -> float:
+    """The factor of the learning rate after some updates."""
+    return (1 + math.cos(math.pi * done / updates)) / 2
+
+
 def _joined(table: TabularSet, part: str) -> list[celu.Dataset]:
     return [getattr(table.guest, part), getattr(table.host, part)]
 
 
 def _forward(whole: nn.ModuleList, rows: Sequence[celu.Dataset], batch: Tensor) -> Tensor:
+    """The logits of the top, or in training of each of its members, [B, members]."""
     *bottoms, top = whole
     zs = [
         bottom(**dataset.take(batch).inputs) for bottom, dataset in zip(bottoms, rows, strict=True)
     ]
     output: Tensor = top(*zs)
-    return output.reshape(-1)
+    return output.reshape(len(batch), -1)
 
 
-def _optimizers(whole: nn.Module, job: celu.Job, rate: float) -> list[torch.optim.Optimizer]:
+def _optimizers(whole: nn.Module, job: celu.Job) -> list[torch.optim.Optimizer]:
     sparse = [m.weight for m in whole.modules() if isinstance(m, nn.Embedding) and m.sparse]
     known = {id(weight) for weight in sparse}
     dense = [weight for weight in whole.parameters() if id(weight) not in known]
-    lr = job.optimizer.lr * rate
+    lr = job.optimizer.lr
     if job.optimizer.name == "adagrad":
         return [torch.optim.Adagrad(dense + sparse, lr=lr)]
     found: list[torch.optim.Optimizer] = [torch.optim.Adam(dense, lr=lr)]

@@ -17,6 +17,7 @@ from celu.certs import make_authority, make_party
 from celu.data.order import BatchOrder
 from celu.engine.optimizer import Optimizer
 from celu.events import ignore
+from celu.models.members import MemberLoss
 from celu.models.residual import ResidualTop, ResidualTower
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
@@ -65,11 +66,12 @@ def federation(
     guest_has_features: bool = True,
     init_std: float = 0.2,
     is_residual: bool = False,
+    dropout: float = 0.1,
     **job: Any,
 ) -> Federation:
     """Seeded rows and modules; `hosts` maps names to widths of Z; `job` are fields of the Job.
 
-    Modules are those of "wdl", or of "resnet" if it `is_residual`.
+    Modules are those of "wdl", or of "resnet" if it `is_residual`; those have `dropout`.
     """
     widths = {"host": 6} if hosts is None else hosts
     random = torch.Generator().manual_seed(7)
@@ -91,14 +93,16 @@ def federation(
     def tower(width: int, name: str) -> nn.Module:
         if is_residual:
             rows = dataset(name).examples()
-            return ResidualTower(width, columns, sizes, rows, bins=4, width=8, dropout=0.1)
+            small: dict[str, Any] = {"bins": 4, "members": 2, "width": 8, "dropout": dropout}
+            return ResidualTower(width, columns, sizes, rows, **small)
         return Tower(width, columns, sizes, embedding_dim=4, hidden=(8,), init_std=init_std)
 
     torch.manual_seed(3)
-    own = [5] if guest_has_features else []
+    own_width = 4 if is_residual else 5
+    own = [own_width] if guest_has_features else []
     z_widths = [*own, *widths.values()]
     top: nn.Module = (
-        ResidualTop(z_widths, OUTPUTS[loss], width=8, dropout=0.1)
+        ResidualTop(z_widths, OUTPUTS[loss], members=2, width=8, dropout=dropout)
         if is_residual
         else WideDeepTop(z_widths, OUTPUTS[loss], hidden=(7,), init_std=init_std)
     )
@@ -110,7 +114,7 @@ def federation(
         loss=UNSCALED if loss == "regression" else celu.LOSSES[loss],
         train=guest_dataset,
         test=guest_dataset,
-        bottom=tower(5, "guest") if guest_has_features else None,
+        bottom=tower(own_width, "guest") if guest_has_features else None,
         metrics=METRICS[loss],
     )
     defaults: dict[str, Any] = {"rounds": 14, "batch_size": BATCH}
@@ -188,7 +192,8 @@ def train_in_plain_loop(fed: Federation) -> dict[str, Tensor]:
         z = [] if fed.guest.bottom is None else [fed.guest.bottom(**guest.inputs)]
         z += [host.bottom(**host.train.take(rows).inputs) for host in fed.hosts.values()]
         assert guest.labels is not None
-        fed.guest.loss.per_instance(fed.guest.top(*z), guest.labels).mean().backward()
+        loss = MemberLoss(fed.guest.loss, fed.guest.top)
+        loss.per_instance(fed.guest.top(*z), guest.labels).mean().backward()
         for optimizer in optimizers:
             optimizer.set_round(round_)
             optimizer.step()

@@ -35,7 +35,8 @@ z_width = 6
 every = 5
 [evaluation]
 every = 10
-{more}
+[privacy]
+{privacy}
 """
 _METHOD = "W = 3\nR = 3\ndepth = 2"
 _PARTY = """
@@ -67,8 +68,8 @@ class Parties:
     method: str = _METHOD
     codec: str = "fp32"
     device: str = "cpu"
+    privacy: str = ""
     bottom: str = BOTTOM
-    job_more: str = ""
     port: int = field(default_factory=free_port)
 
     def __post_init__(self) -> None:
@@ -89,7 +90,9 @@ class Parties:
             write_store(store, train, {"c": CODES}, test=test, validation=validation)
 
     def _write_job(self, name: str, method: str) -> None:
-        text = _JOB.format(rounds=self.rounds, method=method, codec=self.codec, more=self.job_more)
+        text = _JOB.format(
+            rounds=self.rounds, method=method, codec=self.codec, privacy=self.privacy
+        )
         (self.folder / name).write_text(text, encoding="utf-8")
 
     def start(

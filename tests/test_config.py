@@ -151,6 +151,12 @@ def test_settings_are_frozen(tmp_path: Path) -> None:
         (edited(JOB, "rounds = 100", "rounds = 1\nepochs = 1"), "rounds and epochs", "exactly"),
         ("batchsize = 5\n" + JOB, "batchsize", "no such key; did you mean batch_size?"),
         ("W = 5\n" + JOB, "W", "no such key; did you mean W in [method]?"),
+        ("weight_decay = 0.1\n" + JOB, "weight_decay", "did you mean weight_decay in [optimizer]?"),
+        (
+            JOB + "[optimizer]\nweight_decy = 1",
+            "optimizer.weight_decy",
+            "did you mean weight_decay?",
+        ),
         (JOB + "[optimizer]\ndropout = 0.1", "optimizer.dropout", "the keys here are name, lr, "),
         ("batch_size = 0\n" + JOB, "batch_size", "got 0"),
         ("seed = -1\n" + JOB, "seed", "got -1"),
@@ -622,6 +628,16 @@ def test_an_invalid_serving_contract_is_refused_by_its_key(
     path.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(expected)):
         read_serving(path)
+
+
+def test_the_preset_for_tables_makes_no_local_steps_unless_auto_chooses() -> None:
+    tables = Job(preset="tabular", rounds=10, hosts={"host": 8})
+    assert tables.batch_size == 256
+    assert [tables.tuning().for_role(role)[1] for role in ("guest", "host")] == [1, 1]
+    own = Job(preset="tabular", rounds=10, hosts={"host": 8}, method={"R": 3}, batch_size=64)
+    assert own.batch_size == 64 and own.tuning().for_role("host")[1] == 3
+    auto = Job(preset="tabular", rounds=10, hosts={"host": 8}, method="auto")
+    assert auto.auto and not auto.given()
 
 
 def test_the_preset_for_tables_has_an_optimizer_that_a_job_may_replace() -> None:

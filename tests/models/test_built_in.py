@@ -17,7 +17,7 @@ ALL = [*BOTTOMS.items(), *TOPS.items()]
 
 
 def bottom(use: str, **options: Any) -> nn.Module:
-    return build_bottom(use, options, z_width=4, columns={"numbers": 3}, sizes={})
+    return build_bottom(use, options, z_width=8, columns={"numbers": 3}, sizes={})
 
 
 @pytest.mark.parametrize(("name", "built_in"), ALL)
@@ -45,7 +45,7 @@ def test_every_bottom_is_built_by_its_name_alone(use: str) -> None:
 
 @pytest.mark.parametrize("use", list(TOPS))
 def test_every_top_is_built_by_its_name_alone(use: str) -> None:
-    assert isinstance(build_top(use, {}, z_widths=[4, 4]), TOPS[use].constructor)
+    assert isinstance(build_top(use, {}, z_widths=[8, 8]), TOPS[use].constructor)
 
 
 def test_the_tower_of_dssm_differs_in_its_last_layer_only() -> None:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 import celu
+from celu.errors import ModelError
 from celu.models.built_in import BOTTOMS
+from celu.models.members import num_members
 from celu.models.number_embedding import NumberEmbedding
 from celu.models.residual import ResidualTop, ResidualTower
 
@@ -37,7 +39,9 @@ def tower(columns: dict[str, int], **options: Any) -> ResidualTower:
     torch.manual_seed(0)
     rows = {name: tensor for name, tensor in inputs(50).items() if name in columns}
     sizes = {name: sizes for name, sizes in SIZES.items() if name in columns}
-    return ResidualTower(6, columns, sizes, rows, **{"width": 16, "bins": 4, **options})
+    return ResidualTower(
+        6, columns, sizes, rows, **{"width": 16, "bins": 4, "members": 2, **options}
+    )
 
 
 def inputs(rows: int) -> dict[str, Tensor]:
@@ -99,7 +103,8 @@ def test_a_tower_takes_ids_numbers_or_both(columns: dict[str, int]) -> None:
 @pytest.mark.parametrize(("pooling", "factor"), [("mean", 1.0), ("sum", 2.0)])
 def test_a_bag_is_the_mean_or_the_sum_of_its_embeddings(pooling: Any, factor: float) -> None:
     torch.manual_seed(0)
-    module = ResidualTower(6, {"tags": 1}, {"tags": (9,)}, width=16, pooling=pooling)
+    module = ResidualTower(6, {"tags": 1}, {"tags": (9,)}, members=1, width=16, pooling=pooling)
+    module.eval()
     embed = module.embeddings["tags"]
     one, twice = torch.tensor([[[4, 0, 0]]]), torch.tensor([[[4, 4, 0]]])
     torch.testing.assert_close(embed(twice), embed(one) * factor)
@@ -107,7 +112,7 @@ def test_a_bag_is_the_mean_or_the_sum_of_its_embeddings(pooling: Any, factor: fl
 
 
 def test_a_row_does_not_depend_on_the_others_of_its_batch() -> None:
-    module, rows = tower({"ids": 2, "numbers": 4}, blocks=2), inputs(9)
+    module, rows = tower({"ids": 2, "numbers": 4}, blocks=2, dropout=0.0), inputs(9)
     assert module.training
     alone = module(**{name: tensor[3:4] for name, tensor in rows.items()})
     torch.testing.assert_close(module(**rows)[3:4], alone)
@@ -115,8 +120,10 @@ def test_a_row_does_not_depend_on_the_others_of_its_batch() -> None:
 
 def test_the_edges_of_bins_are_weights_that_a_loaded_model_has() -> None:
     trained = tower({"numbers": 4})
-    loaded = ResidualTower(6, {"numbers": 4}, {}, None, width=16, bins=4)
+    loaded = ResidualTower(6, {"numbers": 4}, {}, None, width=16, bins=4, members=2)
     loaded.load_state_dict(trained.state_dict())
+    trained.eval()
+    loaded.eval()
     rows = {"numbers": inputs(5)["numbers"]}
     assert torch.equal(loaded(**rows), trained(**rows))
 
@@ -133,7 +140,7 @@ def test_dropout_is_off_unless_it_is_asked_for() -> None:
 
 def products(*values: list[float]) -> list[float]:
     """What a top with identical projections computes besides Z, from the Z of each party."""
-    top = ResidualTop([2] * len(values), width=2, blocks=0)
+    top = ResidualTop([2] * len(values), members=1, width=2, blocks=0)
     with torch.no_grad():
         for projection in top.projections:
             projection.weight.copy_(torch.eye(2))
@@ -141,7 +148,7 @@ def products(*values: list[float]) -> list[float]:
     seen: list[Tensor] = []
     top.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     top(*(torch.tensor([z], dtype=torch.float32) for z in values))
-    found: list[float] = seen[0][0, 2 * len(values) :].tolist()
+    found: list[float] = seen[0][0, 0, 2 * len(values) :].tolist()
     return found
 
 
@@ -175,3 +182,40 @@ def test_a_federated_run_learns_what_only_both_parties_together_know() -> None:
     host = celu.Host(bottom=bottom(host_train), train=host_train, test=host_test)
     job = celu.Job(preset="tabular", rounds=150, batch_size=256, hosts={"host": 8})
     assert celu.simulate(job, guest, {"host": host}).metrics["auc"] > 0.95
+
+
+def test_members_have_their_own_parts_of_z_and_start_apart() -> None:
+    module = tower({"numbers": 4}, members=3, dropout=0.0)
+    rows = {"numbers": inputs(5)["numbers"]}
+    with torch.no_grad():
+        before = module(**rows).reshape(5, 3, 2)
+        module.signs[1] *= -1
+        changed = (module(**rows).reshape(5, 3, 2) != before).any(dim=2).any(dim=0)
+    assert changed.tolist() == [False, True, False]
+    assert len({tuple(part.flatten().tolist()) for part in before.unbind(dim=1)}) == 3
+
+
+def test_a_top_returns_its_members_in_training_and_their_mean_otherwise() -> None:
+    torch.manual_seed(0)
+    top, zs = ResidualTop([6, 12], outputs=2, members=3, dropout=0.0), (torch.randn(5, 6),) * 2
+    zs = (zs[0], torch.randn(5, 12))
+    assert num_members(top) == 3
+    each = top(*zs)
+    assert each.shape == (5, 3, 2)
+    assert torch.equal(top.eval()(*zs), each.mean(dim=1))
+
+
+def test_a_member_of_a_top_sees_its_parts_of_z_only() -> None:
+    torch.manual_seed(0)
+    top = ResidualTop([6, 6], members=3, dropout=0.0)
+    zs = [torch.randn(5, 6, requires_grad=True) for _ in range(2)]
+    top(*zs)[:, 1].sum().backward()
+    for z in zs:
+        assert z.grad is not None
+        assert (z.grad != 0).any(dim=0).tolist() == [False, False, True, True, False, False]
+
+
+@pytest.mark.parametrize("build", [lambda: tower({"ids": 2}, members=4), lambda: ResidualTop([6])])
+def test_a_width_of_z_that_members_do_not_divide_is_refused(build: Any) -> None:
+    with pytest.raises(ModelError, match=r"multiple of its \d members, got 6; change z_width"):
+        build()

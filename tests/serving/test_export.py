@@ -45,7 +45,11 @@ def edit_json(path: Path, **changes: Any) -> None:
     [
         Task(),
         Task(bottom='"dssm"', top='"dssm"'),
-        Task(bottom='"resnet"', top='"resnet"', job='preset = "tabular"\n'),
+        Task(
+            bottom='{ use = "resnet", members = 2 }',
+            top='{ use = "resnet", members = 2 }',
+            job='preset = "tabular"\n',
+        ),
         Task(hosts=("weather", "bank"), top='{ use = "wdl", hidden = [4] }'),
         Task(guest_has_features=False),
         Task(loss="multiclass", top='{ use = "wdl", outputs = 3 }'),

@@ -215,8 +215,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     # AdaGrad with a zero accumulator, and local steps at the guest only: the best settings that we
     # know across the datasets that we measured.
     "strong": {},
-    # For the residual networks ("resnet"), which AdaGrad trains slowly.
-    "tabular": {"optimizer": {"name": "adam", "lr": 0.002, "schedule": "cosine"}},
+    # For the residual networks ("resnet"), which AdaGrad trains slowly. Without local steps: the
+    # result is that of a pooled model.
+    "tabular": {
+        "batch_size": 256,
+        "method": {"R": 1},
+        "optimizer": {"name": "adam", "lr": 0.002, "schedule": "cosine"},
+    },
     # The protocol of the paper's section 5.1, with values for the constants that it does not give.
     "paper": {
         "batch_size": 4096,
@@ -341,6 +346,9 @@ class Job(Settings):
             flat["optimizer.schedule"] = None
         if self.alignment.group == "P-256":  # as in contracts of releases with this group alone
             flat["alignment.group"] = None
+        for name in ("privacy.z_noise", "privacy.dz_noise"):  # as in those without noise
+            if name in flat:
+                del flat[name]
         flat["method.given"] = " ".join(sorted(self.given())) if self.auto else ""
         return flat
 

@@ -29,6 +29,7 @@ from celu.engine.graphs import NO_GRAPHS, GraphOptions
 from celu.engine.guest_loss import GuestLoss
 from celu.engine.guest_model import GuestModel, leaves_of, split_batch
 from celu.engine.guest_scoring import HELD_OUT, GuestScoring
+from celu.engine.noise import MessageNoise
 from celu.engine.outcome import Outcome, agree
 from celu.engine.randomness import seed_step
 from celu.engine.row_weights import RowWeights
@@ -83,6 +84,7 @@ class GuestTrainer(Trainer):
         self._scoring = GuestScoring(
             guest, self._model, self._losses, self.evaluator, self.twin, ranks
         )
+        self._noise = MessageNoise.of_guest(job, guest)
         self._fresh: _Fresh | None = None  # what the own model has yet to learn from
         # Z of later rounds, which arrived before an evaluation's; at most `depth` of each host.
         self.early: dict[str, deque[Message]] = {host: deque() for host in job.hosts}
@@ -130,19 +132,27 @@ class GuestTrainer(Trainer):
             )
             for _ in self._codings
         ]
-        whole = [self._ranks.gather(dz_BD, self._batch_size) for dz_BD in answer.dz]
-        derivatives = self._ranks.at_first(
-            lambda: [
-                coding.pack(replace(message, tensor=dz_BD))
-                for dz_BD, message, coding in zip(
-                    whole, messages, self._codings.values(), strict=True
-                )
-            ],
-            otherwise=messages,
-        )
+        derivatives = self._pack(messages, answer.dz, batch)
         if self.twin is None:
             self._remember(fresh, answer)
         return answer.loss, derivatives
+
+    def _pack(self, messages: list[Message], dz: Sequence[Tensor], batch: Batch) -> list[Message]:
+        """The messages with dZ of all rows, with noise and encoded, at the first rank."""
+        whole = [self._ranks.gather(dz_BD, self._batch_size) for dz_BD in dz]
+        classes = None
+        if self._noise.needs_classes:
+            classes = self._losses.is_positive(batch, self._batch_size)
+
+        def pack() -> list[Message]:
+            return [
+                coding.pack(self._noise.add(replace(message, tensor=dz_BD), host, classes))
+                for dz_BD, message, (host, coding) in zip(
+                    whole, messages, self._codings.items(), strict=True
+                )
+            ]
+
+        return self._ranks.at_first(pack, otherwise=messages)
 
     def check_sendable(self, derivatives: Sequence[Message]) -> None:
         """Raise what `wire.check_sendable` raises, at all ranks."""
@@ -205,7 +215,7 @@ class GuestTrainer(Trainer):
         if not len(slots):
             return
         positions = positions.to(self._device)
-        values = {"forecast": output[positions]}
+        values = {"forecast": self._losses.combine(output[positions])}
         z = self._decode(activations, batch, self._batch_size)
         for (host, coding), z_BD, message in zip(
             self._codings.items(), z, derivatives, strict=True
@@ -346,6 +356,7 @@ class GuestTrainer(Trainer):
         added: dict[str, Any] = {
             "label_map": label_map,
             "row_weights": self._row_weights.digest(),
+            "noise_key": self._noise.fingerprint,
         }
         if self.twin is not None and state.twin is not None:
             added["twin"], own = self.twin.state_dict(state.twin)
@@ -389,6 +400,9 @@ class GuestTrainer(Trainer):
                 "the weights of rows or classes have changed since the run started; restore them, "
                 "or start a new run with another --out at all parties"
             )
+        self._ranks.at_first(  # which alone adds noise
+            lambda: self._noise.check_same_key(metadata.noise_key), otherwise=None
+        )
         checkpoint = CheckpointTensors(tensors, self._device)
         shapes = [(self._batch_size, terms.z_width) for terms in self._job.hosts.values()]
         own_rows = self._ranks.own_rows(self._batch_size)
@@ -417,7 +431,9 @@ class GuestTrainer(Trainer):
         """This process's rows of every Z."""
         widths = [terms.z_width for terms in self._job.hosts.values()]
         own = self._ranks.scatter(
-            lambda: unpack_all(self._codings.values(), activations, batch, rows), rows, widths
+            lambda: unpack_all(self._codings.values(), activations, batch, rows, self._device),
+            rows,
+            widths,
         )
         return tuple(z_BD.to(self._device) for z_BD in own)
 

@@ -63,6 +63,7 @@ class Optimizer:
             base = self._rate.base_of_embeddings if is_embedding else self._rate.base
             groups.setdefault((base, is_sparse and _is_adam(settings)), []).append(parameter)
         self._base_rates = [base for base, _ in groups]
+        self._factor: float | None = None  # of the rates that the rules have now
         self._rules = [
             _make_rule(parameters, base, settings, sparse=is_sparse)
             for (base, is_sparse), parameters in groups.items()
@@ -87,6 +88,9 @@ class Optimizer:
         """Use the learning rates of this round from now on."""
         factor = self._rate.factor(round_)
         self.lr = self._rate.base * factor  # of what is no embedding
+        if factor == self._factor:  # as in most rounds: a rate on a device takes a while to set
+            return
+        self._factor = factor
         for rule, base in zip(self._rules, self._base_rates, strict=True):
             rule.lr = base * factor
 
@@ -115,6 +119,7 @@ class Optimizer:
 
     def restore(self, states: list[RuleState]) -> None:
         """Return to an earlier state, which stays valid for another `restore`; drop gradients."""
+        self._factor = None  # a rule may return to the rate that it was made with
         for rule, state in zip(self._rules, states, strict=True):
             rule.load_state(_copy(state))
         for parameter in self.parameters:

@@ -59,6 +59,7 @@ class TrainerMetadata(BaseModel):
     in_flight: list[Count] = []  # rounds whose Z was sent and whose dZ has not arrived
     label_map: LabelMap | None = None  # at a guest; None: the loss takes labels as they are
     twin: TwinMetadata | None = None  # at a guest that has one
+    noise_key: str | None = None  # the fingerprint of the key of a party's noise
 
 
 def to_state_dict(

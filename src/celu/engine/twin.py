@@ -34,15 +34,16 @@ from celu.engine.scores import Scores
 from celu.engine.state import TwinState
 from celu.engine.state_dict import OPTIMIZER, TwinMetadata, parameter_names, sharded_rows
 from celu.engine.twin_metrics import CORRECTED, corrected_metrics
-from celu.errors import CheckpointError, ConfigError
+from celu.errors import ConfigError
 from celu.label_map import LabelMap
 from celu.metrics.names import METRICS
 from celu.metrics.own import Metric
 from celu.models.fit_labels import check_both_classes, check_output
+from celu.models.members import MemberLoss
 from celu.models.user_code import call_loss
 from celu.party import Guest
-from celu.privacy.label_key import LabelKey
 from celu.privacy.randomized_response import RandomizedResponse
+from celu.privacy.secret_key import LABELS, SecretKey
 from celu.ranks.gradients import sum_dense
 from celu.ranks.slices import ONE, Slices
 from celu.ranks.whole import digest_whole
@@ -112,10 +113,11 @@ class Twin:
         self._model = replace(own, bottom=bottom, top=top)
         self._seed, self._guest, self._device = job.seed, guest, device
         self._ranks, self._batch_size = ranks, job.batch_size
-        self._key = LabelKey.read(guest.label_key)
+        self._key = SecretKey.read(guest.label_key, LABELS)
         classes = guest.label_map.classes or ()
         self._response = RandomizedResponse(job.privacy.label_epsilon, len(classes))
         self._loss = self._response.unbiased(guest.loss)
+        self._of_members = MemberLoss(self._loss, top)
         parts = {"train": guest.train, "test": guest.test, "validation": guest.validation}
         self._labels = {p: self._randomize(p, d) for p, d in parts.items() if d is not None}
         for part in self._labels.keys() - {"train"}:
@@ -160,7 +162,7 @@ class Twin:
     def _curvature(self, output: Tensor, labels: Tensor) -> float:
         gather = partial(self._ranks.gather, rows=self._batch_size)
         output, labels = gather(output), gather(labels)
-        return float(self._ranks.share(lambda: self._loss.curvature(output, labels)))
+        return float(self._ranks.share(lambda: self._of_members.curvature(output, labels)))
 
     def _compute(
         self, like: Batch, reseed: Callable[[int], None], *tensors: Tensor
@@ -184,8 +186,9 @@ class Twin:
 
     def _losses(self, output: Tensor, labels: Tensor) -> Tensor:
         guest = self._guest
-        check_output(self._model.party, guest.loss, guest.label_map, output, len(labels))
-        return call_loss(self._model.party, self._loss.per_instance, output, labels)
+        one = self._of_members.one_member(output)
+        check_output(self._model.party, guest.loss, guest.label_map, one, len(labels))
+        return call_loss(self._model.party, self._of_members.per_instance, output, labels)
 
     def apply_update(self) -> None:
         """Apply the update of the latest answer."""
@@ -258,13 +261,7 @@ class Twin:
 
     def from_state_dict(self, metadata: TwinMetadata, checkpoint: CheckpointTensors) -> TwinState:
         """The inverse of `state_dict`; raises CheckpointError, also for another key."""
-        if metadata.key != self._key.fingerprint:
-            where = "label_key" if self._key.path is None else str(self._key.path)
-            raise CheckpointError(
-                f"{where}: expected the key that the run started with, got another, which would "
-                "randomize the labels again; restore it, or start a new run with another --out at "
-                "all parties"
-            )
+        self._key.check_same(metadata.key, LABELS)
         weights = checkpoint.pop_weights(f"{PREFIX}weights.", self._model.modules)
         flat: Mapping[str, Tensor] = checkpoint.pop_prefix(f"{PREFIX}{OPTIMIZER}")
         optimizer = self._optimizer.unflatten_state({**metadata.optimizer, **flat})

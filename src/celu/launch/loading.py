@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from celu.models.fit_labels import fit_label_map
 from celu.models.losses import Loss
 from celu.models.tower import new_embedding
 from celu.party import Guest, Host
-from celu.privacy.label_key import LABEL_KEY
+from celu.privacy.secret_key import LABELS, NOISE, KeyUse
 
 if TYPE_CHECKING:
     from celu.launch.sharding import Sharding  # torch.distributed takes a while to import
@@ -67,7 +68,13 @@ def load_party(
         assert bottom is not None  # PartySettings checks this
         if sharding is not None:
             sharding.shard({"bottom": bottom})
-        return Host(bottom=bottom.to(device), train=train, test=test, validation=validation)
+        return Host(
+            bottom=bottom.to(device),
+            train=train,
+            test=test,
+            validation=validation,
+            noise_key=_key(settings, NOISE),
+        )
     assert model.top is not None and model.loss is not None  # likewise for a guest
     widths = ([own_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
     loss, metrics = find_loss(model.loss, folder), model.metrics
@@ -75,22 +82,39 @@ def load_party(
         model.top.use,
         model.top.options,
         z_widths=widths,
-        num_classes=_num_classes(loss, model.top, datasets),
+        num_classes=_num_classes(settings, loss, model.top, datasets),
         folder=folder,
     )
     if sharding is not None:
         sharding.shard({"top": top} if bottom is None else {"bottom": bottom, "top": top})
-    return Guest(
-        bottom=None if bottom is None else bottom.to(device),
-        top=top.to(device),
-        loss=loss,
-        train=train,
-        test=test,
-        validation=validation,
-        metrics=None if metrics is None else find_metrics(metrics, "model.metrics", folder),
-        class_weights=model.class_weights,
-        label_key=None if settings.data is None else settings.data.store.parent / LABEL_KEY,
-    )
+    with _naming_label(settings, datasets):
+        return Guest(
+            bottom=None if bottom is None else bottom.to(device),
+            top=top.to(device),
+            loss=loss,
+            train=train,
+            test=test,
+            validation=validation,
+            metrics=None if metrics is None else find_metrics(metrics, "model.metrics", folder),
+            class_weights=model.class_weights,
+            label_key=_key(settings, LABELS),
+            noise_key=_key(settings, NOISE),
+        )
+
+
+@contextmanager
+def _naming_label(settings: PartySettings, datasets: StoreDatasets) -> Iterator[None]:
+    """Name store and column in an error about the labels, which are arrays to the guest."""
+    try:
+        yield
+    except DataError as error:
+        store, column = settings.require_data().store, datasets.schema.label
+        raise DataError(f"{store}: column {column!r}: {error}") from error
+
+
+def _key(settings: PartySettings, use: KeyUse) -> Path | None:
+    """The file of a key, beside the party's store; it is created when it is first needed."""
+    return None if settings.data is None else settings.data.store.parent / use.file
 
 
 def load_parties(
@@ -106,7 +130,9 @@ def load_parties(
     return guest, {name: party for name, party in loaded.items() if isinstance(party, Host)}
 
 
-def _num_classes(loss: Loss, top: ModelSpec, datasets: StoreDatasets) -> int | None:
+def _num_classes(
+    settings: PartySettings, loss: Loss, top: ModelSpec, datasets: StoreDatasets
+) -> int | None:
     """How many outputs a top needs, if it is one for each class.
 
     Raises ModelError if its setting `outputs` is another number.
@@ -115,7 +141,8 @@ def _num_classes(loss: Loss, top: ModelSpec, datasets: StoreDatasets) -> int | N
     if loss.labels != "multiclass" or train.labels is None:
         return None
     held_out = {p: d.labels for p, d in others.items() if d is not None and d.labels is not None}
-    classes = fit_label_map(loss, train.labels, held_out, train.classes).classes or []
+    with _naming_label(settings, datasets):
+        classes = fit_label_map(loss, train.labels, held_out, train.classes).classes or []
     given = top.options.get("outputs")
     has_names = bool(classes) and isinstance(classes[0], str)
     if isinstance(given, int) and (given < len(classes) or (has_names and given > len(classes))):

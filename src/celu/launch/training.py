@@ -20,6 +20,7 @@ from celu.data.tags import Tags
 from celu.engine.auditing import AuditOptions
 from celu.engine.extension import extended_rounds
 from celu.engine.setup import RunTerms
+from celu.engine.setup import check_party as check_rows
 from celu.errors import ConfigError, PeerLost, PeerRestarted
 from celu.events import Callback, Connected, DataOpened, Restarted, Warned, call_all
 from celu.launch.auditing import audit_options, input_columns
@@ -218,8 +219,10 @@ def _run_once(
     ranks: Slices,
 ) -> Result:
     """One session with the peers, from connecting to GOODBYE."""
+    # While no peer waits, and we wait for none.
+    check_rows(settings.name, party, job)
     checkpoints = Checkpoints(folder.path)
-    checkpoints.scan()  # verify them now, while no peer waits
+    checkpoints.scan()
     is_alone = len(ranks.own) == ranks.size
     shared = rank_checkpoints(ranks, checkpoints, party)
     with open_links(endpoint_of(settings, folder.try_emit), listening) as links:

@@ -113,6 +113,7 @@ BOTTOMS: dict[str, BuiltIn] = {
         {
             "embedding_dim": "the width of the embedding of each id and each number",
             "bins": "the number of bins of a number, between quantiles of the training rows",
+            "members": "predictions that are averaged, alike at all parties; they divide Z",
             **_RESIDUAL,
             "pooling": _POOLING,
         },
@@ -139,7 +140,7 @@ TOPS: dict[str, BuiltIn] = {
     "resnet": BuiltIn(
         ResidualTop,
         "A residual network of all Z and of their products: the parties' features interact.",
-        {"outputs": _OUTPUTS, **_RESIDUAL},
+        {"outputs": _OUTPUTS, "members": "as in the bottoms of all parties", **_RESIDUAL},
         {},
     ),
 }

@@ -29,6 +29,12 @@ CASES: dict[str, dict[str, Any]] = {
         "guest_has_features": False,
         "loss": "multiclass",
     },
+    "members, multi-class": {
+        "is_residual": True,
+        "dropout": 0.0,
+        "loss": "multiclass",
+        "preset": "tabular",
+    },
     "sgd": {"optimizer": celu.Optimizer(name="sgd", lr=0.1)},
     "adam": {"optimizer": celu.Optimizer(name="adam", lr=0.01)},
     "adagrad as in the paper": {

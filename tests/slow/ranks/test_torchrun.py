@@ -16,7 +16,7 @@ from celu.serving.export import export_run
 from ranks_parties import Parties, kill_rank, wait
 
 RANKS = {"1-2": (1, 2), "2-1": (2, 1), "1-4": (1, 4)}
-PRIVATE = "[privacy]\nlabel_epsilon = 2.0\n"  # the guest has a twin
+PRIVATE = "label_epsilon = 2.0"  # the guest has a twin
 # A bottom with dropout, whose Z is NaN at rank 1 from a certain use on, if it is asked for.
 OWN = """
 import os
@@ -86,6 +86,18 @@ def test_a_peer_cannot_tell_ranks_from_slices(tmp_path: Path, guest: int, host: 
     }
     assert_same_bits(parties.train("ranks", **ranks), slices)
     assert parties.metrics("ranks") == parties.metrics("slices")
+
+
+def test_noise_is_added_once_to_a_whole_batch_whatever_the_ranks(tmp_path: Path) -> None:
+    noise = (
+        "z_noise = { clip = 0.5, noise_multiplier = 1.0 }\n"
+        'dz_noise = { name = "marvell", power = 4.0 }'
+    )
+    parties = Parties(tmp_path, rounds=10, privacy=noise)
+    slices = parties.train("slices", {"slices": 2}, {"slices": 2})
+    assert_same_bits(parties.train("ranks", {"ranks": 2}, {"ranks": 2}), slices)
+    for role in ("guest", "host"):
+        assert (tmp_path / role / "noise.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_auc_of_ranks_is_that_of_one_process(tmp_path: Path) -> None:
@@ -163,7 +175,7 @@ def test_a_run_resumes_with_any_number_of_ranks_and_says_that_bits_differ(tmp_pa
 
 
 def test_a_run_has_the_same_bits_however_tables_are_stored_when_it_resumes(tmp_path: Path) -> None:
-    parties = Parties(tmp_path, rounds=60, job_more=PRIVATE)
+    parties = Parties(tmp_path, rounds=60, privacy=PRIVATE)
     undisturbed = parties.train("slices", {"slices": 2}, {"slices": 2})
     whole, sharded = ({"ranks": 2, "shard": shard} for shard in (False, True))
     stopped(parties, 10, whole, sharded)
