@@ -77,8 +77,10 @@ def test_the_guests_own_models_learn_from_the_true_labels_and_are_what_is_evalua
     assert result.own_weights != result.model.weights["guest"]
 
 
-def test_with_a_large_epsilon_it_learns_as_without_privacy() -> None:
+@pytest.mark.parametrize("is_residual", [False, True], ids=["one prediction", "members"])
+def test_with_a_large_epsilon_it_learns_as_without_privacy(is_residual: bool) -> None:
     job: dict[str, Any] = {"rounds": 10, "method": celu.Method(R=1)}
+    job |= {"is_residual": is_residual, "dropout": 0.0}
     plain, private = federation(**job), twin_federation(epsilon=20.0, **job)
     celu.simulate(plain.job, plain.guest, plain.hosts)
     celu.simulate(private.job, private.guest, private.hosts)

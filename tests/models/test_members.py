@@ -7,9 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import celu
+from celu.config.audit import AuditSettings
+from celu.engine.auditing import AuditOptions
 from celu.models.losses import LOSSES, Loss
 from celu.models.members import MemberLoss
 from celu.models.user_code import name_of
+from federation import federation
 
 LABELS = torch.tensor([1.0, 0.0, 1.0, 1.0])
 
@@ -82,3 +86,18 @@ def test_one_factor_for_a_row_is_the_mean_of_the_factors_of_its_members() -> Non
     dz = slopes / members / rows
     each = 1 + slopes * moved  # the log loss of a member has curvature 1
     torch.testing.assert_close(1 + rows * (dz * moved).sum(dim=1), each.mean(dim=1))
+
+
+@pytest.mark.parametrize("loss", ["binary", "multiclass", "regression"])
+def test_members_learn_with_corrected_derivatives_and_rounds_in_flight(loss: str) -> None:
+    """The curvature of the loss "regression" is not known, and computed from the members."""
+    method = celu.Method(R=3, W=3, depth=2, weighting="compensated")
+    fed = federation(loss=loss, is_residual=True, rounds=20, method=method)
+    losses = [found["loss"] for found in celu.simulate(fed.job, fed.guest, fed.hosts).evaluations]
+    assert losses[-1] < losses[0]
+
+
+def test_a_run_with_members_can_be_audited() -> None:
+    fed = federation(is_residual=True, rounds=10)
+    audits = {"guest": AuditOptions(AuditSettings(rows=64), b"k" * 32)}
+    assert celu.simulate(fed.job, fed.guest, fed.hosts, audits=audits).audit is not None

@@ -93,5 +93,5 @@ def test_other_modules_have_no_such_function() -> None:
     others = [Changed(6, {"numbers": 4}, {}), hooked, biased, large, tower().double(), None]
     assert [numpy_bottom(module) for module in others] == [None] * len(others)
     assert numpy_top(nn.Linear(6, 1)) is None and numpy_top(None) is None
-    assert numpy_bottom(ResidualTower(6, {"numbers": 4}, {})) is None
-    assert numpy_top(ResidualTop([6, 6])) is None
+    assert numpy_bottom(ResidualTower(8, {"numbers": 4}, {})) is None
+    assert numpy_top(ResidualTop([8, 8])) is None
