@@ -69,7 +69,7 @@ def data(
     rows: Annotated[int, typer.Option(min=100_000, help="Rows of the large file.")] = 10_000_000,
     turns: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 3,
 ) -> None:
-    """`celu prepare` compared with a bare scan, and batch loading (4 minutes, 8 GB of disk)."""
+    """`celu prepare` compared with a bare scan, and batch loading (6 minutes, 10 GB of disk)."""
     from bench.data import bench_data
 
     _report(lambda log: bench_data(log, small=rows // 10, large=rows, turns=turns), out)
@@ -94,7 +94,7 @@ def predict(
 
 @app.command("psi")
 def psi(out: _Out = Path("bench-out/psi")) -> None:
-    """Private set intersection compared with bare multiplications (6 minutes on two cores)."""
+    """Private set intersection compared with bare multiplications (12 minutes on two cores)."""
     from bench.psi import bench_psi
 
     _report(bench_psi, out)
@@ -142,16 +142,19 @@ def privacy(
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 1,
     device: Annotated[str, typer.Option(help="Where --large trains: cpu or cuda.")] = "cpu",
 ) -> None:
-    """What defences of labels cost, and what an audit still finds (use all cores)."""
+    """What defences cost, and what an audit still finds (about 25 minutes of one core).
+
+    Finished runs are saved in runs.jsonl: start the same command again to resume.
+    """
     from bench.privacy import bench_privacy, bench_privacy_at_scale
 
     if device != "cpu" and not large:
         raise ConfigError(f"--device: expected cpu without --large, got {device}")
     numbers = list(range(1, seeds + 1))
     if large:
-        _report(lambda log: bench_privacy_at_scale(log, folder, numbers, workers, device), out)
+        _report(lambda log: bench_privacy_at_scale(log, folder, numbers, workers, device, out), out)
     else:
-        _report(lambda log: bench_privacy(log, folder, numbers, workers), out)
+        _report(lambda log: bench_privacy(log, folder, numbers, workers, out), out)
 
 
 @app.command("codec")

@@ -36,8 +36,9 @@ _TIMED = """
 import json, sys, time
 from pathlib import Path
 from bench.data import prepare_file, scan_file
+work = {"prepare": prepare_file, "scan": scan_file}[sys.argv[1]]
 started = time.perf_counter()
-{"prepare": prepare_file, "scan": scan_file}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+work(Path(sys.argv[2]), Path(sys.argv[3]), **json.loads(sys.argv[4]))
 print(json.dumps(time.perf_counter() - started))
 """
 
@@ -50,7 +51,7 @@ def bench_data(
     result = BenchResult("data", [1])
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        times: dict[str, list[float]] = {"scan": [], "prepare": []}
+        times: dict[str, list[float]] = {"scan": [], "prepare": [], "one thread": []}
         peaks = {}
         for rows in (small, large):
             file = folder / f"{rows}.tsv"
@@ -62,6 +63,8 @@ def bench_data(
                 if rows == small:
                     times["scan"].append(scanned)
                     times["prepare"].append(seconds)
+                    one = _in_subprocess("prepare", file, folder / "one", threads=1)
+                    times["one thread"].append(one[0])
                 result.rows.append(
                     {
                         "rows": rows,
@@ -72,6 +75,9 @@ def bench_data(
                     }
                 )
                 log(f"scan {scanned:.1f} s, prepare {seconds:.1f} s, peak {peaks[rows]:.0f} MiB")
+            if rows == large:
+                divided = _in_subprocess("prepare", file, folder / "divided", at_once=8)[1]
+                log(f"with rows divided in two steps: peak {divided:.0f} MiB")
             file.unlink()
         loading = _measure_loading(log, folder / f"stores-{large}")
     result.figures |= {
@@ -79,11 +85,16 @@ def bench_data(
         "prepare_over_scan_10m": result.rows[-1]["prepare s"] / result.rows[-1]["scan s"],
         "peak_mib_10m": peaks[large],
         "peak_growth": peaks[large] / peaks[small],
+        "peak_growth_two_steps": divided / peaks[small],
+        "prepare_one_thread_over_all": median(times["one thread"]) / median(times["prepare"]),
         **loading,
     }
     result.notes.append(
         f"prepare: {small:,} rows of 13 numbers and 26 hashed categories into the stores of both "
         f"parties, median of {turns}; peaks are of the process, at {small:,} and {large:,} rows. "
+        f"Two steps: the same {large:,} rows, divided into at most 8 buckets at a time; more than "
+        "60 million are divided in two steps too, into at most 512. One thread: wall time with "
+        f"--threads 1 over that with a thread for each core, medians of {turns}. "
         f"feed: loading batches of {BATCH} for both parties from the {large:,} rows, compared with "
         "a round of training (the paper's WDL, embedding 128, both parties' steps, one thread). "
         "By blocks: as for a store larger than memory, from files dropped from the page cache."
@@ -122,15 +133,19 @@ def _raw_columns(chunk: int, rows: int) -> Iterator[tuple[str, Any]]:
         yield name, pc.if_else(pa.array(random.random(rows) < 0.05), None, column)
 
 
-def prepare_file(file: Path, out: Path) -> None:
+def prepare_file(
+    file: Path, out: Path, threads: int | None = None, at_once: int | None = None
+) -> None:
     """Do what `celu prepare criteo` does, replacing the stores of an earlier turn."""
     from celu.config.schema import Split
+    from celu.prepare import spill
     from celu.prepare.pipeline import Target, prepare
     from celu.prepare.presets import criteo
 
     parties = criteo(Split())
     targets = [Target(declared, out / party / "store") for party, declared in parties.items()]
-    prepare([file], targets, replace=True)
+    spill.MAX_AT_ONCE = at_once or spill.MAX_AT_ONCE
+    prepare([file], targets, replace=True, threads=threads)
 
 
 def scan_file(file: Path, out: Path) -> None:
@@ -154,9 +169,9 @@ def scan_file(file: Path, out: Path) -> None:
         pass
 
 
-def _in_subprocess(what: str, file: Path, out: Path) -> tuple[float, float]:
+def _in_subprocess(what: str, file: Path, out: Path, **options: int) -> tuple[float, float]:
     """Run `prepare` or `scan` in a subprocess; return its seconds and its peak memory in MiB."""
-    command = [sys.executable, "-c", _TIMED, what, str(file), str(out)]
+    command = [sys.executable, "-c", _TIMED, what, str(file), str(out), json.dumps(options)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         output = process.stdout.read()

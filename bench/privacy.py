@@ -2,8 +2,8 @@
 
 A guest and a host train on the Criteo sample under each defence, for one epoch and for five, in
 which the host receives dZ of every row five times. The guest's audit attacks what the host
-received. `bench_privacy_at_scale` measures how the cost of randomized labels falls with the number
-of rows.
+received, and the host's audit decodes its columns from Z with noise and without.
+`bench_privacy_at_scale` measures how the cost of randomized labels falls with the number of rows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
-from bench.gradient_noise import isotropic, marvell
 from bench.memoized_noise import MemoizedMarvell
-from bench.parallel_runs import run_all
+from bench.parallel_runs import SavedRuns, run_all
 from bench.privacy_runs import (
     BATCH,
     OPTIMIZER,
@@ -38,19 +37,24 @@ from bench.privacy_runs import (
 from bench.report import BenchResult, Log
 from bench.teacher_rows import TEST_ROWS, Teacher, open_teacher
 from celu.audit.result import Audit
+from celu.config.privacy import GaussianNoise, MarvellNoise
 from celu.events import Event, RoundDone
+from celu.privacy.accountant import gaussian_epsilon, gaussian_mu
 
 EPOCHS = (1, 5)
 NONE = Defence("none")
 TWIN = Defence("twin, epsilon 1", 1.0)
 SMALL_EPSILON = Defence("twin, epsilon 0.41", 0.41)
-STRONG_MARVELL = Defence("Marvell s=8", noise=partial(marvell, 8.0))
-ISOTROPIC = Defence("isotropic noise s=25", noise=partial(isotropic, 25.0))
+STRONG_MARVELL = Defence("Marvell, power 8", dz_noise=MarvellNoise(name="marvell", power=8.0))
+# Half of the rows of dZ are longer than this clip; each number of a row gets noise of 0.4.
+GAUSSIAN = Defence(
+    "Gaussian on dZ, clip 0.2, x 2", dz_noise=GaussianNoise(clip=0.2, noise_multiplier=2.0)
+)
 DEFENCES = (
     NONE,
-    Defence("Marvell s=1", noise=partial(marvell, 1.0)),
+    Defence("Marvell, power 1", dz_noise=MarvellNoise(name="marvell", power=1.0)),
     STRONG_MARVELL,
-    ISOTROPIC,
+    GAUSSIAN,
     Defence("twin, epsilon 2.2", 2.2),
     TWIN,
     SMALL_EPSILON,
@@ -62,12 +66,25 @@ METHODS: dict[str, dict[str, Any]] = {
     "cached": {"R": {"guest": 1, "host": 3}, "W": 5, "weighting": "cosine"},
     "compensated": {"R": {"guest": 1, "host": 3}, "W": 5, "weighting": "compensated"},
 }
-METHOD_DEFENCES = (NONE, STRONG_MARVELL, ISOTROPIC, TWIN, SMALL_EPSILON)
+METHOD_DEFENCES = (NONE, STRONG_MARVELL, GAUSSIAN, TWIN, SMALL_EPSILON)
 METHOD_SHARE = 0.5  # of an epoch
 # Local steps pay where the optimizer's own are too small: measured at the best learning rate
 # without a defence, and at a quarter of it.
 SMALL_LR = OPTIMIZER.lr / 4
 LEARNING_RATES = (OPTIMIZER.lr, SMALL_LR)
+# What a host can do about its columns: a narrow Z, or noise on it. Half of the rows of Z are longer
+# than this clip.
+Z_DEFENCES = (
+    Defence("Z of 64"),
+    Defence("Z of 16", width=16),
+    *(
+        Defence(
+            f"Gaussian on Z, clip 1, x {m:g}", z_noise=GaussianNoise(clip=1.0, noise_multiplier=m)
+        )
+        for m in (0.1, 0.3, 1.0)
+    ),
+)
+DELTA = 1e-6
 CPU_ROUNDS, CPU_TURNS = 60, 3
 # Rows, and the defences whose cost is measured with so many.
 SCALES = (
@@ -78,13 +95,22 @@ SCALES = (
 SCALE_BATCH = 1024
 
 
-def bench_privacy(log: Log, data: Path, seeds: Sequence[int], workers: int = 1) -> BenchResult:
-    """Measure all but the cost at scale; raises DataError if the sample is missing."""
+def bench_privacy(
+    log: Log, data: Path, seeds: Sequence[int], workers: int = 1, out: Path | None = None
+) -> BenchResult:
+    """Measure all but the cost at scale; raises DataError if the sample is missing.
+
+    Finished runs are saved in the folder `out`, and are not repeated.
+    """
     torch.set_num_threads(1)
     result = BenchResult("privacy", list(seeds))
+    saved = SavedRuns(None if out is None else out / "runs.jsonl")
     with tempfile.TemporaryDirectory() as folder:
         pair = read_sample(data, Path(folder))
-        cpu = _cpu_figures(log, pair)  # first, alone on the machine
+        cpu = saved.get("twin_cpu")  # first, alone on the machine
+        if cpu is None:
+            cpu = _cpu_figures(log, pair)
+            saved.add("twin_cpu", cpu)
         one, five = EPOCHS
         # The longest first, so that no worker ends up with one while the others are idle.
         leak_runs = [
@@ -95,10 +121,11 @@ def bench_privacy(log: Log, data: Path, seeds: Sequence[int], workers: int = 1) 
             _MethodRun(d, name, lr, seed)
             for lr, d, name, seed in product(LEARNING_RATES, METHOD_DEFENCES, METHODS, seeds)
         ]
-        runs: list[Callable[[Pair], Any]] = [*memo_runs, *leak_runs, *method_runs]
+        z_runs = [_Columns(d, seed) for d, seed in product(Z_DEFENCES, seeds)]
+        runs: list[Callable[[Pair], Any]] = [*memo_runs, *leak_runs, *z_runs, *method_runs]
         open_pair = partial(open_sample, Path(folder)) if workers > 1 else lambda: pair
-        found = run_all(log, runs, open_pair, workers)
-    seconds = min(found[run].pop("seconds") for run in leak_runs if run.epochs == five)
+        found = run_all(log, runs, open_pair, workers, saved)
+    seconds = min(found[run]["seconds"] for run in leak_runs if run.epochs == five)
     leaks = {
         (d, epochs): _mean_row(
             {"defence": d.name, "epochs": epochs},
@@ -108,7 +135,14 @@ def bench_privacy(log: Log, data: Path, seeds: Sequence[int], workers: int = 1) 
         for d in DEFENCES
     }
     methods = _method_rows(pair, {run: found[run] for run in method_runs})
-    result.rows += [*leaks.values(), *methods]
+    z_rows = [
+        _mean_row(
+            {"defence": d.name, "epochs": one, "epsilon of a row's Z": _epsilon(d, one)},
+            [found[run] for run in z_runs if run.defence == d],
+        )
+        for d in Z_DEFENCES
+    ]
+    result.rows += [*leaks.values(), *z_rows, *methods]
     first, last = leaks[TWIN, one], leaks[TWIN, five]
     result.figures |= {
         "none_own": leaks[NONE, one]["own AUC"],
@@ -145,7 +179,7 @@ class _Leak:
     def __call__(self, pair: Pair) -> dict[str, float]:
         audits = {"guest": audit_options(self.seed, self.epochs)}
         rounds = self.epochs * pair.rounds_per_epoch
-        trained = train(pair, self.defence, self.seed, rounds, audits=audits)
+        trained = train(pair, self.defence, self.seed, rounds, audits=audits)["guest"]
         assert trained.audit is not None  # it was asked for
         return {"model AUC": trained.metrics["auc"], **_attacks(trained.audit)}
 
@@ -163,9 +197,39 @@ class _Memoized:
         options = audit_options(self.seed, EPOCHS[-1])
         broken = MemoizedMarvell(options.settings, options.key)
         rounds = EPOCHS[-1] * pair.rounds_per_epoch
-        trained = train(pair, NONE, self.seed, rounds, audits={"guest": broken})
+        trained = train(pair, NONE, self.seed, rounds, audits={"guest": broken})["guest"]
         assert trained.audit is not None
         return _attacks(trained.audit)["network"]
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """A run of one epoch whose host decodes its columns from Z."""
+
+    defence: Defence
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.defence.name}, seed {self.seed}"
+
+    def __call__(self, pair: Pair) -> dict[str, float]:
+        audits = {"host": audit_options(self.seed, 1)}
+        trained = train(pair, self.defence, self.seed, pair.rounds_per_epoch, audits=audits)
+        audit = trained["host"].audit
+        assert audit is not None  # it was asked for
+        shares = [column.one or 0.0 for column in audit.columns]
+        return {
+            "model AUC": trained["guest"].metrics["auc"],
+            "worst column": max(shares),
+            "mean column": mean(shares),
+        }
+
+
+def _epsilon(defence: Defence, exposures: int) -> float | None:
+    """What the accountant says of a row's own Z."""
+    if defence.z_noise is None:
+        return None
+    return gaussian_epsilon(gaussian_mu(defence.z_noise.noise_multiplier, exposures), DELTA)
 
 
 @dataclass(frozen=True)
@@ -185,7 +249,7 @@ class _MethodRun:
         method = METHODS[self.method]
         rounds = _method_rounds(pair)
         trained = train(pair, self.defence, self.seed, rounds, method=method, optimizer=optimizer)
-        return trained.metrics["auc"]
+        return trained["guest"].metrics["auc"]
 
 
 def _attacks(audit: Audit) -> dict[str, float]:
@@ -293,14 +357,23 @@ class _AtScale:
         rounds = self.num_rows // SCALE_BATCH
         modules = Modules.of(pair, self.seed).to(self.device)
         trained = train(pair, self.defence, self.seed, rounds, batch=SCALE_BATCH, modules=modules)
-        return trained.metrics["auc"]
+        return trained["guest"].metrics["auc"]
 
 
 def bench_privacy_at_scale(
-    log: Log, data: Path, seeds: Sequence[int], workers: int = 1, device: str = "cpu"
+    log: Log,
+    data: Path,
+    seeds: Sequence[int],
+    workers: int = 1,
+    device: str = "cpu",
+    out: Path | None = None,
 ) -> BenchResult:
-    """Measure the cost of randomized labels with more and more rows of one teacher."""
+    """Measure the cost of randomized labels with more and more rows of one teacher.
+
+    Finished runs are saved in the folder `out`, and are not repeated.
+    """
     torch.set_num_threads(1)
+    saved = SavedRuns(None if out is None else out / "runs-large.jsonl")
     result = BenchResult("privacy", list(seeds), profile="large")
     runs = [
         _AtScale(num_rows, defence, seed, device)
@@ -312,7 +385,7 @@ def bench_privacy_at_scale(
         teacher = Teacher.trained(read_sample(data, Path(folder)), seed=100)
         weights = teacher.save(Path(folder) / "teacher.pt")
         reopen = partial(open_teacher, Path(folder), weights)
-        found = run_all(log, runs, reopen if workers > 1 else lambda: teacher, workers)
+        found = run_all(log, runs, reopen if workers > 1 else lambda: teacher, workers, saved)
     aucs: dict[tuple[int, Defence], list[float]] = {}
     for run in reversed(runs):
         aucs.setdefault((run.num_rows, run.defence), []).append(found[run])
@@ -350,9 +423,13 @@ def _notes(pair: Pair, seeds: Sequence[int]) -> list[str]:
         "same for all. Attacks: the guest's audit of 20,000 rows, half of whose labels the "
         "attacker knows; the figures are of the other half, the best of an attack's views of "
         "the exposures. Own: the network, comparing rows of similar forecasts. TPR: at 1% FPR.",
-        "Noise: s times the squared distance of the classes' means in a batch, added by the "
-        "guest's top. marvell_memo_found: the network on Marvell's noise s=8, drawn once for "
-        "each row and added to the recorded dZ of five epochs without a defence.",
+        "Marvell's power is a multiple of the squared distance of the classes' means in a batch. "
+        "marvell_memo_found: the network on Marvell's noise of power 8, drawn once for each row "
+        "and added to the recorded dZ of five epochs without a defence.",
+        "Columns: the share of the host's columns that a decoder of Z recovers in the host's own "
+        "audit of 20,000 rows after one epoch, of the worst column and the mean of all. Epsilon "
+        f"of a row's Z: at delta {DELTA:g}, given the host's weights; what these have learned of "
+        "the row is not covered.",
         "Methods: the host makes local steps (R=3, W=5) from cached dZ, the guest none; AUC after "
         f"{METHOD_SHARE:.0%} of an epoch, at that learning rate and at a quarter of it. "
         "The *_gain figures are those at a quarter.",

@@ -15,21 +15,20 @@ import torch
 from torch import nn
 
 import celu
-from bench.gradient_noise import Noise, NoisyTop
 from bench.samples import prepare_sample
 from celu.audit.sample import KEY_BYTES
 from celu.config.audit import AuditSettings
-from celu.config.privacy import Privacy
+from celu.config.privacy import GaussianNoise, MarvellNoise, Privacy
 from celu.config.schema import Split
 from celu.engine.auditing import AuditOptions
-from celu.models.losses import Loss
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
+from celu.simulation import simulate_all
 
 BATCH, WIDTH, EMBEDDING, HIDDEN, INIT = 512, 64, 8, 64, 0.1
 OPTIMIZER = celu.Optimizer(name="adagrad", lr=0.02, initial_accumulator=0.0)
 AUDITED = 20_000  # rows
-LABEL_KEY = b"the key of a measurement, no secret"
+KEY = b"the key of a measurement, no secret"
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,13 @@ class Pair:
 
 @dataclass(frozen=True)
 class Defence:
-    """A name for the table, the contract's epsilon, and noise that the guest's top adds."""
+    """A name for the table, the contract's defences, and the width of Z."""
 
     name: str
     label_epsilon: float | None = None
-    noise: Noise | None = None
+    dz_noise: GaussianNoise | MarvellNoise | None = None
+    z_noise: GaussianNoise | None = None
+    width: int = WIDTH
 
 
 def read_sample(data: Path, folder: Path) -> Pair:
@@ -102,14 +103,14 @@ class Modules:
     top: WideDeepTop
 
     @classmethod
-    def of(cls, pair: Pair, seed: int) -> Modules:
-        """Modules for these rows."""
+    def of(cls, pair: Pair, seed: int, width: int = WIDTH) -> Modules:
+        """Modules for these rows, with a host's Z of this width."""
         torch.manual_seed(seed)
 
-        def tower(rows: Rows) -> Tower:
+        def tower(rows: Rows, width: int) -> Tower:
             columns = {name: t.shape[1] for name, t in rows.train.inputs.items()}
             return Tower(
-                WIDTH,
+                width,
                 columns,
                 rows.train.sizes,
                 embedding_dim=EMBEDDING,
@@ -117,8 +118,8 @@ class Modules:
                 init_std=INIT,
             )
 
-        top = WideDeepTop((WIDTH, WIDTH), hidden=(HIDDEN,), init_std=INIT)
-        return cls(tower(pair.guest), tower(pair.host), top)
+        top = WideDeepTop((WIDTH, width), hidden=(HIDDEN,), init_std=INIT)
+        return cls(tower(pair.guest, WIDTH), tower(pair.host, width), top)
 
     def all(self) -> tuple[nn.Module, ...]:
         """All modules, in a fixed order."""
@@ -142,37 +143,42 @@ def train(
     optimizer: celu.Optimizer = OPTIMIZER,
     modules: Modules | None = None,
     **options: Any,
-) -> celu.Result:
-    """Train without local steps, or with a `method`; `options` are those of `celu.simulate`."""
+) -> dict[str, celu.Result]:
+    """Train without local steps, or with a `method`; the results of both parties.
+
+    `options` are those of `celu.simulate`.
+    """
     method = {"R": 1} if method is None else method
-    modules = modules or Modules.of(pair, seed)
+    modules = modules or Modules.of(pair, seed, defence.width)
     job = celu.Job(
         seed=seed,
         rounds=rounds,
         batch_size=batch,
-        hosts={"host": celu.HostTerms(z_width=WIDTH)},
+        hosts={"host": celu.HostTerms(z_width=defence.width)},
         method=celu.Method(**method),
         optimizer=optimizer,
         evaluation=celu.Evaluation(every=rounds),
-        privacy=Privacy(label_epsilon=defence.label_epsilon),
+        privacy=Privacy(
+            label_epsilon=defence.label_epsilon,
+            dz_noise=defence.dz_noise,
+            z_noise=defence.z_noise,
+        ),
     )
-    noisy = None if defence.noise is None else NoisyTop(modules.top, defence.noise, seed)
     guest = celu.Guest(
         bottom=modules.guest,
-        top=noisy or modules.top,
-        loss="binary"
-        if noisy is None
-        else Loss(noisy.loss, is_log_loss=True, output="binary", labels="binary"),
+        top=modules.top,
+        loss="binary",
         train=pair.guest.train,
         test=pair.guest.test,
-        label_key=LABEL_KEY,
+        label_key=KEY,
+        noise_key=KEY,
     )
-    host = celu.Host(bottom=modules.host, train=pair.host.train, test=pair.host.test)
-    return celu.simulate(job, guest, {"host": host}, **options)
+    host = celu.Host(bottom=modules.host, train=pair.host.train, test=pair.host.test, noise_key=KEY)
+    return simulate_all(job, guest, {"host": host}, **options)
 
 
 def audit_options(seed: int, exposures: int) -> AuditOptions:
-    """The guest's audit of a run in which each row is exposed this often."""
+    """An audit of a run in which each row is exposed this often."""
     return AuditOptions(AuditSettings(rows=AUDITED, exposures=exposures), _audit_key(seed))
 
 

@@ -4,7 +4,8 @@ The parties are two processes with one worker each, over mutual TLS. Every id is
 once by each party, so n ids at the guest and m at the host take 2 (n + m) multiplications in
 total. The bound is the time of that many bare multiplications of the same library, measured while
 both cores are busy, as in the runs. Cost is the CPU time of all processes of both parties, minus
-that of an alignment of very few ids (starting Python, reading stores, TLS).
+that of the same commands with very few ids (starting Python, reading stores, TLS). Where two ways
+of aligning are compared, they take turns, because CPU time depends on what else the cores do.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from celu.data.store import PARTS, StoreWriter, coded_schema, with_ids
 from celu.testing import align_parties, free_port, make_keys
 
 PAIRS = ((10_000, 10_000), (100_000, 100_000), (300_000, 300_000), (30_000, 300_000))
+GROUP_IDS = 100_000  # of each party, in both groups
+SHARD_IDS = 200_000  # of each party, whole and in shards
+NUM_SHARDS = 2
 _FEW = 200
 _TEMPLATE = SettingsTemplate(guest="guest", host="host", bottom='"wdl"', top='"wdl"')
 # Prints the CPU seconds of one multiplication: of a decompressed point, and of a compressed one, as
@@ -47,9 +51,24 @@ print(json.dumps([(middle - started) / count, (time.process_time() - middle) / c
 """
 
 
-def bench_psi(log: Log, pairs: tuple[tuple[int, int], ...] = PAIRS) -> BenchResult:
-    """Align pairs of growing and of unequal sizes, with either side the larger one."""
+def bench_psi(
+    log: Log,
+    pairs: tuple[tuple[int, int], ...] = PAIRS,
+    *,
+    group_ids: int = GROUP_IDS,
+    shard_ids: int = SHARD_IDS,
+    turns: int = 3,
+) -> BenchResult:
+    """Align pairs of growing and of unequal sizes, in both groups, whole and in shards."""
     result = BenchResult("psi", [])
+    _align_pairs(log, result, pairs)
+    with tempfile.TemporaryDirectory() as scratch:
+        _compare_groups(log, result, Path(scratch), group_ids, turns)
+        _compare_shards(log, result, Path(scratch), shard_ids, turns)
+    return result
+
+
+def _align_pairs(log: Log, result: BenchResult, pairs: tuple[tuple[int, int], ...]) -> None:
     sizes = [
         *pairs,
         *((num_host, num_guest) for num_guest, num_host in pairs if num_guest != num_host),
@@ -91,7 +110,52 @@ def bench_psi(log: Log, pairs: tuple[tuple[int, int], ...] = PAIRS) -> BenchResu
         "same with points that are already decompressed. Growth: CPU time per id, largest over "
         f"smallest. {1000 * start_up:.0f} ms of start-up of both parties together are subtracted."
     )
-    return result
+
+
+def _compare_groups(log: Log, result: BenchResult, folder: Path, ids: int, turns: int) -> None:
+    """Both groups, in turns."""
+    costs: dict[str, list[float]] = {"P-256": [], "x25519": []}
+    for turn in range(turns):
+        for group, measured in costs.items():
+            few, many = folder / f"few-{turn}-{group}", folder / f"many-{turn}-{group}"
+            start_up, cpu = (
+                _align(where, count, count, group)[0] for where, count in ((few, _FEW), (many, ids))
+            )
+            measured.append(cpu - start_up)
+        log(", ".join(f"{group}: {seconds[-1]:.1f} s" for group, seconds in costs.items()))
+    per_id = {group: 1e6 * median(seconds) / (2 * ids) for group, seconds in costs.items()}
+    result.figures["x25519_over_p256"] = per_id["x25519"] / per_id["P-256"]
+    result.notes.append(
+        f"x25519_over_p256: CPU time of aligning {ids:,} and {ids:,} ids with each group, medians "
+        f"of {turns} in turns: {per_id['x25519']:.0f} us an id over {per_id['P-256']:.0f}."
+    )
+
+
+def _compare_shards(log: Log, result: BenchResult, folder: Path, ids: int, turns: int) -> None:
+    """All rows at once and in shards, in turns, with the faster group: its overhead is larger."""
+    whole, sharded = [], []
+    for turn in range(turns):
+        costs = []
+        for count in (_FEW, ids):
+            where = folder / f"shards-{turn}-{count}"
+            whole_s = _align(where, count, count, "x25519")[0]
+            expected = _alignments(where)
+            shards_s = 0.0
+            for index in range(NUM_SHARDS):
+                shards_s += _align_again(where, "--shard", f"{index}/{NUM_SHARDS}")[0]
+            merge_s = _align_again(where, "--merge")[0]
+            assert _alignments(where) == expected
+            costs.append((whole_s, shards_s + merge_s))
+        whole.append(costs[1][0] - costs[0][0])
+        sharded.append(costs[1][1] - costs[0][1])
+        log(f"whole: {whole[-1]:.1f} s, {NUM_SHARDS} shards and merge: {sharded[-1]:.1f} s")
+    result.figures["align_shards_over_one"] = median(sharded) / median(whole)
+    result.notes.append(
+        f"align_shards_over_one: CPU time of aligning {ids:,} and {ids:,} ids in {NUM_SHARDS} "
+        f"shards and merging them over that of one alignment (x25519, medians of {turns} in "
+        "turns), dummies included. The start-up of each command is subtracted; the merged files "
+        "are the same byte for byte."
+    )
 
 
 def _multiplications() -> list[float]:
@@ -102,21 +166,35 @@ def _multiplications() -> list[float]:
     return [mean(pair) for pair in zip(*measured, strict=True)]
 
 
-def _align(folder: Path, num_guest: int, num_host: int) -> tuple[float, float]:
+def _align(
+    folder: Path, num_guest: int, num_host: int, group: str = "P-256"
+) -> tuple[float, float]:
     """CPU and wall seconds of an alignment in which half of the smaller set is common."""
     common = min(num_guest, num_host) // 2
     for name, count in (("guest", num_guest), ("host", num_host)):
         own = [f"{name}-{i}" for i in range(count - common)]
         _write_ids(folder / name / "store", [f"both-{i}" for i in range(common)] + own)
     write_settings(folder, _TEMPLATE, port=free_port(), local=True, aligned=False)
+    with (folder / "job.toml").open("a", encoding="utf-8") as file:
+        file.write(f'\n[alignment]\ngroup = "{group}"\n')
     make_keys(folder, ["guest", "host"])
+    measured = _align_again(folder)
+    for content in _alignments(folder):
+        assert sum(json.loads(content["alignment.json"])["rows"].values()) == common
+    return measured
+
+
+def _align_again(folder: Path, *options: str) -> tuple[float, float]:
+    """CPU and wall seconds of `celu align` at both parties."""
     before, started = _children_cpu_s(), time.perf_counter()
-    align_parties(folder, ["guest", "host"], folder / "job.toml", timeout_s=1800)
-    wall = time.perf_counter() - started
-    for name in ("guest", "host"):
-        facts = json.loads((folder / name / "alignment" / "alignment.json").read_text())
-        assert sum(facts["rows"].values()) == common
-    return _children_cpu_s() - before, wall
+    align_parties(folder, ["guest", "host"], folder / "job.toml", *options, timeout_s=1800)
+    return _children_cpu_s() - before, time.perf_counter() - started
+
+
+def _alignments(folder: Path) -> list[dict[str, bytes]]:
+    """The files of both parties' alignments."""
+    folders = [folder / name / "alignment" for name in ("guest", "host")]
+    return [{path.name: path.read_bytes() for path in sorted(f.iterdir())} for f in folders]
 
 
 def _children_cpu_s() -> float:

@@ -98,6 +98,10 @@ class SimDisk:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return found.cached
 
+    def parts(self, path: Path) -> Iterator[bytes]:
+        """See `Disk`."""
+        yield self.read(path)
+
     def write(self, path: Path, parts: Iterable[BytesLike]) -> None:
         """See `Disk`."""
         interruption = self.interrupt("write")

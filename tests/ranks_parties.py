@@ -20,7 +20,7 @@ from celu.testing import EventDict, free_port, read_events
 from stores import write_store
 
 TIMEOUT_S = 900.0  # a passing test never gets near it, even on a busy machine
-ROWS, TEST_ROWS, CODES = 192, 70, 40
+ROWS, TEST_ROWS, VALIDATION_ROWS, CODES = 192, 70, 37, 40  # 37: a part has one row
 _JOB = """
 seed = 3
 batch_size = 18
@@ -35,6 +35,8 @@ z_width = 6
 every = 5
 [evaluation]
 every = 10
+[privacy]
+{privacy}
 """
 _METHOD = "W = 3\nR = 3\ndepth = 2"
 _PARTY = """
@@ -66,6 +68,7 @@ class Parties:
     method: str = _METHOD
     codec: str = "fp32"
     device: str = "cpu"
+    privacy: str = ""
     bottom: str = BOTTOM
     port: int = field(default_factory=free_port)
 
@@ -80,12 +83,16 @@ class Parties:
                     "c": rng.integers(0, CODES, rows),
                     **({"label": rng.integers(0, 2, rows)} if role == "guest" else {}),
                 }
-                for rows in (ROWS, TEST_ROWS)
+                for rows in (ROWS, TEST_ROWS, VALIDATION_ROWS)
             ]
-            write_store(self.folder / role / "store", parts[0], {"c": CODES}, test=parts[1])
+            train, test, validation = parts
+            store = self.folder / role / "store"
+            write_store(store, train, {"c": CODES}, test=test, validation=validation)
 
     def _write_job(self, name: str, method: str) -> None:
-        text = _JOB.format(rounds=self.rounds, method=method, codec=self.codec)
+        text = _JOB.format(
+            rounds=self.rounds, method=method, codec=self.codec, privacy=self.privacy
+        )
         (self.folder / name).write_text(text, encoding="utf-8")
 
     def start(
@@ -97,15 +104,17 @@ class Parties:
         job: str = "job.toml",
         env: Mapping[str, str] | None = None,
         restarts: int = 3,
+        shard: bool | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a party: one process that uses slices, or torchrun with ranks."""
         is_guest = role == "guest"
+        model = "" if shard is None else f"shard = {str(shard).lower()}\n"
         text = _PARTY.format(
             role=role,
             bottom=self.bottom,
             device=self.device,
             more=f"slices = {slices}" + (f'\nlisten = "127.0.0.1:{self.port}"' if is_guest else ""),
-            model='top = "wdl"\nloss = "binary"' if is_guest else "",
+            model=model + ('top = "wdl"\nloss = "binary"' if is_guest else ""),
             peer="host" if is_guest else "guest",
             peer_more="" if is_guest else f'connect = "127.0.0.1:{self.port}"',
         )
@@ -154,9 +163,10 @@ class Parties:
         return read_events(self.folder / role / out)
 
     def metrics(self, out: str) -> list[dict[str, float]]:
-        """Of each evaluation, what does not depend on time."""
+        """Of each evaluation, and of the test at the end, what does not depend on time."""
         names = ("round", "loss", "auc")
-        found = [e for e in self.events("guest", out) if e["event"] == "evaluation"]
+        kinds = ("evaluation", "test")
+        found = [e for e in self.events("guest", out) if e["event"] in kinds]
         return [{name: event[name] for name in names} for event in found]
 
     def wait_for_round(self, role: str, out: str, round_: int) -> None:

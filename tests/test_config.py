@@ -151,6 +151,12 @@ def test_settings_are_frozen(tmp_path: Path) -> None:
         (edited(JOB, "rounds = 100", "rounds = 1\nepochs = 1"), "rounds and epochs", "exactly"),
         ("batchsize = 5\n" + JOB, "batchsize", "no such key; did you mean batch_size?"),
         ("W = 5\n" + JOB, "W", "no such key; did you mean W in [method]?"),
+        ("weight_decay = 0.1\n" + JOB, "weight_decay", "did you mean weight_decay in [optimizer]?"),
+        (
+            JOB + "[optimizer]\nweight_decy = 1",
+            "optimizer.weight_decy",
+            "did you mean weight_decay?",
+        ),
         (JOB + "[optimizer]\ndropout = 0.1", "optimizer.dropout", "the keys here are name, lr, "),
         ("batch_size = 0\n" + JOB, "batch_size", "got 0"),
         ("seed = -1\n" + JOB, "seed", "got -1"),

@@ -134,6 +134,22 @@ def test_settings_that_are_fixed_under_auto_are_compared() -> None:
     assert_both_name("method.given", run_sessions(fed, written))
 
 
+@pytest.mark.parametrize(
+    ("field", "noise"),
+    [
+        ("privacy.z_noise.clip", {"z_noise": {"clip": 2.0, "noise_multiplier": 1.0}}),
+        ("privacy.dz_noise.power", {"dz_noise": {"name": "marvell", "power": 4.0}}),
+    ],
+)
+def test_noise_that_differs_or_that_one_party_lacks_is_named(field: str, noise: Any) -> None:
+    fed, other = federation(), federation(privacy=noise)
+    assert_both_name(field, run_sessions(fed, other.job))
+    setting, name = field.split(".")[1:]
+    values = {**noise[setting], name: 9.0}
+    third = federation(privacy={setting: values})
+    assert_both_name(field, run_sessions(other, third.job))
+
+
 def test_a_rate_of_one_party_is_compared() -> None:
     fed = federation()
     optimizer = celu.Optimizer(party_lr={"host": 0.1})

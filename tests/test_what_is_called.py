@@ -58,7 +58,7 @@ CALLS: dict[str, set[str]] = {
         "serving/scoring_parts.py",
         "psi/state.py",
         "data/memory_map.py",
-        "checkpoint/generations.py",
+        "checkpoint/content.py",
         "checkpoint/identity.py",
         "event_log.py",
         "testing.py",

@@ -141,13 +141,14 @@ def _table(model: type[BaseModel]) -> Iterator[str]:
 
 def _keys(model: type[BaseModel], prefix: str, required: str = "required") -> Iterator[str]:
     for name, info in model.model_fields.items():
-        inner, by_name = _settings_in(info.annotation)
+        inners, by_name = _settings_in(info.annotation)
         default = info.default
-        if inner is not None and inner.__name__ not in ("IntByRole", "DegreesByRole", "Codecs"):
+        if inners and inners[0].__name__ not in ("IntByRole", "DegreesByRole", "Codecs"):
             within = f"{prefix}{name}.{'NAME.' if by_name else ''}"
             table = within.removesuffix(".")
             inner_required = required if info.is_required() else f"required in `{table}`"
-            yield from _keys(inner, within, inner_required)
+            for inner in inners:
+                yield from _keys(inner, within, inner_required + _named(inner, inners))
             continue
         if info.is_required():
             shown = required
@@ -158,12 +159,17 @@ def _keys(model: type[BaseModel], prefix: str, required: str = "required") -> It
         yield f"| `{prefix}{name}` | {_type(info.annotation)} | {shown} |"
 
 
-def _settings_in(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
-    """The settings model inside a key's type, if any; and whether it is a table of them by name."""
+def _named(model: type[BaseModel], models: list[type[BaseModel]]) -> str:
+    """How a table says that it is of this model, where it may be of several."""
+    return f" with name = {_type(model.model_fields['name'].annotation)}" if models[1:] else ""
+
+
+def _settings_in(annotation: Any) -> tuple[list[type[BaseModel]], bool]:
+    """The settings models inside a key's type; and whether it is a table of them by name."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation, False
+        return [annotation], False
     parts = [_settings_in(part) for part in typing.get_args(annotation)]
-    found = next((model for model, _ in parts if model is not None), None)
+    found = [model for models, _ in parts for model in models]
     return found, typing.get_origin(annotation) is dict or any(by_name for _, by_name in parts)
 
 

@@ -300,6 +300,13 @@ class CheckpointTaken(RoundEvent):
     event: str = "checkpoint"
 
 
+class Protected(Event):
+    """The contract has a defence: what it promises, in a sentence."""
+
+    event: str = "defence"
+    promise: str = ""
+
+
 class Audited(Event):
     """The run was audited; `audit.json` has the figures. `rows` were recorded."""
 
@@ -314,6 +321,6 @@ EVENT_TYPES: dict[str, type[Event]] = {
         *(Attempt, Warned, DataOpened, ClientRejected, Connected, LinkDown, LinkUp, Restarted),
         CheckpointDamaged,
         *(AlignmentProgress, ScoringProgress, TrainingStarted, TrainingResumed),
-        *(RoundDone, Evaluated, ModelTested, TuningChosen, CheckpointTaken, Audited),
+        *(RoundDone, Evaluated, ModelTested, TuningChosen, CheckpointTaken, Audited, Protected),
     )
 }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -95,6 +96,20 @@ class TrainedModel(Settings):
         return self.model_dump_json(indent=2) + "\n"
 
 
+@dataclass(frozen=True)
+class StreamedTensor:
+    """A tensor that is in no memory as a whole: `parts` yields its rows block by block."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    parts: Callable[[], Iterator[Tensor]]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all parts."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
 def now() -> str:
     """The current time, for `trained_at`."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -110,15 +125,23 @@ def weights_of(modules: Mapping[str, nn.Module | None]) -> dict[str, Tensor]:
     }
 
 
-def digest_weights(weights: Mapping[str, Tensor]) -> str:
+def digest_weights(weights: Mapping[str, Tensor | StreamedTensor]) -> str:
     """A digest of names, types, shapes and values, as from `weights_of`."""
     hash_ = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         hash_.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        # As bytes: NumPy has no bfloat16.
-        hash_.update(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b"")  # type: ignore[arg-type]
+        for part in bytes_of(tensor):
+            hash_.update(part)
     return hash_.hexdigest()
+
+
+def bytes_of(tensor: Tensor | StreamedTensor) -> Iterator[memoryview]:
+    """The bytes of a tensor, in parts."""
+    for part in tensor.parts() if isinstance(tensor, StreamedTensor) else [tensor]:
+        if part.numel():
+            flat = part.detach().cpu().contiguous().reshape(-1)
+            # As bytes: NumPy has no bfloat16.
+            yield memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def host_body(digest: str, mean_z: Tensor) -> dict[str, Any]:

@@ -29,12 +29,17 @@ from celu.models.losses import Loss, LossLike, as_loss
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A party with features only (Party A)."""
+    """A party with features only (Party A).
+
+    `noise_key`, for a job with `privacy.z_noise`, is the secret of its noise: the path of a file,
+    which is created if it does not exist, or random bytes. A run resumes with the same key only.
+    """
 
     bottom: nn.Module
     train: Dataset
     test: Dataset
     validation: Dataset | None = None
+    noise_key: bytes | Path | str | None = field(default=None, repr=False)
 
     def held_out(self, part: HeldOut) -> Dataset:
         """The validation or test rows."""
@@ -57,7 +62,8 @@ class Guest:
 
     `label_key`, for a job with `privacy.label_epsilon`, is the secret that decides which labels are
     randomized: the path of a file, which is created if it does not exist, or random bytes. The same
-    labels need the same key in every run.
+    labels need the same key in every run. `noise_key`, for `privacy.dz_noise`, is the secret of its
+    noise; see `Host`.
     """
 
     bottom: nn.Module | None
@@ -69,6 +75,7 @@ class Guest:
     metrics: tuple[MetricLike, ...] | None
     class_weights: ClassWeights | None
     label_key: bytes | Path | None = field(repr=False)
+    noise_key: bytes | Path | None = field(repr=False)
     label_map: LabelMap = field(init=False)
 
     def __init__(
@@ -83,6 +90,7 @@ class Guest:
         metrics: MetricLike | Iterable[MetricLike] | None = None,
         class_weights: ClassWeightsLike | None = None,
         label_key: bytes | Path | str | None = None,
+        noise_key: bytes | Path | str | None = None,
     ) -> None:
         loss = as_loss(loss)
         test = _with_classes_of(train, test)
@@ -107,6 +115,7 @@ class Guest:
             "metrics": as_metrics(metrics),
             "class_weights": _class_weights(class_weights, loss),
             "label_key": Path(label_key) if isinstance(label_key, str) else label_key,
+            "noise_key": Path(noise_key) if isinstance(noise_key, str) else noise_key,
             "label_map": label_map,
         }.items():
             object.__setattr__(self, name, value)

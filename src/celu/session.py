@@ -28,6 +28,7 @@ from celu.engine.host_trainer import HostTrainer
 from celu.engine.naming import name_model, name_model_with_guest
 from celu.engine.observer import Observer
 from celu.engine.plan import FixedPlan, HostPlan, Plan
+from celu.engine.promises import promises
 from celu.engine.schedule import Schedule
 from celu.engine.setup import RunSetup, RunTerms
 from celu.engine.spans import Spans
@@ -35,6 +36,7 @@ from celu.errors import CheckpointError
 from celu.events import (
     Audited,
     Callback,
+    Protected,
     TrainingResumed,
     TrainingStarted,
     Warned,
@@ -46,7 +48,7 @@ from celu.handshake import (
     report_failure,
 )
 from celu.label_map import LabelMap
-from celu.model_identity import ModelIdentity, digest_weights
+from celu.model_identity import ModelIdentity
 from celu.models.losses import LOSSES, constant_loss
 from celu.party import Guest, Host
 from celu.ranks.slices import ONE, Slices
@@ -102,7 +104,7 @@ async def host_session(
             if checkpoints is not None:
                 checkpoints.start(RunIdentity(agreement.run, setup.contract), agreement.round)
             await link.send(Message(Kind.READY))
-            _announce(emit, schedule, resume_point, ranks.size)
+            _announce(emit, job, schedule, resume_point, ranks.size)
             rounds = await train_host(
                 trainer, link, schedule, plan, observer, checkpointer, resume_point
             )
@@ -120,7 +122,8 @@ async def host_session(
     result = _result(rounds, trainer, observer, [], model, best_round)
     if audit is None or trainer.recorder is None:
         return result
-    return _audited(result, audit.of_host(name, host, trainer.recorder), emit)
+    found = audit.of_host(name, host, trainer.recorder)
+    return _audited(result, found, promises(job, schedule), emit)
 
 
 async def guest_session(
@@ -166,7 +169,7 @@ async def guest_session(
             for link in links.values():
                 expect(await link.receive(), Kind.READY)
             lower_is_better = trainer.evaluator.lower_is_better
-            _announce(emit, schedule, resume_point, ranks.size, lower_is_better)
+            _announce(emit, job, schedule, resume_point, ranks.size, lower_is_better)
             rounds = await train_guest(
                 trainer, links, schedule, plan, observer, checkpointer, resume_point
             )
@@ -187,10 +190,12 @@ async def guest_session(
     result = _result(rounds, trainer, observer, plan.choices, model, best_round, mean_z, test)
     if audit is None or trainer.recorder is None:
         return result
-    return _audited(result, audit.of_guest(name, guest, job, trainer.recorder), emit)
+    found = audit.of_guest(name, guest, job, trainer.recorder)
+    return _audited(result, found, promises(job, schedule), emit)
 
 
-def _audited(result: Result, audit: Audit, emit: Callback) -> Result:
+def _audited(result: Result, audit: Audit, promised: list[str], emit: Callback) -> Result:
+    audit = audit.model_copy(update={"promises": promised})
     emit(Audited(rows=audit.rows, seconds=audit.seconds))
     return replace(result, audit=audit)
 
@@ -251,6 +256,7 @@ def _graph_options(enabled: bool, emit: Callback) -> GraphOptions:
 
 def _announce(
     emit: Callback,
+    job: Job,
     schedule: Schedule,
     resume_point: ResumePoint,
     slices: int,
@@ -259,6 +265,8 @@ def _announce(
     fields: dict[str, Any] = {"num_rounds": schedule.num_rounds}
     if lower_is_better:
         fields["lower_is_better"] = list(lower_is_better)
+    for promise in promises(job, schedule):
+        emit(Protected(promise=promise))
     if resume_point.round == 0:
         emit(TrainingStarted(**fields))
     else:
@@ -305,4 +313,4 @@ def _own_weights(trainer: HostTrainer | GuestTrainer) -> str | None:
     """The digest of a guest's weights, if the model's identity has that of its twin."""
     if isinstance(trainer, HostTrainer) or trainer.twin is None:
         return None
-    return digest_weights(trainer.model_weights())
+    return trainer.digest()

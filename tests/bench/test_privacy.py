@@ -1,23 +1,21 @@
-"""`scripts/bench privacy`: its noise, its rows of a teacher, and its figures."""
+"""`scripts/bench privacy`: noise that is drawn once, its rows of a teacher, and its figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 import celu
 from bench import privacy, privacy_runs
-from bench.gradient_noise import NoisyTop, isotropic, marvell
 from bench.memoized_noise import with_noise
+from bench.parallel_runs import SavedRuns, run_all
 from bench.privacy_runs import Defence, Pair, Rows
 from bench.teacher_rows import Teacher
 from celu.audit.recorder import Recorder
 from celu.audit.sample import RowSample
-from celu.models.tops import WideDeepTop
 
 ROWS = 1024
 
@@ -35,62 +33,6 @@ def synthetic(num_rows: int = 3 * ROWS) -> Pair:
 
     train, test = rows(slice(0, 2 * ROWS)), rows(slice(2 * ROWS, None))
     return Pair(Rows(train[0], test[0]), Rows(train[1], test[1]))
-
-
-def gradients() -> tuple[Tensor, Tensor]:
-    """dZ of 4,000 rows, a quarter positive: positives are apart on one line, and vary more."""
-    random = torch.Generator().manual_seed(0)
-    is_positive = torch.arange(4000) % 4 == 0
-    dz = torch.randn(4000, 8, generator=random) * torch.where(is_positive, 0.2, 0.1)[:, None]
-    dz[:, 0] += torch.where(is_positive, 1.5, -0.5)
-    return dz, is_positive
-
-
-@pytest.mark.parametrize("noise", [marvell, isotropic])
-def test_noise_has_the_power_that_s_says_and_no_mean(noise: Callable[..., Tensor]) -> None:
-    dz, is_positive = gradients()
-    added = noise(3.0, dz, is_positive, torch.Generator().manual_seed(1)) - dz
-    assert float(added.square().sum(dim=1).mean()) == pytest.approx(3 * 2.0**2, rel=0.1)
-    assert float(added.mean(dim=0).abs().max()) < 0.2
-
-
-def test_marvell_makes_both_classes_vary_alike_across_the_line_between_them() -> None:
-    dz, is_positive = gradients()
-    noisy = marvell(8.0, dz, is_positive, torch.Generator().manual_seed(1))
-    across = noisy[:, 1:].std(dim=0).mean(), noisy[is_positive, 1:].std(dim=0).mean()
-    assert float(across[0]) == pytest.approx(float(across[1]), rel=0.05)
-    along = [float(noisy[rows, 0].std()) for rows in (is_positive, ~is_positive)]
-    assert along[0] == pytest.approx(along[1], rel=0.15) and min(along) > 4
-
-
-def test_where_dz_has_few_directions_the_noise_of_marvell_marks_one_class() -> None:
-    random = torch.Generator().manual_seed(0)
-    is_positive = torch.arange(4000) % 4 == 0
-    size = torch.where(is_positive, 0.3, 0.1)[:, None]
-    dz = torch.cat([torch.randn(4000, 2, generator=random) * size, torch.zeros(4000, 30)], dim=1)
-    dz[:, 0] += torch.where(is_positive, 1.5, -0.5)
-    noisy = marvell(8.0, dz, is_positive, torch.Generator().manual_seed(1))
-    elsewhere = noisy[:, 2:].norm(dim=1)  # where dZ of neither class has anything
-    assert float(elsewhere[is_positive].max()) < float(elsewhere[~is_positive].min())
-
-
-def test_a_noisy_top_changes_the_derivative_of_z_and_no_gradient_of_its_own() -> None:
-    torch.manual_seed(0)
-    top = WideDeepTop((4, 4), hidden=(8,))
-    own, z = torch.randn(64, 4), torch.randn(64, 4)
-    labels = (torch.arange(64) % 2).float()
-
-    def gradients_of(noisy: NoisyTop) -> tuple[Tensor, list[Tensor]]:
-        leaf = z.clone().requires_grad_()
-        top.zero_grad()
-        noisy.loss(noisy(own, leaf), labels).mean().backward()
-        assert leaf.grad is not None
-        return leaf.grad, [p.grad.clone() for p in top.parameters() if p.grad is not None]
-
-    exact, weights = gradients_of(NoisyTop(top, lambda dz, _, __: dz, 1))
-    noisy, same = gradients_of(NoisyTop(top, lambda dz, is_positive, __: dz + 1, 1))
-    assert torch.equal(noisy, exact + 1)
-    assert len(same) == 2 and all(map(torch.equal, weights, same))
 
 
 def test_noise_that_is_drawn_once_is_the_same_at_every_exposure_of_a_row() -> None:
@@ -140,7 +82,14 @@ def test_figures_are_those_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(privacy, "CPU_TURNS", 1)
     result = privacy.bench_privacy(lambda line: None, Path(), [1])
     by_run = {(row["defence"], row["epochs"]): row for row in result.rows if "epochs" in row}
-    assert len(by_run) == 2 * len(privacy.DEFENCES)
+    assert len(by_run) == 2 * len(privacy.DEFENCES) + len(privacy.Z_DEFENCES)
+    columns = {d.name: by_run[d.name, 1] for d in privacy.Z_DEFENCES}
+    exact, *_, noisy = columns.values()
+    assert (
+        exact["worst column"] > 0.9 > noisy["worst column"]
+        and exact["epsilon of a row's Z"] is None
+    )
+    assert noisy["epsilon of a row's Z"] == pytest.approx(11.0, abs=0.1)
     none, twin = by_run["none", 1], by_run["twin, epsilon 1", 1]
     figures = result.figures
     assert figures["none_own"] == none["own AUC"] > 0.9
@@ -165,6 +114,24 @@ def test_the_cost_at_scale_is_the_auc_that_the_twin_loses(monkeypatch: pytest.Mo
     assert result.figures["eps1_cost_163k"] == twin["cost"]
     assert result.figures["eps04_cost_10m"] == result.rows[-1]["cost"]
     assert len(result.rows) == 8
+
+
+def test_a_bench_that_is_started_again_repeats_no_finished_run(tmp_path: Path) -> None:
+    path, calls = tmp_path / "runs.jsonl", []
+
+    @dataclass(frozen=True)
+    class Run:
+        number: int
+
+        def __call__(self, source: str) -> float:
+            calls.append(self.number)
+            return float(self.number)
+
+    run_all(lambda line: None, [Run(1), Run(2)], lambda: "rows", saved=SavedRuns(path))
+    with path.open("a") as file:
+        file.write('{"run": "half a li')  # it was stopped here
+    again = run_all(lambda line: None, [Run(1), Run(2), Run(3)], lambda: "rows", 1, SavedRuns(path))
+    assert calls == [1, 2, 3] and [*again.values()] == [1.0, 2.0, 3.0]
 
 
 def replace_rows(

@@ -146,6 +146,11 @@ def test_two_texts_train_and_the_schema_names_the_positive_one(companies: Compan
     assert "| positive class | \\<=50K |" in companies.card()
 
 
+def test_text_labels_that_differ_in_case_only_are_a_warning(companies: Companies) -> None:
+    printed = companies.label([["yes", "no", "Yes"][n % 3] for n in range(len(companies.x))])
+    assert "3 classes, of which 1 differ from another in upper and lower case only" in printed
+
+
 def test_labels_1_and_2_train_as_a_negative_and_a_positive_class(companies: Companies) -> None:
     labels = np.where(companies.signal > 0, "2", "1").tolist()
     assert "label y: two classes, 1 and 2 (positive)" in companies.label(labels)
@@ -218,7 +223,7 @@ def test_a_store_whose_labels_do_not_fit_the_loss_is_refused_before_training(
     companies: Companies, labels: list[str], loss: str, message: str
 ) -> None:
     companies.label(labels)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=rf"bank/store: column 'y': the labels: .*{message}"):
         companies.train(loss)
     assert "round" not in (companies.folder / "run-1" / "events.jsonl").read_text()
 

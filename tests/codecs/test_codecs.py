@@ -271,6 +271,26 @@ def decode_fp32(data: bytes) -> torch.Tensor:
     return find_codec("fp32+zstd", "codec").decode(payload, 6, 12)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@given(st.binary(min_size=200, max_size=200), st.integers(1, 8))
+def test_no_decoded_number_exceeds_the_bound(name: str, seed: bytes, rows: int) -> None:
+    codec = find_codec(name, "codec")
+    payload = torch.frombuffer(bytearray(seed * 8), dtype=torch.uint8)
+    payload = payload[: codec.max_bytes(rows, 4)]
+    bound = codec.bound(payload, rows, 4)
+    if bound < torch.finfo(torch.float32).max:
+        decoded = codec.decode(payload, rows, 4)
+        assert decoded.isfinite().all() and float(decoded.abs().max()) <= bound * (1 + 1e-5)
+
+
+def test_bytes_with_a_range_or_mean_that_is_not_finite_have_no_bound() -> None:
+    for name in ("int8", "4bit", "2bit"):
+        for value in (float("nan"), float("inf")):
+            payload = CODECS[name].encode(torch.randn(3, 8), None)
+            payload[:4] = torch.tensor([value]).view(torch.uint8)
+            assert not CODECS[name].bound(payload, 3, 8) < float("inf")
+
+
 def test_an_unknown_codec_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"codec: expected one of fp32, .*got 'int7'"):
         find_codec("int7", "codec")

@@ -12,7 +12,7 @@ from celu.config.job import Order
 from celu.data import batch_loader as loader_module
 from celu.data.batch_loader import BatchLoader
 from celu.data.dataset import Dataset
-from celu.data.order import BatchOrder
+from celu.data.order import BatchOrder, epoch_order
 from celu.data.tags import make_tags
 
 BLOCKS = Order(shuffle="blocks", block_rows=8, window_blocks=3)
@@ -25,6 +25,13 @@ def with_and_without_thread(
 ) -> None:
     """Batches are prefetched by a thread, or gathered in the calling thread."""
     monkeypatch.setattr(loader_module, "_SMALL_BYTES", request.param)
+
+
+@pytest.fixture
+def four_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of four rounds are gathered together, as on a GPU."""
+    monkeypatch.setattr(loader_module, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(loader_module, "_rounds_at_once", lambda *args: 4)
 
 
 def small_dataset(num_rows: int) -> Dataset:
@@ -48,6 +55,25 @@ def test_a_batch_is_a_function_of_its_round(order: Order, rounds: list[int]) -> 
         assert batch.labels.equal(expected.labels)
         assert batch.row_digest == expected.row_digest
     loader.close()
+
+
+@pytest.mark.usefixtures("four_at_once")
+@pytest.mark.parametrize("rounds", [range(40), [2, 3, 4, 9, 20, 21], [7, 7, 8]])
+def test_a_batch_is_a_function_of_its_round_where_several_are_gathered_at_once(
+    rounds: list[int],
+) -> None:
+    test_a_batch_is_a_function_of_its_round(Order(), rounds)
+
+
+@pytest.mark.usefixtures("four_at_once")
+def test_the_next_epoch_is_ordered_before_it_is_needed() -> None:
+    epoch_order.cache_clear()
+    loader = BatchLoader(small_dataset(320), BatchOrder(2**31, 320, 16), CPU)
+    loader.batch(12)  # of 20; the next four are prefetched
+    loader.close()
+    before = epoch_order.cache_info()
+    BatchOrder(2**31, 320, 16).rows(20)
+    assert epoch_order.cache_info().hits == before.hits + 1
 
 
 @pytest.mark.usefixtures("with_and_without_thread")

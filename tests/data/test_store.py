@@ -79,6 +79,12 @@ def test_mapped_files_are_written_once_and_again_after_any_change(store: Store) 
     assert rows_of(store).train.inputs["numbers"][:, 0].tolist() == [1.0] * ROWS
 
 
+def test_a_store_that_cannot_be_written_to_is_refused_by_folder(store: Store) -> None:
+    (store.path / "columns").write_text("in the way")
+    with pytest.raises(DataError, match=r"columns: expected a folder that can be written, for a"):
+        open_datasets(store)
+
+
 def test_writing_to_mapped_tensors_does_not_change_the_files(store: Store) -> None:
     rows_of(store).train.inputs["numbers"].zero_()
     assert rows_of(store).train.inputs["numbers"].abs().sum() > 0

@@ -1,6 +1,7 @@
 """The fenced blocks of a page, and what a reader does with each.
 
     ```sh                run it in a shell
+    ```sh by=TEST        the test of this file runs it, where the tools are that it needs
     ```sh not-run        a reader runs it, the tests do not; the paragraph above says why
     ```text              right after `sh`: its output, compared by `outputs.matches`
     ```toml file=NAME    write it to this file (any language)
@@ -46,6 +47,12 @@ class Block:
         return self.info == ("sh", "not-run")
 
     @property
+    def by(self) -> str | None:
+        """The file of the test that runs it."""
+        is_by = len(self.info) == 2 and self.info[0] == "sh" and self.info[1].startswith("by=")
+        return self.info[1].removeprefix("by=") if is_by else None
+
+    @property
     def is_output(self) -> bool:
         return self.info == ("text",) and self.follows_run
 
@@ -64,11 +71,13 @@ class Block:
 
     def problems(self) -> list[str]:
         """An unknown info string, or commands in a block that is not run."""
-        known = self.is_run or self.is_not_run or self.file or self.sends or len(self.info) == 1
-        if not known:
+        shows = self.file or self.sends or len(self.info) == 1
+        if not (self.is_run or self.is_not_run or self.by or shows):
             return [f"{self.where}: unknown info string {' '.join(self.info)!r}"]
+        if self.by and Path(self.page).name not in (ROOT / self.by).read_text(encoding="utf-8"):
+            return [f"{self.where}: {self.by} does not read this page"]
         has_commands = any(map(_COMMAND.match, self.text.splitlines()))
-        if has_commands and not (self.is_run or self.is_not_run or self.is_output):
+        if has_commands and not (self.is_run or self.is_not_run or self.by or self.is_output):
             return [f"{self.where}: commands in a block that is not run; mark it sh"]
         return []
 

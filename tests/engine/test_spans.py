@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -83,7 +83,11 @@ def test_the_number_of_spans_is_bounded_however_many_messages_there_are() -> Non
 
 
 def simulated(**method: Any) -> dict[str, list[dict[str, Any]]]:
-    """The `round` events of each party over a slow link in virtual time."""
+    """The `round` events of each party over a slow link in virtual time.
+
+    Computing takes as long as a timer says, which advances by a millisecond whenever it is read.
+    """
+    ticks = count()
     fed = federation(method=celu.Method(**method), codec="int8", hosts={"host": 64})
     found: dict[str, list[dict[str, Any]]] = {"guest": [], "host": []}
 
@@ -95,6 +99,7 @@ def simulated(**method: Any) -> dict[str, list[dict[str, Any]]]:
         fed.guest,
         fed.hosts,
         link=LinkSettings(mbps=0.1, delay_ms=500.0),
+        timer=lambda: next(ticks) / 1000,
         callbacks=[listen("guest")],
         host_callbacks={"host": [listen("host")]},
     )

@@ -19,8 +19,8 @@ from celu.engine.setup import RunSetup, RunTerms
 from celu.engine.twin_metrics import corrected_auc
 from celu.errors import ConfigError
 from celu.metrics.measure import compute
-from celu.privacy.label_key import LabelKey
 from celu.privacy.randomized_response import RandomizedResponse
+from celu.privacy.secret_key import SecretKey
 from celu.transport.message import Kind
 from federation import BATCH, ROWS, Federation, federation
 from twins import KEY, messages_to_host, twin_federation, with_labels
@@ -60,7 +60,7 @@ def test_a_host_is_sent_derivatives_of_the_randomized_labels_and_not_of_the_true
     labels = fed.guest.train.labels
     assert labels is not None
     response = RandomizedResponse(1.0, 2)
-    randomized = response.randomize(fed.guest.train, "train", labels, LabelKey(KEY))
+    randomized = response.randomize(fed.guest.train, "train", labels, SecretKey(KEY))
     for row in range(ROWS):
         agrees = bool((private[row][0] * true[row][0]).sum() > 0)
         assert agrees == bool(randomized[row] == labels[row])
@@ -191,5 +191,5 @@ def test_a_checkpoint_without_label_privacy_has_nothing_of_a_twin() -> None:
     private = twin_federation()
     metadata, tensors = GuestTrainer("guest", private.guest, private.job).state_dict()
     assert metadata.twin is not None
-    assert metadata.twin.key == LabelKey(KEY).fingerprint
-    assert replace(LabelKey(KEY)).secret.hex() not in metadata.model_dump_json()
+    assert metadata.twin.key == SecretKey(KEY).fingerprint
+    assert replace(SecretKey(KEY)).secret.hex() not in metadata.model_dump_json()

@@ -23,8 +23,8 @@ from celu.metrics.names import Output
 from celu.page.assemble import script_safe_json
 from celu.prepare.draft import draft_schema
 from celu.prepare.pipeline import Target, prepare
-from celu.privacy.label_key import LabelKey
 from celu.privacy.ledger import Release, read_ledger, spend
+from celu.privacy.secret_key import LABELS, SecretKey
 from celu.psi.state import VALUE_BYTES, ExchangeState
 from celu.record.run import RunRecord
 from celu.report.render import render
@@ -207,12 +207,12 @@ def certificate_files(folder: Path) -> Iterator[Reader]:
 def privacy_files(folder: Path) -> Iterator[Reader]:
     """The key and the ledger of a guest's labels."""
     (folder / "privacy").mkdir()
-    key = LabelKey.read(folder / "privacy" / "label.key")
+    key = SecretKey.read(folder / "privacy" / "label.key", LABELS)
     spend(folder / "privacy", Release(key=key.fingerprint, epsilon=1.0, classes=2), None)
 
     def read_key(path: Path) -> None:
         (path / "privacy" / "label.key").chmod(0o600)
-        LabelKey.read(path / "privacy" / "label.key")
+        SecretKey.read(path / "privacy" / "label.key", LABELS)
 
     yield Reader("label.key", "privacy/label.key", mutated_bytes, read_key)
     for mutate in (mutated_bytes, mutated_body):

@@ -163,3 +163,19 @@ def test_a_module_that_cannot_be_imported_or_created_is_a_model_error(
     (tmp_path / f"{name}.py").write_text(code)
     with pytest.raises(ModelError, match=message.replace(r"\d", r"\d+")):
         build_bottom(f"{name}:Net", {}, z_width=4, columns={}, sizes={}, folder=tmp_path)
+
+
+def test_a_module_may_ask_for_what_makes_tables(tmp_path: Path) -> None:
+    (tmp_path / "own_tables.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, sizes, new_embedding):\n"
+        "        super().__init__()\n"
+        "        self.table = new_embedding(sizes['ids'][0], 3, 0.5)\n"
+    )
+    sizes = {"ids": (400,)}
+    net = build_bottom("own_tables:Net", {}, z_width=4, columns={}, sizes=sizes, folder=tmp_path)
+    table = net.table
+    assert isinstance(table, nn.Embedding) and table.sparse
+    assert tuple(table.weight.shape) == (400, 3)
+    assert float(table.weight.detach().std()) == pytest.approx(0.5, rel=0.1)

@@ -91,6 +91,7 @@ def small_blocks(block: int, joined: int, bucket: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delimited, "BLOCK_BYTES", block)
         patch.setattr(delimited, "BLOCKS_JOINED", joined)
+        patch.setattr(delimited, "PIECE_BYTES", block * joined)
         patch.setattr(parquet, "PARQUET_ROWS", block // 50)
         patch.setattr(spill, "BUCKET_BYTES", bucket)
         patch.setattr(statistics, "_WINDOW", 64)

@@ -151,7 +151,8 @@ CASES = {
     # labels
     "labels missing": raw(csv(y={0: ""}), "column 'y': expected a label in every row, got 1 rows"),
     "labels of text": raw(
-        csv(y={5: "yes7731", 6: "no7731"}), "column 'y': expected numbers, got text in 2 rows"
+        csv(y={5: "yes7731", 6: "no7731"}),
+        "column 'y': expected numbers, got text in 2 rows; write all labels as",
     ),
     "labels all the same": raw(
         csv(y=dict.fromkeys(range(ROWS), "1")),
@@ -208,7 +209,7 @@ CASES = {
     "a number not UTF-8": raw(with_line(3, b"7731,1,\xff,d"), "column 'x': expected UTF-8"),
     "an id not UTF-8": raw(with_line(3, b"\xff7731,1,7731,d"), "column 'id': expected UTF-8"),
     "names not UTF-8": raw(csv().replace(b"c", b"\xff", 1), "got bytes that are not UTF-8"),
-    "UTF-16": raw(csv().decode().encode("utf-16"), "rows.csv: row \\d+: expected \\d+ fields"),
+    "UTF-16": raw(csv().decode().encode("utf-16"), "got UTF-16; write the file again as UTF-8"),
     "binary": raw(bytes(range(256)) * 64, "rows.csv: row \\d+: expected \\d+ fields"),
     "cut gzip": raw(ZIPPED[:-20], "expected a readable file, got: Truncated", "rows.csv.gz"),
     "cut gzip trailer": raw(ZIPPED[:-3], "expected a readable file", "rows.csv.gz"),
@@ -246,7 +247,9 @@ CASES = {
     # no file
     "no file": Case({}, "rows.csv: expected a file, got none"),
     "a folder": Case({"rows.csv": None}, "rows.csv: expected a file, got a folder"),
-    "an unknown ending": Case({"rows.xls": csv()}, "got .xls; set source", SCHEMA, ConfigError),
+    "an unknown ending": Case(
+        {"rows.xls": csv()}, "got .xls; save the sheet as CSV", SCHEMA, ConfigError
+    ),
     "Parquet in gzip": Case({"a.parquet.gz": ZIPPED}, "expected a name", SCHEMA, ConfigError),
     # Parquet
     "cut Parquet": raw(parquet()[:-30], "rows.parquet: expected a readable file", "rows.parquet"),

@@ -169,7 +169,7 @@ def test_a_parquet_file_has_types_of_its_own(tmp_path: Path) -> None:
     options = pa_csv.ConvertOptions(strings_can_be_null=True, null_values=["", "NA"])
     table = pa_csv.read_csv(tmp_path / "rows.csv", convert_options=options)
     assert pa.types.is_timestamp(table.schema.field("seen").type)
-    table = table.append_column("nested", pa.array([[1]] * ROWS))
+    table = table.append_column("nested", pa.array([[[1]]] * ROWS))
     table = table.append_column("binary", pa.array([b"x", b"y"] * (ROWS // 2)))
     pq.write_table(table, tmp_path / "rows.parquet")
     made = write_draft(tmp_path / "rows.parquet", tmp_path / "schema.toml", label="churned")

@@ -117,6 +117,7 @@ from celu.prepare import delimited, spill
 from celu.prepare.pipeline import Target, prepare
 
 delimited.BLOCK_BYTES, delimited.BLOCKS_JOINED, spill.BUCKET_BYTES = 1000, 1, 2000
+delimited.PIECE_BYTES = 1000
 phase, source, out, declared = sys.argv[1:]
 
 def hang(now, done, total):

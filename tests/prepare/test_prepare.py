@@ -14,7 +14,7 @@ from celu.config.columns import Category, Number
 from celu.config.schema import RawSchema, Source, Split, read_store_schema
 from celu.data.tags import held_out, make_tags
 from celu.errors import ConfigError, DataError
-from celu.prepare import passes
+from celu.prepare import delimited, passes, spill
 from celu.prepare.pipeline import Target, prepare, prepare_like
 from prepare.samples import (
     ROWS,
@@ -72,6 +72,73 @@ def test_a_store_does_not_depend_on_blocks_and_buckets(tmp_path: Path, name: str
             make(path, SCHEMA, tmp_path / str(number))
         made.append(contents(tmp_path / str(number)))
     assert all(store == made[0] for store in made)
+
+
+def files(store: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(store.iterdir())}
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
+def test_any_number_of_threads_makes_the_same_files(tmp_path: Path, name: str) -> None:
+    path = csv(tmp_path, rows())
+    if name == "rows.parquet":
+        path = as_parquet(tmp_path, rows())
+    made = []
+    for threads in (1, 2, 7):
+        with small_blocks(400, 2, 700):
+            prepare([path], [Target(SCHEMA, tmp_path / str(threads))], threads=threads)
+        made.append(files(tmp_path / str(threads)))
+    assert made[0] == made[1] == made[2]
+
+
+def test_buckets_that_are_divided_in_two_steps_make_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = csv(tmp_path, rows())
+    with small_blocks(400, 2, 1 << 20):
+        make(path, SCHEMA, tmp_path / "at once")
+    monkeypatch.setattr(spill, "MAX_AT_ONCE", 4)
+    monkeypatch.setattr(spill, "_GROUP_BYTES", 1000)
+    with small_blocks(400, 2, 150):
+        assert spill.buckets_for(path.stat().st_size) > 40
+        make(path, SCHEMA, tmp_path / "in steps")
+    assert contents(tmp_path / "at once") == contents(tmp_path / "in steps")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["at once", "in steps", "rows.csv"]
+
+
+def test_more_rows_make_more_buckets_and_none_is_larger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spill, "MAX_AT_ONCE", 4)
+    largest = {}
+    whole = spill.Spill.read
+    for count in (500, 4000):
+        read_rows: list[int] = []
+
+        def read(self: spill.Spill, bucket: int, seen: list[int] = read_rows) -> object:
+            batch = whole(self, bucket)
+            seen.append(0 if batch is None else batch.num_rows)
+            return batch
+
+        with small_blocks(2000, 2, 2500), monkeypatch.context() as patch:
+            patch.setattr(spill.Spill, "read", read)
+            path = csv(tmp_path, rows(count), f"{count}.csv")
+            make(path, SCHEMA, tmp_path / str(count))
+        assert sum(read_rows) == count
+        largest[count] = max(read_rows)
+    assert largest[4000] < 2 * largest[500]
+
+
+def test_a_file_with_newlines_in_quotes_is_read_as_a_whole(tmp_path: Path) -> None:
+    raws = [row | {"word": f'"w{i % 4}\nline, two"'} for i, row in enumerate(rows())]
+    path = csv(tmp_path, raws)
+    make(path, SCHEMA, tmp_path / "large blocks")
+    for size in (97, 500, 1501):  # which cut within quotes and between them
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(delimited, "PIECE_BYTES", size)
+            make(path, SCHEMA, tmp_path / str(size))
+        assert contents(tmp_path / str(size)) == contents(tmp_path / "large blocks")
+    assert len(both(tmp_path / "large blocks")) == ROWS
 
 
 def test_all_formats_of_the_same_rows_make_the_same_store(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def test_a_share_is_a_function_of_seed_and_party(
     split(table, "id", PARTIES, tmp_path / "other", keep=0.5, seed=2)
     monkeypatch.setattr(delimited, "BLOCK_BYTES", 3000)
     monkeypatch.setattr(delimited, "BLOCKS_JOINED", 2)
+    monkeypatch.setattr(delimited, "PIECE_BYTES", 6000)
     monkeypatch.setattr(spill, "BUCKET_BYTES", 4000)
     split(table, "id", PARTIES, tmp_path / "b", keep=0.5)
     split(table, "id", {"shop": ["age"]}, tmp_path / "c", keep=0.5)

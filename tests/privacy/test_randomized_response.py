@@ -11,10 +11,10 @@ from torch import Tensor
 import celu
 from celu.data.tags import make_tags
 from celu.models.losses import LOSSES, Loss
-from celu.privacy.label_key import LabelKey
 from celu.privacy.randomized_response import RandomizedResponse
+from celu.privacy.secret_key import SecretKey
 
-KEY = LabelKey(b"k" * 32)
+KEY = SecretKey(b"k" * 32)
 ROWS = 20_000
 
 
@@ -30,7 +30,7 @@ def randomized(
     classes: int = 2,
     part: str = "train",
     with_tags: bool = True,
-    key: LabelKey = KEY,
+    key: SecretKey = KEY,
 ) -> Tensor:
     response = RandomizedResponse(epsilon, classes)
     return response.randomize(rows(labels, with_tags), part, labels, key)
@@ -76,7 +76,7 @@ def test_whether_a_label_changes_does_not_depend_on_the_label() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"key": LabelKey(b"other key" * 3)},
+        {"key": SecretKey(b"other key" * 3)},
         # With the same choices, a row whose two labels differ would reveal the true one.
         {"epsilon": 1.1},
         {"classes": 3},

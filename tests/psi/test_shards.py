@@ -18,7 +18,7 @@ from celu.psi.workers import Workers
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
-from psi.parties import TERMS, Outcomes, Wrapped, run_to_completion, tags_of
+from psi.parties import TERMS, Killed, Outcomes, Wrapped, killed_at, run_to_completion, tags_of
 
 GUEST, HOST = range(200), range(50, 330)
 
@@ -79,6 +79,34 @@ def test_every_shard_sends_the_same_number_of_elements(tmp_path: Path) -> None:
         )
         counts.append(sent)
     assert counts == [Shard(0, 3).padded_rows(len(HOST))] * 3
+
+
+def test_a_shard_that_is_killed_resumes_and_the_others_are_left_alone(tmp_path: Path) -> None:
+    first, second = Shard(0, 3), Shard(1, 3)
+    align_shards(tmp_path / "1", {"guest": second, "host": second})
+    outcomes = align_shards(
+        tmp_path / "0",
+        {"guest": first, "host": first},
+        lambda link: Wrapped(link, killed_at(30)),
+    )
+    assert isinstance(outcomes["host"], Killed)
+    sent = 0
+
+    def count(message: Message) -> Message:
+        nonlocal sent
+        if message.kind is Kind.BLINDED and message.tensor is not None:
+            sent += len(message.tensor)
+        return message
+
+    again = align_shards(
+        tmp_path / "0", {"guest": first, "host": first}, lambda link: Wrapped(link, count)
+    )["guest"]
+    assert isinstance(again, AlignmentResult), again
+    tags = tags_of(GUEST)
+    own = tags[shard_of(tags, 3) == 0]
+    common = tags_of(set(GUEST) & set(HOST))
+    assert own[again.rows].tobytes() == common[shard_of(common, 3) == 0].tobytes()
+    assert 0 < sent < first.padded_rows(len(HOST)), "what was answered is not sent again"
 
 
 def test_a_shard_without_common_rows_is_no_error(tmp_path: Path) -> None:

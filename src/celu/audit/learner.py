@@ -22,6 +22,8 @@ _L2 = 1e-3
 def standardize(x_NF: Tensor, is_known_N: Tensor) -> Tensor:
     """Columns with mean 0 and deviation 1 over the known rows; a constant column becomes 0."""
     x_NF = x_NF.double()
+    if not x_NF.shape[1]:  # torch would warn
+        return x_NF.float()
     mean_F, deviation_F = x_NF[is_known_N].mean(0), x_NF[is_known_N].std(0, correction=0)
     # Extreme rows would decide a fit by themselves.
     scaled = (x_NF - mean_F) / torch.where(deviation_F > 0, deviation_F, 1.0)

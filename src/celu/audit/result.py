@@ -72,6 +72,7 @@ class Audit(_Part):
     seconds: FiniteFloat
     labels: list[LabelLeak] = []
     columns: list[ColumnLeak] = []
+    promises: list[str] = []  # of the contract's defences
     notes: list[str] = []
     not_covered: list[str] = []
 

@@ -32,10 +32,14 @@ def tables_of(audit: Audit) -> list[AuditTable]:
 
 
 def notes_of(audit: Audit) -> list[str]:
-    """What to know about all tables: how it was measured, and what is not covered."""
+    """What to know about all tables: how they were measured, what is promised and not covered."""
     times = "exposure" if audit.exposures == 1 else "exposures"
     made = f"{audit.rows:,} rows, at most {audit.exposures} {times} of each, {audit.seconds:.1f} s."
-    return [made, *(f"{note[:1].upper()}{note[1:]}." for note in audit.notes), *audit.not_covered]
+    promised = [f"Promised of {promise}" for promise in audit.promises] or [
+        "The contract has no defence: nothing is promised"
+    ]
+    sentences = [f"{note[:1].upper()}{note[1:]}." for note in [*promised, *audit.notes]]
+    return [made, *sentences, *audit.not_covered]
 
 
 def audit_content(folder: Path) -> dict[str, Any] | None:

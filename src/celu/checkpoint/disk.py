@@ -7,15 +7,17 @@ sync the folder. What it creates is readable by its owner only: it holds weights
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from celu import open_files
 
 BytesLike = bytes | memoryview
+_PART_BYTES = 1 << 22
 
 
 class Disk(Protocol):
@@ -31,6 +33,10 @@ class Disk(Protocol):
 
     def read(self, path: Path) -> bytes:
         """A file's content."""
+        ...
+
+    def parts(self, path: Path) -> Iterator[bytes]:
+        """A file's content, in parts."""
         ...
 
     def write(self, path: Path, parts: Iterable[BytesLike]) -> None:
@@ -72,6 +78,12 @@ class RealDisk:
         """See `Disk`."""
         return open_files.retry(path.read_bytes)
 
+    def parts(self, path: Path) -> Iterator[bytes]:
+        """See `Disk`."""
+        with open_files.retry(lambda: path.open("rb")) as file:
+            while part := file.read(_PART_BYTES):
+                yield part
+
     def write(self, path: Path, parts: Iterable[BytesLike]) -> None:
         """See `Disk`."""
         with open_files.retry(lambda: open(path, "wb", opener=_open_private)) as file:
@@ -98,3 +110,16 @@ class RealDisk:
             open_files.retry(lambda: shutil.rmtree(path))
         else:
             path.unlink(missing_ok=True)
+
+
+def write_hashed(disk: Disk, path: Path, parts: Iterable[BytesLike]) -> str:
+    """Write and sync a file; return the SHA-256 digest of its content."""
+    digest = hashlib.sha256()
+
+    def hashed() -> Iterator[BytesLike]:
+        for part in parts:
+            digest.update(part)
+            yield part
+
+    disk.write(path, hashed())
+    return digest.hexdigest()

@@ -3,7 +3,8 @@
     round-00000100/
         tensors.safetensors   weights, optimizer state, cached tensors, tensors in flight
         state.json            everything else
-        checksums             of both, in the format of `sha256sum -c checksums`
+        shard-0-of-2.safetensors ...   each rank's rows of sharded tables, if there are any
+        checksums             of them, in the format of `sha256sum -c checksums`
 
 A checkpoint is written to a temporary folder, synced file by file and renamed last: a crash at any
 point leaves earlier checkpoints intact. A checkpoint that fails its checksum is reported and not
@@ -15,10 +16,9 @@ interpret the tensors.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +26,23 @@ from typing import Any
 
 from torch import Tensor
 
-from celu.checkpoint.disk import BytesLike, Disk, RealDisk
+from celu.checkpoint.content import (
+    STATE,
+    SUMS,
+    TENSORS,
+    Content,
+    read_content,
+    read_share,
+    sums,
+)
+from celu.checkpoint.disk import Disk, RealDisk, write_hashed
 from celu.checkpoint.identity import RunIdentity, read_identity, write_identity
-from celu.checkpoint.tensors import load_tensors, serialize_tensors
+from celu.checkpoint.shards import HANDED_OVER, WHOLE, Handover, Share, StoredShards
+from celu.checkpoint.tensors import serialize_tensors
 from celu.checkpoint.writer import BackgroundWriter, Writer
 from celu.errors import CheckpointError
 
 FOLDER = "checkpoints"
-_TENSORS, _STATE, _SUMS = "tensors.safetensors", "state.json", "checksums"
 _CURRENT, _SUPERSEDED, _DISCARDED = "round", "superseded", "discarded"
 _NAME = re.compile(r"(round|superseded|discarded)-(\d{8}|[1-9]\d{8,14})")
 _PARTIAL = re.compile(r"\.round-\d{8,15}\.partial")
@@ -46,6 +55,7 @@ class Snapshot:
     round: int
     tensors: dict[str, Tensor]
     state: dict[str, Any]  # JSON values
+    share: Share = WHOLE  # of sharded tensors: the rows that this rank has
 
 
 class Checkpoints:
@@ -66,6 +76,7 @@ class Checkpoints:
         self._scanned: tuple[RunIdentity | None, list[int]] | None = None
         self.damaged: dict[int, str] = {}
         self.contracts: dict[int, Mapping[str, Any]] = {}
+        self.handover: Handover | None = None  # from the other ranks of a party
 
     def scan(self) -> tuple[RunIdentity | None, list[int]]:
         """The run, by `run.json` or else by the newest checkpoint, and `available_rounds`.
@@ -77,7 +88,7 @@ class Checkpoints:
             rounds = self._verified_rounds(identity)
             if identity is None and rounds[-1] > 0:
                 with suppress(OSError, ValueError):
-                    identity = self._read(rounds[-1])[1]
+                    identity = self._read(rounds[-1]).identity
                 rounds = self._verified_rounds(identity)  # the others may be of another run
             self._scanned = identity, rounds
         return self._scanned
@@ -93,7 +104,7 @@ class Checkpoints:
             self._disk.make_folder(self._folder)
             self._disk.sync_folder(self._run_folder)
             for name in self._disk.names(self._folder):
-                if _PARTIAL.fullmatch(name):
+                if _PARTIAL.fullmatch(name) or self._is_left_over(name):
                     self._disk.remove(self._folder / name)
             for other in self._rounds():
                 if other in self.damaged:
@@ -103,6 +114,20 @@ class Checkpoints:
             self._disk.sync_folder(self._folder)
         except OSError as error:
             raise self._error("set newer checkpoints aside", error) from error
+
+    def hand_over(self, attempt: str, is_broken: Callable[[], bool]) -> None:
+        """Share the writing of sharded tensors with the other ranks of a party; see `Handover`."""
+        self.handover = Handover(self._folder, self._disk, attempt, is_broken)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self._run_folder
+
+    def is_of(self, run: str) -> bool:
+        """Whether the run folder is that of the run with this id."""
+        found = read_identity(self._run_folder, self._disk)
+        return found is not None and found.run == run
 
     def restart_from(self, round_: int) -> None:
         """Give up all checkpoints newer than this one, because a person decided so.
@@ -142,7 +167,7 @@ class Checkpoints:
         verified = [0]
         for round_ in self._rounds():
             try:
-                _, identity, _ = self._read(round_)
+                identity = self._read(round_).identity
                 if expected is not None and identity.run != expected.run:
                     raise ValueError("it belongs to another run")
                 verified.append(round_)
@@ -151,16 +176,18 @@ class Checkpoints:
                 self.damaged[round_] = str(error)
         return verified
 
-    def load(self, round_: int) -> Snapshot:
-        """Read a checkpoint; raises CheckpointError if it is damaged."""
+    def load(self, round_: int, share: Share = WHOLE) -> Snapshot:
+        """Read a checkpoint, with a rank's share of sharded tensors, whoever wrote it.
+
+        Raises CheckpointError if it is damaged.
+        """
         try:
-            tensors, _, state = self._read(round_)
-            return Snapshot(round_, load_tensors(tensors), state)
+            # Reading shards may take long, and `scan` has compared their digests.
+            found = self._read(round_, with_shards=False)
+            tensors = read_share(self._path(round_), found, share)
+            return Snapshot(round_, tensors, found.state, share)
         except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{self._path(round_)}: the checkpoint is damaged: {error}; "
-                "start again to resume from the previous one"
-            ) from error
+            raise self._damaged(round_, error) from error
 
     def save(self, snapshot: Snapshot, generations: int) -> None:
         """Write a snapshot, perhaps in the background, and retain the newest `generations`.
@@ -169,6 +196,18 @@ class Checkpoints:
         intact.
         """
         self._writer.submit(lambda: self._write_checkpoint(snapshot, generations))
+
+    def give(self, snapshot: Snapshot) -> None:
+        """Hand a snapshot's sharded tensors over to the first rank, which saves the others.
+
+        Raises CheckpointError, perhaps that of the previous snapshot.
+        """
+        handover, share = self.handover, snapshot.share
+        assert handover is not None
+        _, own = share.split(snapshot.tensors)
+        self._writer.submit(
+            lambda: handover.give(snapshot.round, share.rank, serialize_tensors(own))
+        )
 
     def flush(self) -> None:
         """Wait until every saved snapshot is on disk; raises CheckpointError."""
@@ -181,17 +220,27 @@ class Checkpoints:
             "identity": self._identity.to_json(),
             "state": snapshot.state,
         }
+        whole, own = snapshot.share.split(snapshot.tensors)
+        shards = StoredShards.of(snapshot.share, own)
+        if shards is not None:
+            state["shards"] = shards.to_json()
         final = self._path(snapshot.round)
         partial = self._partial(snapshot.round)
         disk = self._disk
         try:
             disk.remove(partial)
             disk.make_folder(partial)
-            sums = {
-                _TENSORS: self._write(partial / _TENSORS, serialize_tensors(snapshot.tensors)),
-                _STATE: self._write(partial / _STATE, [json.dumps(state).encode()]),
+            parts = {TENSORS: serialize_tensors(whole), STATE: [json.dumps(state).encode()]}
+            digests = {
+                name: write_hashed(disk, partial / name, part) for name, part in parts.items()
             }
-            disk.write(partial / _SUMS, [_sums(sums).encode()])
+            for rank, name in enumerate([] if shards is None else shards.files):
+                if rank == snapshot.share.rank:
+                    digests[name] = write_hashed(disk, partial / name, serialize_tensors(own))
+                else:
+                    assert self.handover is not None
+                    digests[name] = self.handover.take(snapshot.round, rank, partial / name)
+            disk.write(partial / SUMS, [sums(digests).encode()])
             disk.sync_folder(partial)
             disk.rename(partial, final)
             disk.sync_folder(self._folder)
@@ -206,34 +255,19 @@ class Checkpoints:
                 disk.remove(partial)
             raise self._error(f"write the checkpoint of round {snapshot.round}", error) from error
 
-    def _write(self, path: Path, parts: Iterable[BytesLike]) -> str:
-        """Write and sync a file; return its checksum."""
-        digest = hashlib.sha256()
+    def _read(self, round_: int, *, with_shards: bool = True) -> Content:
+        return read_content(self._disk, self._path(round_), round_, with_shards=with_shards)
 
-        def hashed() -> Iterator[BytesLike]:
-            for part in parts:
-                digest.update(part)
-                yield part
+    def _is_left_over(self, name: str) -> bool:
+        """Whether a file was handed over in an earlier attempt."""
+        found = HANDED_OVER.fullmatch(name)
+        return found is not None and (self.handover is None or found[1] != self.handover.attempt)
 
-        self._disk.write(path, hashed())
-        return digest.hexdigest()
-
-    def _read(self, round_: int) -> tuple[bytes, RunIdentity, dict[str, Any]]:
-        """Tensors, run and state of a checkpoint; OSError or ValueError if it is damaged."""
-        folder = self._path(round_)
-        lines = self._disk.read(folder / _SUMS).decode("ascii")
-        files = {name: self._disk.read(folder / name) for name in (_TENSORS, _STATE)}
-        if lines != _sums({n: hashlib.sha256(data).hexdigest() for n, data in files.items()}):
-            raise ValueError(f"{_SUMS} does not match the files beside it")
-        try:
-            content = json.loads(files[_STATE])
-        except RecursionError:
-            raise ValueError(f"{_STATE}: the JSON is nested too deeply") from None
-        if not isinstance(content, dict) or content.keys() != {"round", "identity", "state"}:
-            raise ValueError(f"{_STATE}: expected a round, an identity and a state")
-        if content["round"] != round_ or not isinstance(content["state"], dict):
-            raise ValueError(f"{_STATE}: expected the state of round {round_}")
-        return files[_TENSORS], RunIdentity.from_json(content["identity"]), content["state"]
+    def _damaged(self, round_: int, error: OSError | ValueError) -> CheckpointError:
+        return CheckpointError(
+            f"{self._path(round_)}: the checkpoint is damaged: {error}; "
+            "start again to resume from the previous one"
+        )
 
     def _rounds(self, state: str = _CURRENT) -> list[int]:
         """The rounds of all checkpoint folders in this state, ascending."""
@@ -263,7 +297,3 @@ class Checkpoints:
             f"{self._folder}: cannot {action} ({error.strerror or error}); free some space or "
             "check the disk, and start again to resume from the previous checkpoint"
         )
-
-
-def _sums(digests: Mapping[str, str]) -> str:
-    return "".join(f"{digest}  {name}\n" for name, digest in digests.items())

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from celu.checkpoint.disk import BytesLike
 from celu.errors import CheckpointError
+from celu.model_identity import StreamedTensor, bytes_of
 
 _TYPES = {
     torch.float64: "F64",
@@ -36,7 +37,7 @@ _MAX_DIMS = 16
 _MAX_ELEMENTS = 1 << 48  # also of a tensor with a dimension of 0, whose strides may overflow
 
 
-def serialize_tensors(tensors: Mapping[str, Tensor]) -> Iterator[BytesLike]:
+def serialize_tensors(tensors: Mapping[str, Tensor | StreamedTensor]) -> Iterator[BytesLike]:
     """The parts of a file, in order; raises CheckpointError for an unsupported dtype."""
     header, end = {}, 0
     for name, tensor in tensors.items():
@@ -56,9 +57,7 @@ def serialize_tensors(tensors: Mapping[str, Tensor]) -> Iterator[BytesLike]:
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for tensor in tensors.values():
-        if tensor.numel():
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            yield memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+        yield from bytes_of(tensor)
 
 
 def load_tensors(data: bytes) -> dict[str, Tensor]:

@@ -55,6 +55,10 @@ def evaluate(
     ] = None,
     id_column: Annotated[str, typer.Option("--id", help="The id column of the labels.")] = "id",
     label_column: Annotated[str, typer.Option("--label", help="The label column.")] = "label",
+    weight_column: Annotated[
+        str | None,
+        typer.Option("--weight", help="A column of the labels: how much each row counts."),
+    ] = None,
     resamples: Annotated[
         int, typer.Option(help="Resamples of the rows for the intervals; 0 for no intervals.")
     ] = 1000,
@@ -87,6 +91,7 @@ def evaluate(
             against=against,
             id_column=id_column,
             label_column=label_column,
+            weight_column=weight_column,
             metrics=_own_metrics(metric or []),
             resamples=resamples,
             seed=seed,
@@ -113,7 +118,8 @@ def _own_metrics(uses: Sequence[str]) -> list[MetricLike]:
 
 def _show(console: Console, found: ScoreEvaluation) -> None:
     rows = found.rows
-    console.echo(f"{found.model}: {found.output}, {rows.evaluated:,} rows evaluated")
+    weighted = ", by their weights" if found.weighted else ""
+    console.echo(f"{found.model}: {found.output}, {rows.evaluated:,} rows evaluated{weighted}")
     left_out = {
         "scored rows without a label": rows.without_label,
         "labelled rows without a score": rows.without_score,

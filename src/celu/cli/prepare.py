@@ -72,6 +72,10 @@ def prepare(
             "at least this many training rows; for up to 4 million distinct values.",
         ),
     ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads; by default one for each core, up to 8. Same files."),
+    ] = None,
 ) -> None:
     """Make a store from raw files: check, encode, split into training and held-out rows.
 
@@ -115,12 +119,12 @@ def prepare(
             category = Category(vocabulary=MAX_VOCABULARY, min_count=min_count)
         shares = {"seed": seed, "test": test, "validation": validation}
         given = {key: value for key, value in shares.items() if value is not None}
-        _prepare_preset(preset, sources, out, force, given, category)
+        _prepare_preset(preset, sources, out, force, given, category, threads)
     elif like is not None:
         from celu.prepare.pipeline import prepare_like
 
         with _show_progress() as progress:
-            report = prepare_like(sources, like, out, progress, replace=force)
+            report = prepare_like(sources, like, out, progress, replace=force, threads=threads)
         _print_reports([report])
     elif schema is not None:
         from celu.config.schema import read_raw_schema
@@ -128,9 +132,8 @@ def prepare(
         from celu.prepare.pipeline import prepare as prepare_stores
 
         with _show_progress() as progress:
-            reports = prepare_stores(
-                sources, [Target(read_raw_schema(schema), out)], progress, replace=force
-            )
+            targets = [Target(read_raw_schema(schema), out)]
+            reports = prepare_stores(sources, targets, progress, replace=force, threads=threads)
         _print_reports(reports)
 
 
@@ -158,6 +161,7 @@ def _prepare_preset(
     force: bool,
     given: dict[str, float],
     category: Category,
+    threads: int | None,
 ) -> None:
     from celu.config.reading import validate
     from celu.config.schema import Split
@@ -170,7 +174,7 @@ def _prepare_preset(
     parties = PRESETS[name](split, category)
     targets = [Target(columns, out / party / "store") for party, columns in parties.items()]
     with _show_progress() as progress:
-        reports = prepare_stores(sources, targets, progress, replace=force)
+        reports = prepare_stores(sources, targets, progress, replace=force, threads=threads)
     write_settings(out, CRITEO if name == "criteo" else AVAZU, aligned=False)
     _print_reports(reports)
     console = Console(soft_wrap=True)

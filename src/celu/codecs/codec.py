@@ -37,6 +37,13 @@ class Codec(Protocol):
         """
         ...
 
+    def bound(self, payload: Tensor, rows: int, width: int) -> float:
+        """No number that `decode` computes, on its way too, is larger, as far as is quickly known.
+
+        NaN or Inf if that is not known. The payload is in main memory; raises like `decode`.
+        """
+        ...
+
 
 def check_size(payload: Tensor, expected: int) -> None:
     """Raise ShapeError unless a payload has the expected size."""

@@ -1,5 +1,7 @@
 """The quantizers' arithmetic on a GPU: one Triton kernel to encode, one to decode.
 
+Before a rotation, another one computes the mean row.
+
 The payload has the same layout and meaning as that of `quantizers`, whose operations are used where
 Triton is missing. The rounding noise comes from another generator, so the codes of one tensor may
 differ by one step between a CPU and a GPU. On one GPU the same call gives the same bytes.
@@ -16,6 +18,7 @@ from torch import Tensor
 
 _MIN_WIDTH, _MAX_WIDTH = 8, 1 << 13  # a program holds whole rows, and whole bytes, in registers
 _TILE = 2048  # numbers in a program
+_MEAN_ROWS, _MEAN_COLUMNS = 512, 8  # which a program of the mean adds up at a time
 
 
 class Parts(NamedTuple):
@@ -35,6 +38,14 @@ class Rotation(NamedTuple):
 def fits(width: int) -> bool:
     """Whether the kernels take rows of this width."""
     return _MIN_WIDTH <= width <= _MAX_WIDTH
+
+
+def mean_row(x_BD: Tensor, into_D: Tensor, limit: float) -> None:
+    """The mean of rows clamped to +-`limit`, added up in one order."""
+    rows, width = x_BD.shape
+    _mean_kernel[(triton.cdiv(width, _MEAN_COLUMNS),)](
+        x_BD, into_D, rows, width, limit, ROWS=_MEAN_ROWS, COLUMNS=_MEAN_COLUMNS
+    )
 
 
 def encode(
@@ -103,6 +114,28 @@ class _Shape(NamedTuple):
         padded = len(rotation.signs_E) if rotation else triton.next_power_of_2(width)
         own = max(1, _TILE // padded)
         return _Shape(own, padded, (triton.cdiv(rows, own),))
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _mean_kernel(  # type: ignore[no-untyped-def]
+    x,
+    mean,
+    rows,
+    width,
+    limit,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = column < width
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, rows, ROWS):
+        offset = (first + row)[:, None].to(tl.int64) * width + column[None, :]
+        mask = (first + row < rows)[:, None] & is_column[None, :]
+        value = tl.load(x + offset, mask=mask, other=0.0)
+        total += tl.minimum(tl.maximum(value, -limit), limit)
+    tl.store(mean + column, tl.sum(total, axis=0) / rows, mask=is_column)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]

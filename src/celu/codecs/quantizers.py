@@ -62,6 +62,16 @@ class RowQuantizer:
             x_BD[chunk] = self._decode_rows(ranges[:, chunk], codes[chunk], width)
         return x_BD
 
+    def bound(self, payload: Tensor, rows: int, width: int) -> float:
+        """See `Codec`."""
+        check_size(payload, self.max_bytes(rows, width))
+        return self._bound_of_ranges(payload, rows)
+
+    def _bound_of_ranges(self, payload: Tensor, rows: int) -> float:
+        ranges, _ = self._parts(payload, rows)
+        low_B, step_B = (part.double().numpy() for part in ranges)
+        return float(np.abs(low_B).max() + self._max_code * np.abs(step_B).max())
+
     def _parts(self, payload: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Views of a payload: the range of each row, [2, B] (min, step), and codes, [B, bytes]."""
         size = 2 * self._range_dtype.itemsize * rows
@@ -120,6 +130,14 @@ class RotatedQuantizer(RowQuantizer):
         """See `Codec`."""
         return 4 * width + super().max_bytes(rows, _rotated_width(width))
 
+    def bound(self, payload: Tensor, rows: int, width: int) -> float:
+        """See `Codec`."""
+        check_size(payload, self.max_bytes(rows, width))
+        mean_D, rest = from_bytes(payload[: 4 * width]).double().numpy(), payload[4 * width :]
+        # A rotation adds up E numbers before it scales the sum.
+        rotated = _rotated_width(width) * self._bound_of_ranges(rest, rows)
+        return float(np.abs(mean_D).max()) + rotated
+
     def encode(self, x_BD: Tensor, generator: torch.Generator | None) -> Tensor:
         """See `Codec`."""
         rows, width = x_BD.shape
@@ -127,16 +145,16 @@ class RotatedQuantizer(RowQuantizer):
         rotated = _rotated_width(width)
         # The mean adds up rows; the rotations, one each way, add up E numbers and E**0.5 of these.
         headroom = 8 * max(rows, rotated**1.5)
-        x_BD = _clamp(x_BD, headroom)
         mean_D = from_bytes(payload[: 4 * width])
-        mean_D.copy_(x_BD.mean(dim=0))
         ranges, codes = self._parts(payload[4 * width :], rows)
         if (kernels := _kernels(x_BD.device, rotated)) is not None:
-            into, seed = kernels.Parts(ranges, codes), _seed_of(generator)
+            into, seed, limit = kernels.Parts(ranges, codes), _seed_of(generator), _limit(headroom)
             rotation = kernels.Rotation(mean_D, _signs(rotated, x_BD.device))
-            limit = _limit(headroom)
+            kernels.mean_row(x_BD, mean_D, limit)
             kernels.encode(x_BD, into, self._bits, limit=limit, seed=seed, rotation=rotation)
             return payload
+        x_BD = _clamp(x_BD, headroom)
+        mean_D.copy_(x_BD.mean(dim=0))
         noise_BE = _rounding_noise((rows, rotated), generator, x_BD.device)
         signs_E = _signs(rotated, x_BD.device)
         for chunk in _chunks(noise_BE):

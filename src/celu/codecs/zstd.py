@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,6 +55,11 @@ class Zstd:
             ) from error
         inner = torch.frombuffer(bytearray(plain), dtype=torch.uint8) if plain else payload[:0]
         return self._inner.decode(inner, rows, width)
+
+    def bound(self, payload: Tensor, rows: int, width: int) -> float:
+        """See `Codec`: it is not known before the bytes are decompressed."""
+        del payload, rows, width
+        return math.inf
 
 
 def _library() -> ModuleType:

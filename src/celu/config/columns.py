@@ -246,8 +246,9 @@ class FittedDate(Date):
 class Bag(Coded):
     """A column with several values in a row, such as genres: a list of codes.
 
-    `separator` is between two values. A row has its first `max_values` values, each once; code 0
-    fills the rest of the list, and all of it where the value is missing.
+    `separator` is between two values of text; a Parquet file may have lists instead. A row has its
+    first `max_values` values, each once; code 0 fills the rest of the list, and all of it where the
+    value is missing.
     """
 
     separator: Annotated[str, Field(min_length=1, max_length=10)]

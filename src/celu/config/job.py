@@ -346,6 +346,9 @@ class Job(Settings):
             flat["optimizer.schedule"] = None
         if self.alignment.group == "P-256":  # as in contracts of releases with this group alone
             flat["alignment.group"] = None
+        for name in ("privacy.z_noise", "privacy.dz_noise"):  # as in those without noise
+            if name in flat:
+                del flat[name]
         flat["method.given"] = " ".join(sorted(self.given())) if self.auto else ""
         return flat
 

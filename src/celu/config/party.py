@@ -59,6 +59,8 @@ class ModelSettings(Settings):
     `metrics` are what the guest's evaluations report besides the loss: names, or "module:name" of
     its own; by default all that fit the loss. `class_weights` say how much the rows of each class
     count in its training loss: "balanced", or weights by class, 1 for those that are not named.
+    `shard` says whether each of several ranks holds all embedding tables or its share of their
+    rows; by default they hold shares where a whole table does not fit into memory.
     """
 
     bottom: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
@@ -67,6 +69,7 @@ class ModelSettings(Settings):
     metrics: Annotated[list[str], BeforeValidator(_one_name), Field(min_length=1)] | None = None
     class_weights: Annotated[ClassWeights, PlainValidator(parse_class_weights)] | None = None
     z_width: PositiveInt | None = None  # the guest's own; default: that of the first host
+    shard: bool | None = None
 
 
 def _is_a_keyword(name: str) -> str:

@@ -66,28 +66,51 @@ def _separates_fields(text: str) -> str:
     return text
 
 
+def _surrounds_numbers(text: str) -> str:
+    if (
+        not 0 < len(text) <= 10
+        or text != text.strip()
+        or any(c in "+-.,'_" or c.isdigit() for c in text)
+    ):
+        raise ValueError("expected up to 10 characters without digits, signs and spaces around it")
+    return text
+
+
+TEXT_STYLE = "delimiter, decimal, thousands and units"
+
+
 class Source(Extended):
     """How to read the raw files; by default from their suffix (csv, tsv, parquet; .gz).
 
-    `delimiter` and `decimal` are for text: the character between two fields, and the one before
-    the digits of a fraction.
+    `delimiter`, `decimal`, `thousands` and `units` are for text: the character between two fields,
+    the one before the digits of a fraction, the one between groups of three digits, and texts
+    before or after a number, such as "$" or "%", that are left out.
     """
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"delimiter", "decimal"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"delimiter", "decimal", "thousands", "units"})
 
     format: Literal["csv", "tsv", "parquet"] | None = None
     names: list[ColumnName] | None = None  # for files without a header
     missing: list[str] = [""]  # texts that mean a missing value; "" always does
     delimiter: Annotated[str, AfterValidator(_separates_fields)] | None = None
     decimal: Literal[".", ","] = "."
+    thousands: Literal[",", ".", " ", "'"] | None = None
+    units: list[Annotated[str, AfterValidator(_surrounds_numbers)]] = []
 
     @model_validator(mode="after")
-    def _delimiter_is_for_text(self) -> Source:
-        if self.format == "parquet" and (self.delimiter is not None or self.decimal != "."):
-            raise ValueError("delimiter and decimal are for text files, not for Parquet")
+    def _style_fits(self) -> Source:
+        if self.format == "parquet" and self.styles_text:
+            raise ValueError(f"{TEXT_STYLE} are for text files, not for Parquet")
         if self.delimiter == self.decimal:
             raise ValueError("delimiter and decimal are the same character")
+        if self.thousands == self.decimal:
+            raise ValueError("thousands and decimal are the same character")
         return self
+
+    @property
+    def styles_text(self) -> bool:
+        """Whether something is declared that only text files have."""
+        return (self.delimiter, self.decimal, self.thousands, self.units) != (None, ".", None, [])
 
 
 class Split(Extended):

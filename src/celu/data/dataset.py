@@ -76,6 +76,15 @@ class Batch:
             self.tags if self.whole is None else self.whole,
         )
 
+    def split(self, rows: int) -> list[Batch]:
+        """Batches of this many consecutive rows, without copying them."""
+        stops = range(rows, len(self.tags) + 1, rows)
+        split = [tensor.split(rows) for tensor in self.tensors()]
+        return [
+            replace(self, tags=self.tags[stop - rows : stop]).with_tensors(parts)
+            for stop, parts in zip(stops, zip(*split, strict=True), strict=True)
+        ]
+
     def tensors(self) -> list[Tensor]:
         """The inputs, and the labels and weights if there are any."""
         others = [tensor for tensor in (self.labels, self.weights) if tensor is not None]

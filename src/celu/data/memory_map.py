@@ -194,8 +194,14 @@ def _write(
     key: str,
     files: Mapping[str, int],
 ) -> list[str]:
-    folder.parent.mkdir(exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+    except OSError as error:
+        raise DataError(
+            f"{folder.parent}: expected a folder that can be written, for a cache of the rows, "
+            f"got: {error.strerror}"
+        ) from error
     try:
         gate = Gate(store.schema)
         for part in store.parts:

@@ -31,7 +31,11 @@ Rows = npt.NDArray[np.int64]
 def shuffled(count: int, *key: int) -> Rows:
     """A permutation of `count` elements, a function of `key`."""
     keys = np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
-    return np.argsort(keys, kind="stable")
+    # NumPy's default sort is several times as fast as its stable one; without equal keys, which 64
+    # random bits hardly ever are, both give the same order.
+    order = np.argsort(keys)
+    ordered = keys[order]
+    return np.argsort(keys, kind="stable") if (ordered[1:] == ordered[:-1]).any() else order
 
 
 @lru_cache(maxsize=2)  # two are in use at a time; parties in one process share them
@@ -63,7 +67,7 @@ class BatchOrder:
     ) -> None:
         self._seed = seed
         self._num_rows = num_rows
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._order = order or Order()
         self.rounds_per_epoch = num_rows // batch_size
         self._order_cache: dict[int, Tensor] = {}
@@ -84,13 +88,25 @@ class BatchOrder:
             # Rounds in flight may belong to the previous epoch: cache its order too.
             self._order_cache = {e: o for e, o in self._order_cache.items() if e >= epoch - 1}
             self._order_cache[epoch] = epoch_order(self._seed, epoch, self._num_rows)
-        return self._order_cache[epoch][start : start + self._batch_size]
+        return self._order_cache[epoch][start : start + self.batch_size]
+
+    def epoch_ahead(self, round_: int) -> int:
+        """The epoch that is half an epoch ahead of a round."""
+        return (round_ + self.rounds_per_epoch // 2) // self.rounds_per_epoch
+
+    def prepare(self, epoch: int) -> None:
+        """Compute the order of an epoch that is a full shuffle, for all orders of this process.
+
+        For many rows it takes seconds, for which training need not wait: call it from a thread.
+        """
+        if not self.by_blocks:
+            epoch_order(self._seed, epoch, self._num_rows)
 
     def window_slices(self, round_: int) -> Sequence[tuple[tuple[int, int], slice]]:
         """The windows, as (epoch, number), that a batch consists of, and the slice of each."""
         epoch, start = self._position(round_)
         _, ends = self._windows(epoch)
-        stop, slices = start + self._batch_size, []
+        stop, slices = start + self.batch_size, []
         number = int(np.searchsorted(ends, start, side="right"))
         while start < stop:
             begin = int(ends[number - 1]) if number else 0
@@ -109,7 +125,7 @@ class BatchOrder:
 
     def _position(self, round_: int) -> tuple[int, int]:
         epoch, position = divmod(round_, self.rounds_per_epoch)
-        return epoch, position * self._batch_size
+        return epoch, position * self.batch_size
 
     def _windows(self, epoch: int) -> tuple[list[tuple[tuple[int, int], ...]], Rows]:
         """The blocks of each window of an epoch, and the end of each window in rows."""

@@ -10,18 +10,22 @@ from celu.errors import DataError
 
 _MAX_CHUNK_BYTES = 64 << 20  # a column of a row group may be larger, if it compresses like data
 _MAX_RATIO = 1000
-_LIST_SUFFIX = ".list.element"  # of the values of a column of lists
 
 
 def check_sizes(path: Path, columns: Container[str]) -> None:
-    """Raise DataError if one of these columns declares far more bytes than the file has for it."""
+    """Raise DataError if one of these columns declares far more bytes than the file has for it.
+
+    A column may be one of lists, whose values the file names COLUMN.list.element or alike.
+    """
     try:
         chunks = list(column_sizes(path))
     except ValueError as error:
         raise DataError(f"{path}: expected a readable file, got: {error}") from error
     for chunk in chunks:
         limit = max(_MAX_CHUNK_BYTES, _MAX_RATIO * chunk.compressed)
-        column = chunk.name.removesuffix(_LIST_SUFFIX)
+        column = chunk.name
+        while column not in columns and "." in column:
+            column = column.rpartition(".")[0]
         if column in columns and chunk.uncompressed > limit:
             raise DataError(
                 f"{path}: column {column!r}: row group {chunk.row_group} declares "

@@ -70,4 +70,5 @@ def with_canaries(guest: Guest, sample: RowSample) -> Guest:
         metrics=guest.metrics,
         class_weights=guest.class_weights,
         label_key=guest.label_key,
+        noise_key=guest.noise_key,
     )

@@ -9,8 +9,8 @@ back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from celu.checkpoint.generations import Checkpoints, Snapshot
+from celu.checkpoint.shards import Share
 from celu.config.job import MAX_DEPTH, Job, Tuning
 from celu.engine.best import PREFIX, Best, BestMetadata
 from celu.engine.observer import Observer, ProgressState
@@ -61,6 +62,8 @@ class _Trainer(Protocol):
     @property
     def optimizer_prefix(self) -> str: ...
     def repeated_bytes(self) -> dict[str, int]: ...
+    def share(self) -> Share: ...
+    def which_anywhere(self, found: Sequence[bool]) -> list[bool]: ...
 
 
 class _Plan(Protocol):
@@ -112,7 +115,7 @@ class Checkpointer:
         if round_ == 0 or self._checkpoints is None:
             return ResumePoint(0, self._plan.first())
         self._last = round_
-        snapshot = self._checkpoints.load(round_)
+        snapshot = self._checkpoints.load(round_, self._trainer.share())
         try:
             state = _CheckpointState.model_validate(snapshot.state)
         except ValidationError as error:
@@ -123,7 +126,7 @@ class Checkpointer:
         stage = self._plan.load_state_dict(state.plan, round_)
         if stage is not None and round_ > stage.segment.start:
             self._trainer.apply_tuning(stage.segment.tuning)  # otherwise `enter_stage` applies it
-        if found := _non_finite(self._checked(snapshot.tensors)):
+        if found := self._non_finite(snapshot.tensors):
             raise CheckpointError(
                 f"the checkpoint of round {round_}: {found} contain NaN or Inf, which celu never "
                 "writes; remove the checkpoint, and start again to resume from the previous one"
@@ -195,13 +198,19 @@ class Checkpointer:
             "the optimizer's state": [t for name, t in tensors.items() if name.startswith(prefix)],
         }
 
+    def _non_finite(self, tensors: Mapping[str, Tensor]) -> str | None:
+        """The first group of tensors that holds NaN or Inf, at any rank."""
+        checked = self._checked(tensors)
+        found = self._trainer.which_anywhere([_has_non_finite(t) for t in checked.values()])
+        return next((what for what, is_bad in zip(checked, found, strict=True) if is_bad), None)
+
     def _capture(self, round_: int, *, done: bool) -> Snapshot | None:
         if self._checkpoints is None:
             return None
         metadata, tensors = self._trainer.state_dict()
         if done:
             tensors |= self._trainer.final_tensors()
-        if found := _non_finite(self._checked(tensors)):
+        if found := self._non_finite(tensors):
             raise NonFiniteError(
                 f"after {round_} rounds {found} contained NaN or Inf; no checkpoint was written. "
                 "Earlier checkpoints are intact. Look for extreme values in the inputs or from a "
@@ -216,29 +225,27 @@ class Checkpointer:
             slices=self._slices,
         )
         absent = {"best", "slices"} if self._slices == 1 else {"best"}
-        return Snapshot(round_, tensors, state.model_dump(exclude=absent))
+        state_json = state.model_dump(exclude=absent)
+        return Snapshot(round_, tensors, state_json, self._trainer.share())
 
 
 def _with_best(snapshot: Snapshot, best: Best) -> Snapshot:
     if (contents := best.state_dict()) is None:
         return snapshot
     metadata, tensors = contents
-    return Snapshot(
-        snapshot.round,
-        {**snapshot.tensors, **tensors},
-        {**snapshot.state, "best": metadata.model_dump()},
+    return replace(
+        snapshot,
+        tensors={**snapshot.tensors, **tensors},
+        state={**snapshot.state, "best": metadata.model_dump()},
     )
 
 
-def _non_finite(tensors: Mapping[str, list[Tensor]]) -> str | None:
-    """The first key of which a tensor holds NaN or Inf."""
-    for what, found in tensors.items():
-        floats = [tensor for tensor in found if tensor.is_floating_point()]
-        # A sum is finite only if every term is; one stack, so that a GPU synchronizes once.
-        sums = torch.stack([tensor.sum().float() for tensor in floats] or [torch.zeros(())])
-        if bool(torch.isfinite(sums).all()):
-            continue
-        # A sum may overflow although every term is finite.
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in floats):
-            return what
-    return None
+def _has_non_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether a tensor holds NaN or Inf."""
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    # A sum is finite only if every term is; one stack, so that a GPU synchronizes once.
+    sums = torch.stack([tensor.sum().float() for tensor in floats] or [torch.zeros(())])
+    if bool(torch.isfinite(sums).all()):
+        return False
+    # A sum may overflow although every term is finite.
+    return not all(bool(torch.isfinite(tensor).all()) for tensor in floats)

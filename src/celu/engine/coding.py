@@ -21,6 +21,9 @@ from celu.errors import AlignmentError, ProtocolError
 from celu.transport.message import Kind, Message, TensorSpec, require_rows
 from celu.transport.wire import check_finite
 
+_CPU = torch.device("cpu")
+_MAX = torch.finfo(torch.float32).max
+
 
 def check_same_rows(message: Message, batch: Batch) -> None:
     """Raise AlignmentError if the peer computed its tensor from rows other than ours."""
@@ -88,26 +91,31 @@ class Coding:
             total = None if x_BD.device.type == "cpu" else x_BD.sum()
             return replace(message, tensor=payload.reshape(-1, 1), total=total)
 
-    def unpack(self, message: Message, rows: int) -> Tensor:
-        """Decode the tensor of a message, which must have `rows` rows.
+    def unpack(self, message: Message, rows: int, device: torch.device = _CPU) -> Tensor:
+        """Decode the tensor of a message, which must have `rows` rows, for use on a device.
 
         Raises ProtocolError or ShapeError for bytes that do not decode to that shape, and
         NonFiniteError for NaN or Inf.
         """
         if message.kind in self._exact:
-            return require_rows(message, rows)
+            return to_device(require_rows(message, rows), device)
         if message.tensor is None:
             raise ProtocolError(f"{message.described}: expected a tensor, got none")
         with self._spans.record("encode"):
             try:
-                codec = self._codecs[message.kind]
-                x_BD = codec.decode(message.tensor.reshape(-1), rows, self._width)
+                codec, payload = self._codecs[message.kind], message.tensor.reshape(-1)
+                # On a GPU numbers cannot be checked without waiting for it. Those that are surely
+                # finite are copied there as they came, and decoded there.
+                is_moved = payload.device.type == "cpu" != device.type
+                if is_moved and codec.bound(payload, rows, self._width) < _MAX:
+                    return codec.decode(to_device(payload, device), rows, self._width)
+                x_BD = codec.decode(payload, rows, self._width)
             except ProtocolError as error:
                 raise type(error)(f"{message.described}: {error}") from error
             check_finite(
                 x_BD, f"{message.kind.name} from {message.sender or 'a peer'}", message.round
             )
-            return x_BD
+            return to_device(x_BD, device)
 
     def _generator(self, message: Message, device: torch.device) -> torch.Generator:
         """A generator for stochastic rounding, seeded by (seed, host, kind, round, part)."""
@@ -118,9 +126,20 @@ class Coding:
 
 
 def unpack_all(
-    codings: Iterable[Coding], messages: Sequence[Message], batch: Batch, rows: int
+    codings: Iterable[Coding],
+    messages: Sequence[Message],
+    batch: Batch,
+    rows: int,
+    device: torch.device = _CPU,
 ) -> list[Tensor]:
     """Decode the tensors of all hosts, which must be of the rows of this batch."""
     for message in messages:
         check_same_rows(message, batch)
-    return [c.unpack(message, rows) for c, message in zip(codings, messages, strict=True)]
+    return [c.unpack(message, rows, device) for c, message in zip(codings, messages, strict=True)]
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; copied from main memory through page-locked memory."""
+    if tensor.device.type != "cpu" or device.type == "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

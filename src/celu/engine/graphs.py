@@ -48,6 +48,7 @@ class _Captured:
     signature: _Signature
     inputs: list[Tensor]
     outputs: list[Tensor]
+    detached: list[Tensor]  # the same memory, without an autograd graph
     gradients: list[Tensor | None]  # of the parameters, after the step
 
     def replay(self, inputs: Sequence[Tensor]) -> None:
@@ -132,7 +133,10 @@ class Graphs:
     def _results(self, captured: _Captured) -> list[Tensor]:
         for parameter, gradient in zip(self._parameters, captured.gradients, strict=True):
             parameter.grad = gradient
-        return [output.detach().clone() for output in captured.outputs]
+        results = [torch.empty_like(output, requires_grad=False) for output in captured.outputs]
+        if results:
+            torch._foreach_copy_(results, captured.detached)
+        return results
 
     def _capture(
         self, name: str, step: Step, inputs: Sequence[Tensor], reference: Step
@@ -172,7 +176,8 @@ class Graphs:
                 raise
             graph.capture_end()
         gradients = [parameter.grad for parameter in self._parameters]
-        return _Captured(graph, _signature(inputs), own, outputs, gradients)
+        detached = [output.detach() for output in outputs]
+        return _Captured(graph, _signature(inputs), own, outputs, detached, gradients)
 
     def _snapshot(self) -> _Snapshot:
         tensors = [*self._buffers, *self._optimizer.tensors()]
@@ -247,4 +252,4 @@ def _values(gradient: Tensor) -> Tensor:
 
 
 def _signature(inputs: Sequence[Tensor]) -> _Signature:
-    return tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in inputs)
+    return tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in inputs])

@@ -45,6 +45,14 @@ class GuestLoss:
         losses_B, weights_B = self.of_rows(batch, output), self._weights.of(batch)
         return losses_B if weights_B is None else weights_B * losses_B
 
+    def is_positive(self, batch: Batch, rows: int) -> Tensor:
+        """Which of all `rows` rows of a batch are of the second of two classes, at the first rank.
+
+        All ranks must call it.
+        """
+        assert batch.labels is not None
+        return self._ranks.gather(self.label_map.for_loss(batch.labels), rows) == 1
+
     def curvature(self, batch: Batch, output: Tensor, rows: int) -> float:
         """The curvature of the loss over all `rows` rows of a batch, at all ranks."""
         assert batch.labels is not None

@@ -40,6 +40,11 @@ class GuestModel:
                 own = (call_bottom(self.party, self.bottom, inputs),)
             return call_top(self.party, self.top, (*own, *z))
 
+    def stand_in(self, batch: Batch, z: Sequence[Tensor], rows: int) -> None:
+        """A forward pass for other ranks that may need it; see `Slices.stand_in`."""
+        if (one := self.slices.stand_in(batch, rows)) is not None:
+            self.forward(one.inputs, [z_BD.new_zeros(1, *z_BD.shape[1:]) for z_BD in z])
+
     @contextmanager
     def backward(self, leaves: Sequence[Tensor]) -> Iterator[None]:
         """A backward pass; what it raises becomes a ModelError."""

@@ -71,6 +71,7 @@ class GuestScoring:
                 some_z = [self._ranks.part(z_BD, rows) for z_BD in z]
                 output = self._model.forward(part.inputs, some_z)
                 found.append([output, self._losses.of_rows(part, output)])
+            self._model.stand_in(batch, z, num_rows)
         joined = self._ranks.join(found) or [torch.empty(0)] * 2
         output, losses_B = (self._ranks.gather(tensor, num_rows) for tensor in joined)
         return output, losses_B

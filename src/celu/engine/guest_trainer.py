@@ -29,6 +29,7 @@ from celu.engine.graphs import NO_GRAPHS, GraphOptions
 from celu.engine.guest_loss import GuestLoss
 from celu.engine.guest_model import GuestModel, leaves_of, split_batch
 from celu.engine.guest_scoring import HELD_OUT, GuestScoring
+from celu.engine.noise import MessageNoise
 from celu.engine.outcome import Outcome, agree
 from celu.engine.randomness import seed_step
 from celu.engine.row_weights import RowWeights
@@ -39,7 +40,6 @@ from celu.engine.state_dict import (
     OPTIMIZER,
     TrainerMetadata,
     from_state_dict,
-    parameter_names,
     restore_counters,
     to_state_dict,
 )
@@ -84,6 +84,7 @@ class GuestTrainer(Trainer):
         self._scoring = GuestScoring(
             guest, self._model, self._losses, self.evaluator, self.twin, ranks
         )
+        self._noise = MessageNoise.of_guest(job, guest)
         self._fresh: _Fresh | None = None  # what the own model has yet to learn from
         # Z of later rounds, which arrived before an evaluation's; at most `depth` of each host.
         self.early: dict[str, deque[Message]] = {host: deque() for host in job.hosts}
@@ -131,19 +132,27 @@ class GuestTrainer(Trainer):
             )
             for _ in self._codings
         ]
-        whole = [self._ranks.gather(dz_BD, self._batch_size) for dz_BD in answer.dz]
-        derivatives = self._ranks.at_first(
-            lambda: [
-                coding.pack(replace(message, tensor=dz_BD))
-                for dz_BD, message, coding in zip(
-                    whole, messages, self._codings.values(), strict=True
-                )
-            ],
-            otherwise=messages,
-        )
+        derivatives = self._pack(messages, answer.dz, batch)
         if self.twin is None:
             self._remember(fresh, answer)
         return answer.loss, derivatives
+
+    def _pack(self, messages: list[Message], dz: Sequence[Tensor], batch: Batch) -> list[Message]:
+        """The messages with dZ of all rows, with noise and encoded, at the first rank."""
+        whole = [self._ranks.gather(dz_BD, self._batch_size) for dz_BD in dz]
+        classes = None
+        if self._noise.needs_classes:
+            classes = self._losses.is_positive(batch, self._batch_size)
+
+        def pack() -> list[Message]:
+            return [
+                coding.pack(self._noise.add(replace(message, tensor=dz_BD), host, classes))
+                for dz_BD, message, (host, coding) in zip(
+                    whole, messages, self._codings.items(), strict=True
+                )
+            ]
+
+        return self._ranks.at_first(pack, otherwise=messages)
 
     def check_sendable(self, derivatives: Sequence[Message]) -> None:
         """Raise what `wire.check_sendable` raises, at all ranks."""
@@ -278,12 +287,12 @@ class GuestTrainer(Trainer):
             weights = self.workset.weigh(stale)
             losses_B = losses_B if weights is None else weights.weights_B * losses_B
         with self._model.backward(leaves):
-            mean(losses_B).backward(inputs=self._optimizer.parameters)
+            mean(losses_B).backward(inputs=self._optimizer.leaves)
         return [*weights] if weights else []
 
-    def public_weights(self) -> dict[str, Tensor]:
-        """The weights of which hosts receive a digest: with a twin, those of the twin."""
-        return self.model_weights() if self.twin is None else self.twin.weights()
+    def public_digest(self) -> str:
+        """The digest of weights that hosts receive: with a twin, of those of the twin."""
+        return self.digest() if self.twin is None else self.twin.digest()
 
     def score(self, rows: HeldOut, start: int, stop: int, activations: list[Message]) -> Scores:
         """Score held-out rows from `start` to before `stop`."""
@@ -305,9 +314,9 @@ class GuestTrainer(Trainer):
         With a twin, nothing else does: if NaN ended the run, hosts would see what depends on true
         labels.
         """
-        weights = self.model_weights()
-        names = {name.removeprefix("weights.") for name in parameter_names(self._modules)}
-        if not all(bool(weights[name].isfinite().all()) for name in names):
+        weights = [p for module in self._modules.values() for p in module.parameters()]
+        is_finite = all(bool(weight.isfinite().all()) for weight in weights)
+        if any(self.which_anywhere([not is_finite])):
             raise NonFiniteError(
                 f"{self._name}: the model contains NaN or Inf, although the run was completed with "
                 "the hosts; lower the learning rate, and train again"
@@ -347,12 +356,17 @@ class GuestTrainer(Trainer):
         added: dict[str, Any] = {
             "label_map": label_map,
             "row_weights": self._row_weights.digest(),
+            "noise_key": self._noise.fingerprint,
         }
         if self.twin is not None and state.twin is not None:
             added["twin"], own = self.twin.state_dict(state.twin)
             tensors |= own
         recorded = {} if self.recorder is None else self.recorder.state_dict()
         return metadata.model_copy(update=added), tensors | recorded
+
+    def _sharded_rows(self) -> dict[str, int]:
+        twin = {} if self.twin is None else self.twin.sharded_rows()
+        return super()._sharded_rows() | twin
 
     def final_tensors(self) -> dict[str, Tensor]:
         """What the last checkpoint of a run has besides: the scores of the test rows.
@@ -386,6 +400,9 @@ class GuestTrainer(Trainer):
                 "the weights of rows or classes have changed since the run started; restore them, "
                 "or start a new run with another --out at all parties"
             )
+        self._ranks.at_first(  # which alone adds noise
+            lambda: self._noise.check_same_key(metadata.noise_key), otherwise=None
+        )
         checkpoint = CheckpointTensors(tensors, self._device)
         shapes = [(self._batch_size, terms.z_width) for terms in self._job.hosts.values()]
         own_rows = self._ranks.own_rows(self._batch_size)
@@ -414,7 +431,9 @@ class GuestTrainer(Trainer):
         """This process's rows of every Z."""
         widths = [terms.z_width for terms in self._job.hosts.values()]
         own = self._ranks.scatter(
-            lambda: unpack_all(self._codings.values(), activations, batch, rows), rows, widths
+            lambda: unpack_all(self._codings.values(), activations, batch, rows, self._device),
+            rows,
+            widths,
         )
         return tuple(z_BD.to(self._device) for z_BD in own)
 

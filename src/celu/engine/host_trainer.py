@@ -24,6 +24,8 @@ from celu.engine.checkpoint_tensors import CheckpointTensors
 from celu.engine.coding import Coding, check_same_rows
 from celu.engine.graphs import NO_GRAPHS, GraphOptions
 from celu.engine.in_flight import InFlight, Sent
+from celu.engine.noise import MessageNoise
+from celu.engine.promises import MEAN_ROWS
 from celu.engine.randomness import seed_step
 from celu.engine.spans import Spans
 from celu.engine.state import TrainerState
@@ -35,6 +37,7 @@ from celu.engine.state_dict import (
 )
 from celu.engine.trainer import Trainer
 from celu.errors import CheckpointError, ModelError, ProtocolError
+from celu.models.clipped import Clipped
 from celu.models.user_code import call_bottom, name_of, user_code
 from celu.party import Host
 from celu.ranks.buffers import BufferCheck
@@ -43,8 +46,6 @@ from celu.transport.message import Kind, Message, TensorSpec
 from celu.transport.wire import check_sendable
 from celu.workset.table import Entry
 from celu.workset.weighting import StaleDerivatives, Weights
-
-_MEAN_ROWS = 8192  # enough for a mean, and a moment's work
 
 
 class HostTrainer(Trainer):
@@ -62,7 +63,10 @@ class HostTrainer(Trainer):
         graphs = graphs if ranks.size == 1 else NO_GRAPHS
         super().__init__(name, host, {"bottom": host.bottom}, job, "host", graphs, ranks)
         self._host = host
-        self._bottom = host.bottom
+        self._bottom = self._model = host.bottom
+        if job.privacy.z_noise is not None:
+            self._model = Clipped(host.bottom, job.privacy.z_noise.clip)
+        self._noise = MessageNoise.of_host(job, host)
         self._width = job.hosts[name].z_width
         self._buffers = BufferCheck(name, self._modules, ranks)
         self._coding = Coding(job, name, spans=spans)
@@ -102,7 +106,9 @@ class HostTrainer(Trainer):
         assert message.tensor is not None
         whole_BD = self._ranks.gather(message.tensor, rows)
         return self._ranks.at_first(
-            lambda: self._coding.pack(replace(message, tensor=whole_BD)),
+            lambda: self._coding.pack(
+                self._noise.add(replace(message, tensor=whole_BD), self._name)
+            ),
             otherwise=replace(message, tensor=None),
         )
 
@@ -122,7 +128,7 @@ class HostTrainer(Trainer):
 
         def decode() -> list[Tensor]:
             check_same_rows(derivative, sent.batch)
-            return [self._coding.unpack(derivative, self._batch_size)]
+            return [self._coding.unpack(derivative, self._batch_size, self._device)]
 
         (dz_BD,) = self._ranks.scatter(decode, self._batch_size, [self._width])
         dz_BD = dz_BD.to(self._device)
@@ -177,6 +183,8 @@ class HostTrainer(Trainer):
                 self._forward(self._ranks.part_of(own, part))
                 for part in self._ranks.each(stop - start)
             ]
+            if (stand_in := self._ranks.stand_in(batch, stop - start)) is not None:
+                self._forward(stand_in)
         self._bottom.train()
         (z_BD,) = self._ranks.join([[z_BD] for z_BD in z]) or [torch.empty(0, self._width)]
         message = Message(Kind.TEST_ACTIVATION, round_, part, z_BD, row_digest=batch.row_digest)
@@ -187,15 +195,21 @@ class HostTrainer(Trainer):
         self._coding.set_codecs(codecs or self._job.tuning().codecs)
 
     def mean_activation(self) -> Tensor:
-        """The mean Z of the first training rows: what to use for a row that this host lacks."""
+        """The mean Z of the first training rows: what to use for a row that this host lacks.
+
+        With noise on Z, each of these rows has its own.
+        """
         train, total_D = self._host.train, torch.zeros(self._width, dtype=torch.float64)
-        rows = min(train.num_rows, _MEAN_ROWS)
+        rows = min(train.num_rows, MEAN_ROWS)
         self._bottom.eval()
         with torch.no_grad():
             for start in range(0, rows, self._batch_size):
                 stop = min(start + self._batch_size, rows)
                 z_BD = self._forward(train.take(slice(start, stop)).to(self._device))
-                total_D += z_BD.double().sum(0).cpu()
+                rows_of_mean = Message(Kind.MODEL, part=start, tensor=z_BD)
+                noisy_BD = self._noise.add(rows_of_mean, self._name).tensor
+                assert noisy_BD is not None
+                total_D += noisy_BD.double().sum(0).cpu()
         self._bottom.train()
         return (total_D / rows).float()
 
@@ -238,14 +252,20 @@ class HostTrainer(Trainer):
     def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
         """The contents of a checkpoint between two rounds, with the activations in flight."""
         metadata, tensors = to_state_dict(self.state(), self.workset, self._ranks, self._batch_size)
-        exact = self._coding.is_exact(Kind.ACTIVATION)
-        tensors |= self._in_flight.state_dict(self._gather, exact=exact)
+        tensors |= self._in_flight.state_dict(self._gather, exact=self._sends_exact_z)
         recorded = {} if self.recorder is None else self.recorder.state_dict()
-        in_flight = {"in_flight": self._in_flight.rounds()}
-        return metadata.model_copy(update=in_flight), tensors | recorded
+        added = {"in_flight": self._in_flight.rounds(), "noise_key": self._noise.fingerprint}
+        return metadata.model_copy(update=added), tensors | recorded
+
+    @property
+    def _sends_exact_z(self) -> bool:
+        return self._coding.is_exact(Kind.ACTIVATION) and self._noise.noise is None
 
     def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
         """Load a checkpoint, whose tuning is applied; raises CheckpointError if it does not fit."""
+        self._ranks.at_first(  # which alone adds noise
+            lambda: self._noise.check_same_key(metadata.noise_key), otherwise=None
+        )
         checkpoint = CheckpointTensors(tensors, self._device)
         shape = (self._batch_size, self._width)
         own_rows = self._ranks.own_rows(self._batch_size)
@@ -258,7 +278,7 @@ class HostTrainer(Trainer):
             self._decode,
             shape,
             own_rows,
-            exact=self._coding.is_exact(Kind.ACTIVATION),
+            exact=self._sends_exact_z,
         )
         restore_counters(metadata, checkpoint, self.workset)
         load_recorded(self.recorder, checkpoint.pop_prefix(RECORDED))
@@ -341,7 +361,7 @@ class HostTrainer(Trainer):
 
     def _forward(self, batch: Batch) -> Tensor:
         with self._buffers.unchanged():
-            z_BD = call_bottom(self._name, self._bottom, batch.inputs)
+            z_BD = call_bottom(self._name, self._model, batch.inputs)
         num_rows = len(next(iter(batch.inputs.values())))
         if tuple(z_BD.shape) != (num_rows, self._width):
             raise ModelError(

@@ -9,7 +9,6 @@ from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.host_trainer import HostTrainer
 from celu.model_identity import (
     ModelIdentity,
-    digest_weights,
     host_body,
     now,
     read_guest_body,
@@ -28,7 +27,7 @@ async def name_model(
     rounds: int,
 ) -> tuple[ModelIdentity, dict[str, list[float]]]:
     """Collect the digests of all weights, send the model's identity; also return each mean Z."""
-    weights, mean_z = {name: digest_weights(trainer.public_weights())}, {}
+    weights, mean_z = {name: trainer.public_digest()}, {}
     for host, link in links.items():
         body = expect(await link.receive(), Kind.MODEL).body
         weights[host], mean_z[host] = read_host_body(host, body, job.hosts[host].z_width)
@@ -42,7 +41,7 @@ async def name_model_with_guest(
     name: str, job: Job, link: Link, trainer: HostTrainer, run: str, rounds: int
 ) -> ModelIdentity:
     """Send the digest of a host's weights and its mean Z; return the model's identity."""
-    digest = digest_weights(trainer.model_weights())
+    digest = trainer.digest()
     await link.send(Message(Kind.MODEL, body=host_body(digest, trainer.mean_activation())))
     expected = {
         "run": run,

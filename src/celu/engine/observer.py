@@ -21,7 +21,7 @@ from celu.engine.history import EvaluationHistory
 from celu.engine.outcome import Timings
 from celu.engine.plan import Stage
 from celu.engine.round_report import RoundReport
-from celu.engine.spans import MAX_SPAN_ROUNDS, MAX_SPANS, Spans
+from celu.engine.spans import MAX_SPAN_ROUNDS, MAX_SPANS, Recorded, Spans
 from celu.events import (
     Callback,
     CheckpointTaken,
@@ -146,11 +146,9 @@ class Observer:
             waited_s = self._waited_s - waited_s
             self._measured_from = (seconds + elapsed.seconds, waited + waited_s, *others)
 
-    @contextmanager
-    def computing(self) -> Iterator[None]:
+    def computing(self) -> Recorded:
         """Time this block as an exchange: forward, backward, update."""
-        with self._spans.record("compute"):
-            yield
+        return self._spans.record("compute")
 
     @contextmanager
     def local_steps(self) -> Iterator[None]:

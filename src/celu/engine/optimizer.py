@@ -21,6 +21,7 @@ from celu.engine.gradients import add_decay, clip_gradients, decay_weights
 from celu.engine.learning_rate import LearningRate
 from celu.engine.update_rules import Rule, RuleState
 from celu.errors import CheckpointError, ConfigError
+from celu.ranks.own_rows import OwnRows, leaf_of
 
 _NAME = re.compile(r"(\d{1,6})\.(\d{1,9})\.(\w+)")
 FlatState = dict[str, Any]  # by "<rule index>.<parameter index>.<state key>"
@@ -45,6 +46,11 @@ class Optimizer:
         self._settings = settings
         self._rate = LearningRate(settings, party, num_rounds)
         self.parameters = [p for m in modules for p in m.parameters() if p.requires_grad]
+        if settings.clip_norm is not None and any(isinstance(p, OwnRows) for p in self.parameters):
+            raise ConfigError(
+                "optimizer.clip_norm: not supported with sharded embedding tables, of whose "
+                "gradient a rank has a part; remove it, or set shard = false in [model]"
+            )
         # Parameters with one rate share a rule, dense ones first, as in checkpoints.
         groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
         for parameter in sorted(self.parameters, key=lambda p: id(p) in sparse):
@@ -57,16 +63,34 @@ class Optimizer:
             base = self._rate.base_of_embeddings if is_embedding else self._rate.base
             groups.setdefault((base, is_sparse and _is_adam(settings)), []).append(parameter)
         self._base_rates = [base for base, _ in groups]
+        self._factor: float | None = None  # of the rates that the rules have now
         self._rules = [
             _make_rule(parameters, base, settings, sparse=is_sparse)
             for (base, is_sparse), parameters in groups.items()
         ]
         self.set_round(0)
 
+    @property
+    def leaves(self) -> list[Tensor]:
+        """Where autograd leaves the gradients of the parameters."""
+        return [leaf_of(parameter) for parameter in self.parameters]
+
+    def shards(self) -> dict[str, OwnRows]:
+        """The sharded parameters, by how the names of their state start in `flatten_state`."""
+        return {
+            f"{which}.{index}.": parameter
+            for which, rule in enumerate(self._rules)
+            for index, parameter in enumerate(rule.parameters)
+            if isinstance(parameter, OwnRows)
+        }
+
     def set_round(self, round_: int) -> None:
         """Use the learning rates of this round from now on."""
         factor = self._rate.factor(round_)
         self.lr = self._rate.base * factor  # of what is no embedding
+        if factor == self._factor:  # as in most rounds: a rate on a device takes a while to set
+            return
+        self._factor = factor
         for rule, base in zip(self._rules, self._base_rates, strict=True):
             rule.lr = base * factor
 
@@ -95,6 +119,7 @@ class Optimizer:
 
     def restore(self, states: list[RuleState]) -> None:
         """Return to an earlier state, which stays valid for another `restore`; drop gradients."""
+        self._factor = None  # a rule may return to the rate that it was made with
         for rule, state in zip(self._rules, states, strict=True):
             rule.load_state(_copy(state))
         for parameter in self.parameters:

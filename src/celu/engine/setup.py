@@ -16,6 +16,7 @@ from celu.engine.extension import (
     usable_rounds,
 )
 from celu.engine.held_out import HeldOutMetrics
+from celu.engine.noise import check_noise
 from celu.engine.schedule import Schedule
 from celu.engine.twin import check_label_privacy
 from celu.errors import CheckpointError, ConfigError, DataError
@@ -101,6 +102,7 @@ def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
             "split.validation in schema.toml and prepare the rows again, pass validation rows in "
             "Python, or remove patience"
         )
+    check_noise(party, job)
     parts = {"training": party.train, "validation": party.validation, "test": party.test}
     if isinstance(party, Host):
         if any(rows is not None and rows.weights is not None for rows in parts.values()):

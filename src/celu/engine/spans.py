@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Literal
 
 Activity = Literal["compute", "local", "encode", "wait", "evaluate"]
@@ -16,10 +15,23 @@ MAX_SPANS = 200  # in the buffer, and in one report
 MAX_SPAN_ROUNDS = 8  # a report covers only this many of its latest rounds
 
 
-class Elapsed:
-    """The duration of a recorded block, once it has ended."""
+class Recorded:
+    """A block of code that is recorded as an activity, and how long it took once it has ended."""
 
     seconds = 0.0
+
+    def __init__(self, spans: Spans, activity: Activity) -> None:
+        self._spans = spans
+        self._activity = activity
+
+    def __enter__(self) -> Recorded:
+        self._outer = self._spans.activity
+        self._started = self._spans.switch(self._activity)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self.seconds = self._spans.switch(self._outer) - self._started
 
 
 class Spans:
@@ -28,16 +40,12 @@ class Spans:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.last_switch = clock()  # when the party last changed its activity
-        self._activity: Activity | None = None
+        self.activity: Activity | None = None
         self._spans: deque[tuple[str, float, float]] = deque(maxlen=MAX_SPANS)
 
-    @contextmanager
-    def record(self, activity: Activity) -> Iterator[Elapsed]:
+    def record(self, activity: Activity) -> Recorded:
         """Record the block as this activity; the enclosing activity continues afterwards."""
-        elapsed, outer = Elapsed(), self._activity
-        started = self._switch(activity)
-        yield elapsed
-        elapsed.seconds = self._switch(outer) - started
+        return Recorded(self, activity)
 
     def drain(self) -> list[tuple[str, float, float]]:
         """The spans since the last call: activity, start, end."""
@@ -45,9 +53,10 @@ class Spans:
         self._spans.clear()
         return spans
 
-    def _switch(self, activity: Activity | None) -> float:
+    def switch(self, activity: Activity | None) -> float:
+        """Begin another activity; returns the time."""
         now = self.clock()
-        if self._activity is not None and now > self.last_switch:
-            self._spans.append((self._activity, self.last_switch, now))
-        self._activity, self.last_switch = activity, now
+        if self.activity is not None and now > self.last_switch:
+            self._spans.append((self.activity, self.last_switch, now))
+        self.activity, self.last_switch = activity, now
         return now

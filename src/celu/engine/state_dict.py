@@ -20,6 +20,7 @@ from celu.engine.state import TrainerState
 from celu.errors import CheckpointError
 from celu.events import Count
 from celu.label_map import LabelMap
+from celu.ranks.own_rows import sharded_names
 from celu.ranks.slices import Slices
 from celu.workset.table import Entry
 from celu.workset.workset import Workset
@@ -58,6 +59,7 @@ class TrainerMetadata(BaseModel):
     in_flight: list[Count] = []  # rounds whose Z was sent and whose dZ has not arrived
     label_map: LabelMap | None = None  # at a guest; None: the loss takes labels as they are
     twin: TwinMetadata | None = None  # at a guest that has one
+    noise_key: str | None = None  # the fingerprint of the key of a party's noise
 
 
 def to_state_dict(
@@ -94,6 +96,13 @@ def to_state_dict(
     if workset.reuse_weights:
         tensors["reuse_weights"] = torch.stack(list(workset.reuse_weights))
     return metadata, tensors
+
+
+def sharded_rows(modules: Mapping[str, nn.Module], optimizer: Optimizer) -> dict[str, int]:
+    """The rows of each sharded table, by name, and by how the names of its state start."""
+    weights = {f"weights.{n}": own.table_rows for n, own in sharded_names(modules).items()}
+    states = {f"{OPTIMIZER}{n}": own.table_rows for n, own in optimizer.shards().items()}
+    return weights | states
 
 
 def parameter_names(modules: Mapping[str, nn.Module]) -> set[str]:

@@ -5,24 +5,27 @@ It computes nothing of a round: `guest_trainer` and `host_trainer` do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from celu.audit.recorder import Recorder
+from celu.checkpoint.shards import WHOLE, Share
 from celu.config.job import Job
 from celu.data.batch_loader import BatchLoader
 from celu.data.order import BatchOrder
-from celu.engine.best import Best
+from celu.engine.best import PREFIX, Best
 from celu.engine.device import device_of, warm_up_autograd
 from celu.engine.graphs import GraphOptions, Graphs
 from celu.engine.optimizer import Optimizer
 from celu.engine.state import TrainerState
-from celu.engine.state_dict import OPTIMIZER, parameter_names
-from celu.model_identity import weights_of
+from celu.engine.state_dict import OPTIMIZER, parameter_names, sharded_rows
 from celu.party import Guest, Host
+from celu.ranks.own_rows import sharded_names
 from celu.ranks.slices import Slices
+from celu.ranks.whole import digest_whole
 from celu.workset.workset import Workset
 
 
@@ -66,9 +69,9 @@ class Trainer:
         """The learning rate of the current round, except for embeddings that have their own."""
         return self._optimizer.lr
 
-    def model_weights(self) -> dict[str, Tensor]:
-        """The trained weights, as a run folder holds them."""
-        return weights_of(self._modules)
+    def digest(self) -> str:
+        """The digest of the trained weights, as a run folder holds them, at all ranks."""
+        return digest_whole(self._modules, self._ranks)
 
     def state(self) -> TrainerState:
         """A copy of everything that training changes, without the rounds in flight."""
@@ -81,6 +84,21 @@ class Trainer:
     def final_tensors(self) -> dict[str, Tensor]:
         """What the last checkpoint of a run has besides."""
         return {}
+
+    def share(self) -> Share:
+        """Which tensors of a checkpoint are sharded tables, and which rows this rank has."""
+        rows = self._sharded_rows()
+        return Share(self._ranks.own.start, self._ranks.size, rows) if rows else WHOLE
+
+    def _sharded_rows(self) -> dict[str, int]:
+        tables = sharded_names(self._modules).items()
+        best = {f"{PREFIX}{name}": own.table_rows for name, own in tables}
+        return best | sharded_rows(self._modules, self._optimizer)
+
+    def which_anywhere(self, found: Sequence[bool]) -> list[bool]:
+        """Of each, whether it holds at any rank: each looks at its rows of sharded tables."""
+        total = self._ranks.total(torch.tensor(found, dtype=torch.float32))
+        return [bool(number > 0) for number in total]
 
     def parameter_names(self) -> set[str]:
         """The names of the trained parameters in a checkpoint: NaN in one of them ends the run."""

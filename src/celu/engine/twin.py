@@ -32,21 +32,21 @@ from celu.engine.optimizer import Optimizer, flatten_state
 from celu.engine.randomness import seed_step
 from celu.engine.scores import Scores
 from celu.engine.state import TwinState
-from celu.engine.state_dict import OPTIMIZER, TwinMetadata, parameter_names
+from celu.engine.state_dict import OPTIMIZER, TwinMetadata, parameter_names, sharded_rows
 from celu.engine.twin_metrics import CORRECTED, corrected_metrics
-from celu.errors import CheckpointError, ConfigError
+from celu.errors import ConfigError
 from celu.label_map import LabelMap
 from celu.metrics.names import METRICS
 from celu.metrics.own import Metric
-from celu.model_identity import weights_of
 from celu.models.fit_labels import check_both_classes, check_output
 from celu.models.members import MemberLoss
 from celu.models.user_code import call_loss
 from celu.party import Guest
-from celu.privacy.label_key import LabelKey
 from celu.privacy.randomized_response import RandomizedResponse
+from celu.privacy.secret_key import LABELS, SecretKey
 from celu.ranks.gradients import sum_dense
 from celu.ranks.slices import ONE, Slices
+from celu.ranks.whole import digest_whole
 
 PREFIX = "twin."  # of the tensors in a checkpoint
 _MAX_OWN_CLASSES = 100  # of a loss that is not built in: it is called for each class
@@ -113,7 +113,7 @@ class Twin:
         self._model = replace(own, bottom=bottom, top=top)
         self._seed, self._guest, self._device = job.seed, guest, device
         self._ranks, self._batch_size = ranks, job.batch_size
-        self._key = LabelKey.read(guest.label_key)
+        self._key = SecretKey.read(guest.label_key, LABELS)
         classes = guest.label_map.classes or ()
         self._response = RandomizedResponse(job.privacy.label_epsilon, len(classes))
         self._loss = self._response.unbiased(guest.loss)
@@ -214,6 +214,7 @@ class Twin:
                 output = self._model.forward(some.inputs, some_z)
                 assert some.labels is not None
                 found.append([output, self._losses(output, some.labels)])
+            self._model.stand_in(batch, z, stop - start)
         joined = self._ranks.join(found) or [torch.empty(0)] * 2
         output, losses_B = (self._ranks.gather(tensor, stop - start) for tensor in joined)
         return Scores(output.cpu(), losses_B.cpu(), labels.cpu())
@@ -222,9 +223,9 @@ class Twin:
         """Estimates of the metrics against the true labels: what decides."""
         return corrected_metrics(self._loss, self._response, scores)
 
-    def weights(self) -> dict[str, Tensor]:
-        """The weights, of which hosts receive a digest."""
-        return weights_of(self._model.modules)
+    def digest(self) -> str:
+        """The digest of the weights, which hosts receive."""
+        return digest_whole(self._model.modules, self._ranks)
 
     def state(self) -> TwinState:
         """A copy of everything that training changes."""
@@ -235,6 +236,11 @@ class Twin:
         for which, module in self._model.modules.items():
             module.load_state_dict(state.modules[which])
         self._optimizer.restore(state.optimizer)
+
+    def sharded_rows(self) -> dict[str, int]:
+        """See `state_dict.sharded_rows`."""
+        rows = sharded_rows(self._model.modules, self._optimizer)
+        return {f"{PREFIX}{name}": number for name, number in rows.items()}
 
     def parameter_names(self) -> set[str]:
         """The names of the trained parameters in `state_dict`."""
@@ -255,13 +261,7 @@ class Twin:
 
     def from_state_dict(self, metadata: TwinMetadata, checkpoint: CheckpointTensors) -> TwinState:
         """The inverse of `state_dict`; raises CheckpointError, also for another key."""
-        if metadata.key != self._key.fingerprint:
-            where = "label_key" if self._key.path is None else str(self._key.path)
-            raise CheckpointError(
-                f"{where}: expected the key that the run started with, got another, which would "
-                "randomize the labels again; restore it, or start a new run with another --out at "
-                "all parties"
-            )
+        self._key.check_same(metadata.key, LABELS)
         weights = checkpoint.pop_weights(f"{PREFIX}weights.", self._model.modules)
         flat: Mapping[str, Tensor] = checkpoint.pop_prefix(f"{PREFIX}{OPTIMIZER}")
         optimizer = self._optimizer.unflatten_state({**metadata.optimizer, **flat})

@@ -20,6 +20,7 @@ from celu.doctor.facts import Finding
 from celu.doctor.machine import read_certificates
 from celu.doctor.party_rules import certificate_findings
 from celu.engine.coding import Coding
+from celu.engine.promises import promises
 from celu.engine.schedule import Schedule
 from celu.engine.setup import RunTerms, contract_of, inventory_of
 from celu.engine.setup import check_party as check_rows
@@ -71,6 +72,7 @@ def check_party(settings: PartySettings, job: Job, source: Path) -> Iterator[Fin
     ledger = check_label_budget(settings, job, party)
     if ledger is not None:
         yield _privacy_finding(settings, job, ledger)
+    yield from _promise_findings(job, schedule)
     if is_aligned:
         yield _check_run_folder(settings, job, party, terms)
     estimate = estimate_memory(settings.name, party, job, trial, process)
@@ -175,6 +177,13 @@ def _privacy_finding(settings: PartySettings, job: Job, ledger: Ledger) -> Findi
     limit = "no budget is set" if budget is None else f"the budget is {budget:g}"
     text = f"labels at epsilon {job.privacy.label_epsilon:g}; with this run {ledger.total:g} is "
     return Finding("privacy", "ok", f"{text}spent on them in all, and {limit}")
+
+
+def _promise_findings(job: Job, schedule: Schedule) -> Iterator[Finding]:
+    """What noise promises; what a label_epsilon does is in the ledger's finding."""
+    for promise in promises(job, schedule):
+        if not promise.startswith("labels"):
+            yield Finding("privacy", "ok", promise)
 
 
 def _check_run_folder(

@@ -8,8 +8,8 @@ from celu.config.job import Job
 from celu.config.party import PartySettings
 from celu.errors import ConfigError
 from celu.party import Guest, Host
-from celu.privacy.label_key import LabelKey
 from celu.privacy.ledger import Ledger, Release, read_ledger, spend
+from celu.privacy.secret_key import LABELS, SecretKey
 
 
 def check_label_budget(settings: PartySettings, job: Job, party: Guest | Host) -> Ledger | None:
@@ -51,7 +51,7 @@ def spend_label_budget(settings: PartySettings, job: Job, party: Guest | Host) -
 
 def _place(guest: Guest, job: Job) -> tuple[Path, Release] | None:
     """The folder of the ledger, and what this run adds to it; None for a key without a file."""
-    key = LabelKey.read(guest.label_key)
+    key = SecretKey.read(guest.label_key, LABELS)
     if key.path is None or job.privacy.label_epsilon is None:
         return None
     classes = len(guest.label_map.classes or ())

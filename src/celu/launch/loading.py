@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,18 +23,26 @@ from celu.errors import DataError, ModelError
 from celu.models.building import build_bottom, build_top, find_loss, find_metrics
 from celu.models.fit_labels import fit_label_map
 from celu.models.losses import Loss
+from celu.models.tower import new_embedding
 from celu.party import Guest, Host
-from celu.privacy.label_key import LABEL_KEY
+from celu.privacy.secret_key import LABELS, NOISE, KeyUse
+
+if TYPE_CHECKING:
+    from celu.launch.sharding import Sharding  # torch.distributed takes a while to import
 
 
 def load_party(
-    settings: PartySettings, job: Job, folder: Path, datasets: StoreDatasets | None = None
+    settings: PartySettings,
+    job: Job,
+    folder: Path,
+    datasets: StoreDatasets | None = None,
+    sharding: Sharding | None = None,
 ) -> Host | Guest:
     """Build a party's modules and open its rows, unless `datasets` are given.
 
     Python searches `folder` first when it imports the user's modules. The initial weights depend
-    on (seed, party) only, so that runs are reproducible bit for bit. Raises ConfigError, DataError,
-    AlignmentError or ModelError.
+    on (seed, party) only, so that runs are reproducible bit for bit; `sharding` decides which rows
+    of embedding tables this rank has. Raises ConfigError, DataError, AlignmentError or ModelError.
     """
     device = find_device(settings.device)
     datasets = datasets or read_datasets(settings)
@@ -52,11 +61,20 @@ def load_party(
             columns={name: t.shape[1] for name, t in train.inputs.items()},
             sizes=train.sizes,
             examples=train.examples(),
+            new_embedding=new_embedding if sharding is None else sharding.new_embedding,
             folder=folder,
-        ).to(device)
+        )
     if settings.role == "host":
         assert bottom is not None  # PartySettings checks this
-        return Host(bottom=bottom, train=train, test=test, validation=validation)
+        if sharding is not None:
+            sharding.shard({"bottom": bottom})
+        return Host(
+            bottom=bottom.to(device),
+            train=train,
+            test=test,
+            validation=validation,
+            noise_key=_key(settings, NOISE),
+        )
     assert model.top is not None and model.loss is not None  # likewise for a guest
     widths = ([own_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
     loss, metrics = find_loss(model.loss, folder), model.metrics
@@ -64,20 +82,39 @@ def load_party(
         model.top.use,
         model.top.options,
         z_widths=widths,
-        num_classes=_num_classes(loss, model.top, datasets),
+        num_classes=_num_classes(settings, loss, model.top, datasets),
         folder=folder,
-    ).to(device)
-    return Guest(
-        bottom=bottom,
-        top=top,
-        loss=loss,
-        train=train,
-        test=test,
-        validation=validation,
-        metrics=None if metrics is None else find_metrics(metrics, "model.metrics", folder),
-        class_weights=model.class_weights,
-        label_key=None if settings.data is None else settings.data.store.parent / LABEL_KEY,
     )
+    if sharding is not None:
+        sharding.shard({"top": top} if bottom is None else {"bottom": bottom, "top": top})
+    with _naming_label(settings, datasets):
+        return Guest(
+            bottom=None if bottom is None else bottom.to(device),
+            top=top.to(device),
+            loss=loss,
+            train=train,
+            test=test,
+            validation=validation,
+            metrics=None if metrics is None else find_metrics(metrics, "model.metrics", folder),
+            class_weights=model.class_weights,
+            label_key=_key(settings, LABELS),
+            noise_key=_key(settings, NOISE),
+        )
+
+
+@contextmanager
+def _naming_label(settings: PartySettings, datasets: StoreDatasets) -> Iterator[None]:
+    """Name store and column in an error about the labels, which are arrays to the guest."""
+    try:
+        yield
+    except DataError as error:
+        store, column = settings.require_data().store, datasets.schema.label
+        raise DataError(f"{store}: column {column!r}: {error}") from error
+
+
+def _key(settings: PartySettings, use: KeyUse) -> Path | None:
+    """The file of a key, beside the party's store; it is created when it is first needed."""
+    return None if settings.data is None else settings.data.store.parent / use.file
 
 
 def load_parties(
@@ -93,7 +130,9 @@ def load_parties(
     return guest, {name: party for name, party in loaded.items() if isinstance(party, Host)}
 
 
-def _num_classes(loss: Loss, top: ModelSpec, datasets: StoreDatasets) -> int | None:
+def _num_classes(
+    settings: PartySettings, loss: Loss, top: ModelSpec, datasets: StoreDatasets
+) -> int | None:
     """How many outputs a top needs, if it is one for each class.
 
     Raises ModelError if its setting `outputs` is another number.
@@ -102,7 +141,8 @@ def _num_classes(loss: Loss, top: ModelSpec, datasets: StoreDatasets) -> int | N
     if loss.labels != "multiclass" or train.labels is None:
         return None
     held_out = {p: d.labels for p, d in others.items() if d is not None and d.labels is not None}
-    classes = fit_label_map(loss, train.labels, held_out, train.classes).classes or []
+    with _naming_label(settings, datasets):
+        classes = fit_label_map(loss, train.labels, held_out, train.classes).classes or []
     given = top.options.get("outputs")
     has_names = bool(classes) and isinstance(classes[0], str)
     if isinstance(given, int) and (given < len(classes) or (has_names and given > len(classes))):

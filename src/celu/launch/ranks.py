@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
 from celu.config.party import PartySettings
+from celu.data.memory_map import StoreDatasets
 from celu.engine.rank_checkpoints import RankCheckpoints
 from celu.engine.setup import RunTerms
 from celu.errors import ConfigError, ModelError, PeerRestarted
@@ -24,9 +26,14 @@ from celu.model_identity import digest_weights, weights_of
 from celu.party import Guest, Host
 from celu.ranks.environment import local_rank, num_ranks
 from celu.ranks.link import RankLink
+from celu.ranks.own_rows import sharded_names
 from celu.ranks.slices import ONE, Slices
+from celu.ranks.whole import pass_on
 from celu.session import guest_session, host_session
 from celu.transport.link import run_blocking
+
+if TYPE_CHECKING:
+    from celu.launch.sharding import Sharding
 
 _MARGIN_S = 120.0  # beyond what the first rank may wait for a peer
 
@@ -73,11 +80,38 @@ def with_own_device(settings: PartySettings) -> PartySettings:
     return settings.model_copy(update={"device": device})
 
 
+def sharding_of(
+    settings: PartySettings, job: Job, ranks: Slices, datasets: StoreDatasets
+) -> Sharding | None:
+    """What decides which embedding tables are sharded, where there are several ranks."""
+    if len(ranks.own) == ranks.size:
+        return None
+    from celu.launch.sharding import Sharding  # torch.distributed takes a while to import
+    from celu.ranks.group import Group
+
+    assert isinstance(ranks, Group)
+    return Sharding(ranks, settings, job, validates=datasets.validation is not None)
+
+
+def rank_checkpoints(ranks: Slices, files: Checkpoints, party: Guest | Host) -> Checkpoints:
+    """The checkpoints that a rank uses; `files` are those of the run folder."""
+    if len(ranks.own) == ranks.size:
+        return files
+    from celu.ranks.group import Group  # see above
+
+    assert isinstance(ranks, Group)
+    is_sharded = bool(sharded_names(modules_of(party)))
+    files.hand_over(ranks.attempt, ranks.is_broken)
+    return RankCheckpoints(ranks, files, is_sharded=is_sharded)
+
+
 def check_same_weights(ranks: Slices, party: Guest | Host) -> None:
-    """Raise ModelError unless all ranks start with the same weights."""
+    """Raise ModelError unless all ranks start with the same weights, where each has all of them."""
     if len(ranks.own) == ranks.size:
         return
-    digest = digest_weights(weights_of(modules_of(party)))
+    modules = modules_of(party)
+    shards = sharded_names(modules)
+    digest = digest_weights({n: t for n, t in weights_of(modules).items() if n not in shards})
     if ranks.share(lambda: digest) != digest:
         raise ModelError(
             "expected the same initial weights at all ranks, got others: a model must draw them "
@@ -98,8 +132,9 @@ def follow_party(settings: PartySettings, job: Job, source: Path, more: int) -> 
         if settings.precision == "tf32":
             torch.set_float32_matmul_precision("high")
         datasets, terms = read_datasets(settings), RunTerms()
+        sharding = sharding_of(settings, job, ranks, datasets)
         while True:
-            party = load_party(settings, job, source, datasets)
+            party = load_party(settings, job, source, datasets, sharding)
             if settings.start is not None:
                 terms = replace(terms, start=load_start(settings.start, settings.name, party))
             if more and terms.total_rounds is None:
@@ -107,7 +142,7 @@ def follow_party(settings: PartySettings, job: Job, source: Path, more: int) -> 
             check_same_weights(ranks, party)
             links = {peer: RankLink(ranks, peer, None) for peer in settings.peers}
             options: dict[str, Any] = {
-                "checkpoints": RankCheckpoints(ranks, None),
+                "checkpoints": rank_checkpoints(ranks, Checkpoints(settings.run_dir), party),
                 "terms": terms,
                 "ranks": ranks,
             }
@@ -118,6 +153,7 @@ def follow_party(settings: PartySettings, job: Job, source: Path, more: int) -> 
                     link = links[job.guest]
                     session = host_session(settings.name, party, job, link, ignore, **options)
                 run_blocking(session)
+                pass_on(modules_of(party), ranks)  # while the first rank writes the weights
                 return
             except PeerRestarted:
                 continue  # as the first rank does

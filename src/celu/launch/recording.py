@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -11,6 +11,8 @@ import numpy as np
 from torch import nn
 
 from celu.audit.result import AUDIT
+from celu.checkpoint.disk import RealDisk
+from celu.checkpoint.tensors import serialize_tensors
 from celu.config.job import Job
 from celu.config.replay import replay_toml
 from celu.data.dataset import Dataset
@@ -20,9 +22,13 @@ from celu.events import Warned
 from celu.label_map import LabelMap
 from celu.model_identity import TRAINED, InputSpec, TrainedModel
 from celu.party import Guest, Host
+from celu.ranks.own_rows import sharded_names
+from celu.ranks.slices import ONE, Slices
+from celu.ranks.whole import whole_weights
 from celu.result import Result
 from celu.run_folder import SCORES, RunFolder
 from celu.scores.file import ScoreWriter
+from celu.serving.model_folder import WEIGHTS_FILE
 
 
 def record_result(
@@ -31,13 +37,14 @@ def record_result(
     result: Result,
     party: Guest | Host,
     read_ids: Callable[[Tags], Any] | None = None,
+    ranks: Slices = ONE,
 ) -> None:
     """Write the weights, the model's identity, scores, the choices of `auto` and the summary.
 
-    `read_ids` returns the ids of held-out rows with these tags; without it they are numbered.
-    Raises CheckpointError.
+    `read_ids` returns the ids of held-out rows with these tags; without it they are numbered. The
+    other `ranks` pass on their rows of sharded tables. Raises CheckpointError.
     """
-    record_model(folder, result, party)
+    record_model(folder, result, party, ranks)
     if result.scores is not None:
         try:
             record_scores(folder, job, result, party.test, read_ids)
@@ -95,11 +102,13 @@ def record_scores(
         partial.chmod(0o600)
 
 
-def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None:
+def record_model(
+    folder: RunFolder, result: Result, party: Guest | Host, ranks: Slices = ONE
+) -> None:
     """Write a party's weights, and what an export needs to know; raises CheckpointError."""
     train = party.train
     has_inputs = party.bottom is not None
-    folder.save_weights(modules_of(party))
+    _save_weights(folder, modules_of(party), ranks)
     trained = TrainedModel(
         identity=result.model,
         inputs={n: InputSpec.of(rows) for n, rows in train.inputs.items() if has_inputs},
@@ -113,6 +122,17 @@ def record_model(folder: RunFolder, result: Result, party: Guest | Host) -> None
         test_rows=party.test.num_rows,
     )
     folder.write(TRAINED, trained.to_json())
+
+
+def _save_weights(
+    folder: RunFolder, modules: Mapping[str, nn.Module | None], ranks: Slices
+) -> None:
+    """Write the weights; sharded tables block by block, since no process has room for all."""
+    if not sharded_names(modules):
+        folder.save_weights(modules)
+        return
+    with folder.atomic(WEIGHTS_FILE) as partial:
+        RealDisk().write(partial, serialize_tensors(whole_weights(modules, ranks)))
 
 
 def modules_of(party: Guest | Host) -> dict[str, nn.Module | None]:

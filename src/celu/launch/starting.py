@@ -6,17 +6,20 @@ start from parts of one model. Optimizer and workset table start new.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from celu.checkpoint.tensors import load_tensors
 from celu.config.party import PartyFile
 from celu.errors import ConfigError, ModelError
 from celu.launch.recording import modules_of
 from celu.model_identity import digest_weights, weights_of
 from celu.party import Guest, Host
+from celu.ranks.own_rows import OwnRows, sharded_names
 from celu.serving.export import read_trained
 from celu.serving.model_folder import WEIGHTS_FILE
 
@@ -36,8 +39,8 @@ def load_start(run: Path, name: str, party: Guest | Host) -> str:
         )
     path = run / WEIGHTS_FILE
     try:
-        weights = load_tensors(path.read_bytes())
-    except (OSError, ValueError) as error:
+        weights = load_file(path)  # mapped: a rank reads its rows of a table
+    except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"start: {path}: expected the weights of a run, got: {reason}") from error
     if digest_weights(weights) != identity.weights[name]:
@@ -45,7 +48,10 @@ def load_start(run: Path, name: str, party: Guest | Host) -> str:
             f"start: {path}: expected the weights of {name} in model {identity.name}, got others; "
             "restore the run folder"
         )
-    _check_fit(path, weights, weights_of(modules_of(party)))
+    live, shards = weights_of(modules_of(party)), sharded_names(modules_of(party))
+    expected = {n: _describe(t.dtype, _shape(t, shards.get(n))) for n, t in live.items()}
+    _check_fit(path, {n: _describe(t.dtype, t.shape) for n, t in weights.items()}, expected)
+    weights |= {n: weights[n][own.rank :: own.num_ranks] for n, own in shards.items()}
     for which, module in modules_of(party).items():
         if module is not None:
             prefix = f"{which}."
@@ -69,9 +75,9 @@ def load_starts(files: Mapping[str, PartyFile], parties: Mapping[str, Guest | Ho
         )
 
 
-def _check_fit(path: Path, found: dict[str, Tensor], live: dict[str, Tensor]) -> None:
+def _check_fit(path: Path, found: Mapping[str, str], live: Mapping[str, str]) -> None:
     for name in sorted(found.keys() | live.keys()):
-        expected, got = (_describe(tensors.get(name)) for tensors in (live, found))
+        expected, got = (tensors.get(name, "none") for tensors in (live, found))
         if expected != got:
             raise ModelError(
                 f"start: {path}: {name}: expected {expected}, as this run's model has, got {got}; "
@@ -79,5 +85,9 @@ def _check_fit(path: Path, found: dict[str, Tensor], live: dict[str, Tensor]) ->
             )
 
 
-def _describe(tensor: Tensor | None) -> str:
-    return "none" if tensor is None else f"{tensor.dtype} of {list(tensor.shape)}"
+def _shape(tensor: Tensor, own: OwnRows | None) -> Sequence[int]:
+    return tensor.shape if own is None else (own.table_rows, *tensor.shape[1:])
+
+
+def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{dtype} of {list(shape)}"

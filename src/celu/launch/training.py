@@ -19,8 +19,8 @@ from celu.config.schema import SCHEMA_FILE
 from celu.data.tags import Tags
 from celu.engine.auditing import AuditOptions
 from celu.engine.extension import extended_rounds
-from celu.engine.rank_checkpoints import RankCheckpoints
 from celu.engine.setup import RunTerms
+from celu.engine.setup import check_party as check_rows
 from celu.errors import ConfigError, PeerLost, PeerRestarted
 from celu.events import Callback, Connected, DataOpened, Restarted, Warned, call_all
 from celu.launch.auditing import audit_options, input_columns
@@ -29,7 +29,14 @@ from celu.launch.folder import open_run_folder
 from celu.launch.label_budget import check_label_budget, spend_label_budget
 from celu.launch.loading import load_party, read_datasets, test_ids
 from celu.launch.memory import retain_freed_memory
-from celu.launch.ranks import check_same_weights, check_slices, slices_of, with_own_device
+from celu.launch.ranks import (
+    check_same_weights,
+    check_slices,
+    rank_checkpoints,
+    sharding_of,
+    slices_of,
+    with_own_device,
+)
 from celu.launch.recording import modules_of, record_result, recording_failure
 from celu.launch.starting import load_start
 from celu.party import Guest, Host
@@ -129,10 +136,11 @@ def run_party(
                 test_rows=datasets.test.num_rows,
             )
         )
+        sharding = sharding_of(settings, job, ranks, datasets)
         return _run_recorded(
             settings,
             job,
-            lambda: load_party(settings, job, source, datasets),
+            lambda: load_party(settings, job, source, datasets, sharding),
             folder,
             listening,
             partial(test_ids, settings),
@@ -196,7 +204,7 @@ def _run_recorded(
                     "checkpoint in between; find the cause at their side, and start again at all "
                     "parties to resume"
                 ) from error
-    record_result(folder, job, result, party, read_ids)
+    record_result(folder, job, result, party, read_ids, ranks)
     return result
 
 
@@ -211,10 +219,12 @@ def _run_once(
     ranks: Slices,
 ) -> Result:
     """One session with the peers, from connecting to GOODBYE."""
+    # While no peer waits, and we wait for none.
+    check_rows(settings.name, party, job)
     checkpoints = Checkpoints(folder.path)
-    checkpoints.scan()  # verify them now, while no peer waits
+    checkpoints.scan()
     is_alone = len(ranks.own) == ranks.size
-    shared = checkpoints if is_alone else RankCheckpoints(ranks, checkpoints)
+    shared = rank_checkpoints(ranks, checkpoints, party)
     with open_links(endpoint_of(settings, folder.try_emit), listening) as links:
         folder.emit(Connected(peers=sorted(links), secure=not settings.insecure))
         spend_label_budget(settings, job, party)

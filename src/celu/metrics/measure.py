@@ -48,10 +48,7 @@ def compute(
         return dict.fromkeys([*chosen, *(metric.name for metric in own)], np.nan)
     with np.errstate(all="ignore"):  # scores may be infinite
         ones_N1 = np.ones((len(labels), 1), np.uint8)
-        found = make_measure(output, scores, labels, chosen).measure(
-            ones_N1 if weights is None else weights[:, None]
-        )
-        found |= OwnMeasure(own, scores, labels).measure(ones_N1)
+        found = make_measure(output, scores, labels, chosen, own, weights).measure(ones_N1)
     return {name: float(value_R[0]) for name, value_R in found.items()}
 
 
@@ -61,8 +58,12 @@ def make_measure(
     labels: Labels,
     names: Collection[str] | None = None,
     own: Sequence[Metric] = (),
+    weights: npt.NDArray[np.float64] | None = None,
 ) -> Measure:
-    """The metrics of `names`, by default all for this kind of output, and the user's own."""
+    """The metrics of `names`, by default all for this kind of output, and the user's own.
+
+    `weights` [N] say how much each row counts; the user's own metrics know none.
+    """
     names = METRICS[output] if names is None else names
     known: Measure
     if output == "binary":
@@ -71,20 +72,28 @@ def make_measure(
         known = MulticlassMeasure(scores, labels, with_auc="macro_auc" in names)
     else:
         known = RegressionMeasure(scores, labels)
-    return _Chosen(known, names, OwnMeasure(own, scores, labels))
+    return _Chosen(known, names, OwnMeasure(own, scores, labels), weights)
 
 
 class _Chosen:
-    """Some metrics of a measure, and the user's own."""
+    """Some metrics of a measure, of rows with weights of their own, and the user's own metrics."""
 
-    def __init__(self, known: Measure, names: Collection[str], own: OwnMeasure) -> None:
+    def __init__(
+        self,
+        known: Measure,
+        names: Collection[str],
+        own: OwnMeasure,
+        weights: npt.NDArray[np.float64] | None,
+    ) -> None:
         self._known = known
         self._names = names
         self._own = own
+        self._weights = weights
 
     def measure(self, weights_NR: Weights) -> dict[str, Values]:
         """See `Measure`."""
-        known = self._known.measure(weights_NR) if self._names else {}
+        weighted_NR = weights_NR if self._weights is None else weights_NR * self._weights[:, None]
+        known = self._known.measure(weighted_NR) if self._names else {}
         return {name: known[name] for name in self._names} | self._own.measure(weights_NR)
 
 

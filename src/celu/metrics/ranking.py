@@ -60,11 +60,15 @@ class Ranking:
                 "ks": np.where(is_defined, ks_R, np.nan),
             }
 
-    def curve(self) -> tuple[Values, Values]:
-        """Positives and negatives with at least each distinct score, the highest first."""
+    def curve(self, weights: Values | None = None) -> tuple[Values, Values]:
+        """The weight of the positives and negatives with at least each distinct score.
+
+        The highest is first; without `weights` [N] every row counts 1.
+        """
         ends = np.flatnonzero(np.append(self._is_start[1:], True))
-        true = np.cumsum(self._is_positive, dtype=np.float64)[ends]
-        return true, ends + 1 - true
+        ordered = np.ones(len(self._order)) if weights is None else weights[self._order]
+        true = np.cumsum(ordered * self._is_positive)[ends]
+        return true, np.cumsum(ordered * ~self._is_positive)[ends]
 
     def _totals(self, weights_NR: Weights) -> tuple[Values, Values]:
         """The weight of the positives and of the negatives."""

@@ -55,3 +55,13 @@ def check_labels(where: str, output: Output, labels: Labels, num_classes: int | 
             f"{where}: expected {expected} for the output {output!r}, got other values in "
             f"{int(is_bad.sum()):,} rows; choose another label column"
         )
+
+
+def check_weights(where: str, weights: npt.NDArray[np.float64]) -> None:
+    """Raise DataError for weights of rows that are missing, not finite or negative."""
+    bad = int((~(np.isfinite(weights) & (weights >= 0))).sum())
+    if bad:
+        raise DataError(
+            f"{where}: expected weights of 0 or more in every row, got {bad:,} rows with others or "
+            "none; correct them"
+        )

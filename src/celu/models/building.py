@@ -1,7 +1,8 @@
 """Builds modules by name: a built-in one (`built_in`) or the user's own ("module:Class").
 
 A constructor is called with the options from the settings file, and with the width of Z, the
-columns and sizes of the inputs and some training rows, if it has parameters for them.
+columns and sizes of the inputs, some training rows and what makes embedding tables, if it has
+parameters for them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from celu.metrics.names import HIGHER_IS_BETTER
 from celu.metrics.own import Metric, MetricLike
 from celu.models.built_in import BOTTOMS, TOPS, BuiltIn
 from celu.models.losses import LOSSES, Loss
+from celu.models.tower import NewEmbedding, new_embedding
 from celu.traceback_lines import last_lines
 
 
@@ -87,17 +89,20 @@ def build_bottom(
     columns: Mapping[str, int],
     sizes: Mapping[str, tuple[int, ...]],
     examples: Mapping[str, Tensor] | None = None,
+    new_embedding: NewEmbedding = new_embedding,
     folder: Path | None = None,
 ) -> nn.Module:
     """A bottom model for inputs with these numbers of columns; raises what `build_module` does.
 
     `examples` are training rows, by input; none where the weights are loaded afterwards.
+    `new_embedding` makes embedding tables, which may be sharded.
     """
     facts = {
         "z_width": z_width,
         "columns": dict(columns),
         "sizes": dict(sizes),
         "examples": examples,
+        "new_embedding": new_embedding,
     }
     return build_module(use, options, facts, built_in=BOTTOMS, what="model.bottom", folder=folder)
 

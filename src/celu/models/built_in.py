@@ -1,8 +1,8 @@
 """The built-in models by name, with the options of each: what `celu models` lists.
 
 A module's constructor has two kinds of parameters: facts that celu passes (the width of Z, the
-columns and sizes of the inputs, some training rows), and options that a settings file may give. The
-types of options are those of the constructor.
+columns and sizes of the inputs, some training rows, what makes tables), and options that a settings
+file may give. The types of options are those of the constructor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from celu.models.residual import ResidualTop, ResidualTower
 from celu.models.tops import InnerProductTop, WideDeepTop
 from celu.models.tower import Tower
 
-FACTS = {"z_width", "columns", "sizes", "examples", "z_widths"}
+FACTS = {"z_width", "columns", "sizes", "examples", "new_embedding", "z_widths"}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from celu.errors import ModelError
 from celu.models.number_embedding import NumberEmbedding
-from celu.models.tower import FieldEmbedding, Pooling
+from celu.models.tower import FieldEmbedding, NewEmbedding, Pooling, new_embedding
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 _ID_STD = 0.1  # of the initial embeddings of ids
@@ -83,8 +83,9 @@ class ResidualTower(nn.Module):
     """A bottom model for inputs of any names: those with `sizes` are ids, the others numbers.
 
     `examples` are training rows of the inputs: the bins of numbers are fitted on them. Bags become
-    the mean or the sum of their embeddings (`pooling`), as in `Tower`. Each of the members has an
-    equal part of Z, so its width must be a multiple of their number; ModelError otherwise.
+    the mean or the sum of their embeddings (`pooling`), as in `Tower`; `new_embedding` makes the
+    tables of ids. Each of the members has an equal part of Z, so its width must be a multiple of
+    their number; ModelError otherwise.
     """
 
     def __init__(
@@ -100,13 +101,16 @@ class ResidualTower(nn.Module):
         blocks: NonNegativeInt = 1,
         dropout: Share = 0.0,
         pooling: Pooling = "mean",
+        new_embedding: NewEmbedding = new_embedding,
     ) -> None:
         super().__init__()
         self.names = tuple(columns)
         self.embeddings = nn.ModuleDict()
         for name, num_columns in columns.items():
             if name in sizes:
-                embedding: nn.Module = FieldEmbedding(sizes[name], embedding_dim, _ID_STD, pooling)
+                embedding: nn.Module = FieldEmbedding(
+                    sizes[name], embedding_dim, _ID_STD, pooling, new_embedding
+                )
             else:
                 rows = None if examples is None else examples[name]
                 embedding = NumberEmbedding(num_columns, bins, embedding_dim, rows)

@@ -7,7 +7,7 @@ stalls at first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -16,6 +16,14 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 Pooling = Literal["mean", "sum"]
+NewEmbedding = Callable[[int, int, float], nn.Embedding]  # of rows, width, standard deviation
+
+
+def new_embedding(rows: int, width: int, std: float) -> nn.Embedding:
+    """A table of normal random numbers, whose gradient is sparse."""
+    table = nn.Embedding(rows, width, sparse=True)
+    nn.init.normal_(table.weight, std=std)
+    return table
 
 
 class Tower(nn.Module):
@@ -25,7 +33,7 @@ class Tower(nn.Module):
     towers needs both signs. The fields of an input of ids share one embedding table, each with its
     own offset. The table's gradient is sparse: the cost of a step depends on the batch, not on the
     table. An input of bags, [B, columns, values], has the mean of the embeddings of a column's
-    values, or their sum (`pooling`).
+    values, or their sum (`pooling`). `new_embedding` makes the tables.
     """
 
     def __init__(
@@ -38,6 +46,7 @@ class Tower(nn.Module):
         init_std: NonNegativeFloat | None = 0.1,
         relu_z: bool = True,
         pooling: Pooling = "mean",
+        new_embedding: NewEmbedding = new_embedding,
     ) -> None:
         super().__init__()
         self.embeddings = nn.ModuleDict()
@@ -45,7 +54,7 @@ class Tower(nn.Module):
         for name, num_columns in columns.items():
             if name in sizes:
                 self.embeddings[name] = FieldEmbedding(
-                    sizes[name], embedding_dim, init_std, pooling
+                    sizes[name], embedding_dim, init_std, pooling, new_embedding
                 )
                 width += num_columns * embedding_dim
             else:
@@ -88,14 +97,18 @@ class FieldEmbedding(nn.Module):
     offsets: Tensor
 
     def __init__(
-        self, sizes: Sequence[int], dim: int, init_std: float | None, pooling: Pooling = "mean"
+        self,
+        sizes: Sequence[int],
+        dim: int,
+        init_std: float | None,
+        pooling: Pooling = "mean",
+        new_embedding: NewEmbedding = new_embedding,
     ) -> None:
         super().__init__()
         self.pooling = pooling
         starts = torch.tensor([0, *sizes[:-1]]).cumsum(0)
         self.register_buffer("offsets", starts, persistent=False)
-        self.table = nn.Embedding(sum(sizes), dim, sparse=True)
-        nn.init.normal_(self.table.weight, std=0.1 if init_std is None else init_std)
+        self.table = new_embedding(sum(sizes), dim, 0.1 if init_std is None else init_std)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[B, columns * dim], from ids [B, columns] or bags [B, columns, values]."""

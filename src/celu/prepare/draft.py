@@ -5,14 +5,11 @@ It reads the first rows only. The draft is for its user to check: nothing else r
 
 from __future__ import annotations
 
-import csv
-import gzip
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +19,14 @@ import pyarrow.parquet as pq
 
 from celu.config.schema import RESERVED, ROW_NUMBER, Source
 from celu.errors import ConfigError, DataError
-from celu.prepare.guessing import ColumnSample, Guess, Table, guess
+from celu.prepare.guessing import ColumnSample, Guess, Table, find_style, guess
+from celu.prepare.number_text import PLAIN, NumberStyle
+from celu.prepare.parquet import has_codes, is_list
 from celu.prepare.parsing import Kind, readable
-from celu.prepare.raw_file import DELIMITERS, RawFile
+from celu.prepare.raw_file import RawFile
+from celu.prepare.text_format import find_delimiter, usual_delimiter
 
 MAX_ROWS = 100_000
-_HEAD_BYTES = 1 << 16
 _TABLES: tuple[Table, ...] = ("numbers", "categories", "dates", "bags")
 _MAX_NAME = 200  # characters, as in a schema
 _ID_NAME = re.compile(r"(?i:(^|[^a-z])(id|uuid|guid|key|msisdn|iban)$)|[a-z]Id$|[a-z]ID$")
@@ -65,15 +64,16 @@ def write_draft(source: Path, path: Path, *, label: str | None = None) -> Draft:
 
 def draft_schema(source: Path, *, label: str | None = None) -> Draft:
     """Guess the columns of a raw file from its first rows; raises as `write_draft` does."""
-    delimiter = _find_delimiter(source)
+    delimiter = find_delimiter(source)
     samples, unreadable, has_more = _read(source, Source(delimiter=delimiter))
-    decimal = _find_decimal(samples, delimiter)
-    samples = [ColumnSample(s.name, s.rows, s.counts, decimal) for s in samples]
+    style = find_style(samples, delimiter or usual_delimiter(source))
+    samples = [replace(sample, style=style) for sample in samples]
     names = [sample.name for sample in samples]
     if label is not None and label not in names:
         shown = ", ".join(names[:20])
         raise ConfigError(f"--label: {source} has no column {label!r}, only {shown}")
-    row_id, candidates = _find_id([sample for sample in samples if sample.name != label])
+    others = [sample for sample in samples if sample.name != label]
+    row_id, candidates = _find_id(others)
     guesses: dict[str, Guess] = {}
     for sample in samples:
         if sample.name in (row_id, label):
@@ -81,7 +81,9 @@ def draft_schema(source: Path, *, label: str | None = None) -> Draft:
         found = guess(sample, names)
         if sample.name in RESERVED:
             found = Guess(None, "", f"a store has a column of this name; rename it ({found.why})")
-        elif not 0 < len(sample.name) <= _MAX_NAME:
+        elif not sample.name:
+            found = Guess(None, "", "no name, as the index has that pandas writes: name it")
+        elif len(sample.name) > _MAX_NAME:
             found = Guess(None, "", f"expected a name of 1 to {_MAX_NAME} characters")
         guesses[sample.name] = found
     kept = {name: found for name, found in guesses.items() if found.table is not None}
@@ -94,14 +96,14 @@ def draft_schema(source: Path, *, label: str | None = None) -> Draft:
     lines = [
         f"# A draft from {rows}. Check every line: the guesses know the values, not their meaning.",
         "",
-        *_id_lines(row_id, candidates, rows),
+        *_id_lines(row_id, candidates, rows, _repeated_ids(others)),
         *_label_lines(label, binary),
         "",
         "[split]  # the same at all parties: seed and id decide which rows are held out",
         "seed = 1",
         "test = 0.1",
         "validation = 0.1  # the rows that choose the best weights of a run",
-        *_source_lines(delimiter, decimal, texts),
+        *_source_lines(delimiter, style, texts),
     ]
     for table in _TABLES:
         lines += _table_lines(table, kept)
@@ -114,7 +116,9 @@ def draft_schema(source: Path, *, label: str | None = None) -> Draft:
     return Draft("\n".join(lines) + "\n", row_id, counts, len(left_out))
 
 
-def _id_lines(row_id: str | None, candidates: Sequence[str], rows: str) -> Iterator[str]:
+def _id_lines(
+    row_id: str | None, candidates: Sequence[str], rows: str, repeated: Sequence[ColumnSample]
+) -> Iterator[str]:
     if row_id is not None:
         others = [name for name in candidates if name != row_id]
         also = f"; so do those of {', '.join(map(_key, others[:5]))}" if others else ""
@@ -125,6 +129,10 @@ def _id_lines(row_id: str | None, candidates: Sequence[str], rows: str) -> Itera
         yield f"# Name the id: {listed} have a different value in each row."
         yield f"# id = {_quoted(candidates[0])}"
     else:
+        for s in repeated:
+            values = f"{len(s.counts):,} different values in {s.num_present:,} rows"
+            yield f"# {_key(s.name)} has {values}: if it is the id,"
+            yield "# remove the rows that repeat one."
         yield "# No column has a different value in each row. If the rows have the same order at"
         yield "# all parties, the row number is the id."
         yield f'# id = "{ROW_NUMBER}"'
@@ -140,15 +148,20 @@ def _label_lines(label: str | None, binary: Sequence[str]) -> Iterator[str]:
     yield '# label = "..."'
 
 
-def _source_lines(delimiter: str | None, decimal: str, texts: set[str]) -> Iterator[str]:
-    if delimiter is None and decimal == "." and not texts:
+def _source_lines(delimiter: str | None, style: NumberStyle, texts: set[str]) -> Iterator[str]:
+    if delimiter is None and style == PLAIN and not texts:
         return
     yield ""
     yield "[source]"
     if delimiter is not None:
         yield f"delimiter = {_quoted(delimiter)}"
-    if decimal != ".":
-        yield f"decimal = {_quoted(decimal)}  # numbers are written with it"
+    if style.decimal != ".":
+        yield f"decimal = {_quoted(style.decimal)}  # numbers are written with it"
+    if style.thousands is not None:
+        yield f"thousands = {_quoted(style.thousands)}  # between groups of three digits"
+    if style.units:
+        listed = ", ".join(map(_quoted, style.units))
+        yield f"units = [{listed}]  # left out of numbers"
     if texts:
         listed = ", ".join(map(_quoted, sorted(texts)))
         yield f"missing = [{listed}]  # found among numbers or dates; applies to all columns"
@@ -170,13 +183,18 @@ def _table_lines(table: Table, kept: Mapping[str, Guess]) -> Iterator[str]:
 
 def _find_id(samples: Sequence[ColumnSample]) -> tuple[str | None, list[str]]:
     """The column that clearly identifies the rows, if one does, and all that could."""
-    candidates = [sample.name for sample in samples if sample.identifies_rows]
+    candidates = [s.name for s in samples if s.identifies_rows and s.name]
     named = [name for name in candidates if _ID_NAME.search(name)]
     if named:
         return named[0], candidates
     if len(candidates) == 1 or (candidates and candidates[0] == samples[0].name):
         return candidates[0], candidates
     return None, candidates
+
+
+def _repeated_ids(samples: Sequence[ColumnSample]) -> list[ColumnSample]:
+    """The columns with the name of an id, and the same value in few rows."""
+    return [s for s in samples if _ID_NAME.search(s.name) and 2 * len(s.counts) > s.num_present > 0]
 
 
 def _read(path: Path, source: Source) -> tuple[list[ColumnSample], dict[str, str], bool]:
@@ -187,8 +205,9 @@ def _read(path: Path, source: Source) -> tuple[list[ColumnSample], dict[str, str
     file = RawFile(path, source)
     names = file.names()
     unreadable: dict[str, str] = {}
+    lists: Sequence[str] = ()
     if file.is_text:
-        looks_like_row = sum(re.fullmatch(r"[+-]?[\d.,]*", name) is not None for name in names)
+        looks_like_row = sum(re.fullmatch(r"[+-]?[\d.,]+", name) is not None for name in names)
         if 2 * looks_like_row >= len(names):
             raise DataError(
                 f"{path}: expected names of columns in the first line, got numbers; if the file "
@@ -199,23 +218,34 @@ def _read(path: Path, source: Source) -> tuple[list[ColumnSample], dict[str, str
             types = {field.name: field.type for field in pq.read_schema(path)}
         for name, given in types.items():
             if not _is_readable(given):
-                unreadable[name] = "a column of another type than text, numbers, dates or times"
+                unreadable[name] = (
+                    "a column of another type than text, numbers, dates, times or lists of text"
+                )
         names = [name for name in names if name not in unreadable]
+        lists = [name for name in names if is_list(types[name])]
         if not names:
             raise DataError(f"{path}: expected columns of text, numbers or dates, got none")
     counts: dict[str, Counter[str]] = {name: Counter() for name in names}
     rows, has_more = 0, False
+    longest = dict.fromkeys(names, 0)
     kind: Kind = "category" if file.is_text else "as-is"
-    with closing(file.blocks(dict.fromkeys(names, kind))) as blocks:
+    kinds: dict[str, Kind] = dict.fromkeys(names, kind)
+    kinds |= dict.fromkeys(lists, "bag")
+    with closing(file.blocks(kinds)) as blocks:
         for block in blocks:
             taken = min(block.num_rows, MAX_ROWS - rows)
             has_more = taken < block.num_rows
             for name in names:
-                counts[name].update(_count(block.columns[name].slice(0, taken)))
+                column = block.columns[name].slice(0, taken)
+                if name in lists:
+                    longest[name] = max(longest[name], pc.max(pc.list_value_length(column)).as_py())
+                    column = column.flatten()
+                counts[name].update(_count(column))
             rows += taken
             if has_more:
                 break
-    return [ColumnSample(name, rows, counts[name]) for name in names], unreadable, has_more
+    samples = [ColumnSample(name, rows, counts[name], longest[name]) for name in names]
+    return samples, unreadable, has_more
 
 
 def _is_readable(given: Any) -> bool:
@@ -223,6 +253,8 @@ def _is_readable(given: Any) -> bool:
     types = pa.types
     if types.is_dictionary(given):
         given = given.value_type
+    if is_list(given):
+        return has_codes(given.value_type)
     return bool(
         types.is_string(given)
         or types.is_large_string(given)
@@ -244,48 +276,6 @@ def _count(array: Any) -> dict[str, int]:
     counted = array.cast(pa.string()).drop_null().value_counts()
     texts, counts = counted.field(0).to_pylist(), counted.field(1).to_pylist()
     return {text: count for text, count in zip(texts, counts, strict=True) if text.strip()}
-
-
-def _find_delimiter(path: Path) -> str | None:
-    """The delimiter of a text file, if it is not the one that its name says."""
-    is_gzip = path.suffix.lower() == ".gz"
-    suffix = (path.with_suffix("") if is_gzip else path).suffix.lower()
-    if suffix not in (".csv", ".tsv", ".txt") or not path.is_file():
-        return None  # `RawFile` says what is wrong
-    usual = "," if suffix == ".csv" else "\t"
-    try:
-        with gzip.open(path) if is_gzip else path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except (OSError, EOFError, zlib.error):
-        return None
-    lines = head.decode("utf-8", "replace").splitlines()
-    if len(head) == _HEAD_BYTES:
-        lines = lines[:-1]
-    widths: dict[str, int] = {}
-    for delimiter in DELIMITERS:
-        try:
-            found = {len(row) for row in csv.reader(lines, delimiter=delimiter) if row}
-        except csv.Error:
-            continue
-        if len(found) == 1:
-            widths[delimiter] = found.pop()
-    if widths.get(usual, 1) > 1 or not widths:
-        return None
-    best = max(widths, key=lambda delimiter: widths[delimiter])
-    return best if widths[best] > 1 and best != usual else None
-
-
-def _find_decimal(samples: Sequence[ColumnSample], delimiter: str | None) -> str:
-    """A comma, if the fields of a column are numbers only with it."""
-    if delimiter is None:
-        return "."
-    for sample in samples:
-        values = list(sample.counts)
-        if any("," in value for value in values) and all(
-            re.fullmatch(r"[+-]?\d+(,\d+)?", value.strip()) for value in values
-        ):
-            return ","
-    return "."
 
 
 def _key(name: str) -> str:

@@ -8,21 +8,24 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 import numpy as np
 
 from celu.config.columns import MAX_VALUES
 from celu.prepare.encoders.dates import parse_date
+from celu.prepare.number_text import PLAIN, STYLES, NumberStyle, styles_of, units_of
 from celu.prepare.parsing import classify_cell
 
 Table = Literal["numbers", "categories", "dates", "bags"]
 
 # Texts that mean a missing value where all other values of a column are numbers or dates.
 MISSING_TEXTS = frozenset(
-    ["?", "-", "--", ".", "#N/A", "N/A", "n/a", "NA", "na", "NaN", "nan", "NULL", "null", "None"]
-)
+    ["?", "-", "--", ".", "#N/A", "N/A", "n/a", "NA", "na", "NaN", "nan", "NULL", "null", "None",
+     "inf", "-inf", "Inf", "-Inf", "Infinity", "-Infinity"]
+)  # fmt: skip
 DATE_FORMATS = (
     "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y", "%m/%d/%Y", "%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M",
     "%d/%m/%Y %H:%M:%S", "%m/%d/%Y %H:%M:%S", "%Y/%m/%d", "%Y/%m/%d %H:%M:%S", "%d-%m-%Y",
@@ -31,7 +34,8 @@ DATE_FORMATS = (
 SEPARATORS = "|;,"
 _FRACTION = r"[+-]?\d*[.,]\d+(e[+-]?\d+)?"
 _DATE = r"(\d{4}[-/]\d\d[-/]\d\d|\d\d?[./-]\d\d?[./-]\d{4})([T ].*)?"
-_NO_ID = re.compile(f"{_FRACTION}|{_DATE}")
+_GROUPED = r"[^\w\s]?[+-]?\d{1,3}([., ']\d{3})+([.,]\d+)?"
+_NO_ID = re.compile(f"{_FRACTION}|{_DATE}|{_GROUPED}")
 _YEARS = (1900, 2100)  # of digits that are taken for a day
 _MAX_CODES = 20  # distinct integers that may be codes
 _MAX_VOCABULARY = 10_000
@@ -39,16 +43,21 @@ _BUCKETS = 100_000
 _SKEW = 50  # times the median
 _IDENTIFIES = 0.5  # distinct values for each row, of a text that is no feature
 _MIN_IDENTIFIES = 100
+_STYLED = 2_000  # values of a column by which the style of its numbers is chosen
 
 
 @dataclass(frozen=True)
 class ColumnSample:
-    """The distinct values of a column in some rows, and how many rows have each."""
+    """The distinct values of a column in some rows, and how many rows have each.
+
+    Of a column of lists, `counts` are those of their values, and `longest` is the longest list.
+    """
 
     name: str
     rows: int
     counts: Mapping[str, int]  # without empty ones
-    decimal: str = "."
+    longest: int = 0
+    style: NumberStyle = PLAIN
 
     @property
     def num_present(self) -> int:
@@ -59,7 +68,11 @@ class ColumnSample:
     def identifies_rows(self) -> bool:
         """Whether every row has a value of its own: text or an integer."""
         is_unique = len(self.counts) == self.num_present == self.rows > 1
-        return is_unique and not any(_NO_ID.fullmatch(value) for value in self.counts)
+        return (
+            is_unique
+            and not self.longest
+            and not any(_NO_ID.fullmatch(value) for value in self.counts)
+        )
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,8 @@ def guess(sample: ColumnSample, names: Sequence[str]) -> Guess:
         return Guess(None, "", "every value is missing")
     if len(counts) == 1:
         return Guess(None, "", "all rows have the same value")
+    if sample.longest:
+        return _guess_list(sample)
     values = {value: count for value, count in counts.items() if value not in MISSING_TEXTS}
     texts = frozenset(counts.keys() - values.keys())
     found = _guess_typed(sample, values, texts, names)
@@ -100,25 +115,49 @@ def _guess_typed(
     fill += ["indicator = true"] if missing and f"{sample.name}.missing" not in names else []
     share = f", {missing / sample.rows:.1%} missing" if missing else ""
     dated = _guess_date(sample.name, values, fill, share, names)
-    if dated is None and all(_is_number(value, sample.decimal) for value in values):
+    if dated is None and all(_is_number(value, sample.style) for value in values):
+        if len({units_of(value) for value in values}) > 1:
+            return Guess(None, "", "numbers with different units, or some with and some without")
         if any(re.fullmatch(r"0\d+", value) for value in values):
             return None  # codes such as postal ones
         dated = _guess_number(values, sample, fill, share)
+    if dated is None and all(styles_of(value, "") for value in values):
+        why = "numbers with other separators or units than the other columns: write them alike"
+        return Guess(None, "", why)
     if dated is None:
         return None
     return Guess(dated.table, dated.declaration, dated.why, texts)
 
 
-def _is_number(text: str, decimal: str) -> bool:
-    if decimal == "," and "." in text:
-        return False
-    return classify_cell(text.strip().encode(), decimal) == "number"
+def find_style(samples: Sequence[ColumnSample], delimiter: str) -> NumberStyle:
+    """The style in which the most columns are numbers; `delimiter` is between the fields."""
+    of_columns = [_styles(sample, delimiter) for sample in samples]
+    fits = {style: sum(style in found for found in of_columns) for style in STYLES}
+    best = max(STYLES, key=lambda style: fits[style])
+    units = {unit for found in of_columns for unit in found.get(best, ())}
+    return replace(best, units=tuple(sorted(units)))
+
+
+def _styles(sample: ColumnSample, delimiter: str) -> dict[NumberStyle, tuple[str, ...]]:
+    """The styles, without units, in which the values are numbers, each with the column's units."""
+    found: dict[NumberStyle, tuple[str, ...]] = {}
+    values = (value for value in sample.counts if value not in MISSING_TEXTS)
+    for number, value in enumerate(islice(values, _STYLED)):
+        of_value = {replace(style, units=()): style.units for style in styles_of(value, delimiter)}
+        found = of_value if number == 0 else dict(found.items() & of_value.items())
+        if not found:
+            break
+    return found
+
+
+def _is_number(text: str, style: NumberStyle) -> bool:
+    return classify_cell(text.encode(), style) == "number"
 
 
 def _guess_number(
     values: Mapping[str, int], sample: ColumnSample, fill: list[str], share: str
 ) -> Guess | None:
-    parsed = np.array([float(value.replace(sample.decimal, ".")) for value in values])
+    parsed = np.array([sample.style.parse(value) for value in values])
     if not np.isfinite(parsed).all():
         return None
     low, high = float(parsed.min()), float(parsed.max())
@@ -208,6 +247,18 @@ def _guess_bag(sample: ColumnSample) -> Guess | None:
             why = f"up to {max(lengths)} values in a field, {len(occurrences):,} distinct ones"
             return Guess("bags", _inline(options), why)
     return None
+
+
+def _guess_list(sample: ColumnSample) -> Guess:
+    """Lists of values; in text, such as a request, a separator is between them."""
+    unused = (s for s in (*SEPARATORS, "/", "#") if not any(s in value for value in sample.counts))
+    options = [
+        f"separator = {_text(next(unused, '||'))}",
+        _codes(len(sample.counts)),
+        f"max_values = {min(sample.longest, MAX_VALUES)}",
+    ]
+    why = f"lists of up to {sample.longest} values, {len(sample.counts):,} distinct ones"
+    return Guess("bags", _inline(options), f"{why}; the separator is for text, as in requests")
 
 
 def _guess_category(sample: ColumnSample) -> Guess:

@@ -23,6 +23,7 @@ from celu.prepare.encoders.labels import FittedLabelEncoder, LabelEncoder
 from celu.prepare.encoders.numbers import NumberEncoder
 from celu.prepare.encoders.quantiles import QuantileEncoder
 from celu.prepare.encoders.weights import WeightEncoder
+from celu.prepare.number_text import NumberStyle
 from celu.prepare.parsing import Kind
 
 
@@ -49,6 +50,7 @@ class NewStore:
     features: Sequence[Feature]
     schema: Callable[[dict[Part, int]], StoreSchema]
     weight: WeightEncoder | None = None
+    budget: VocabularyBudget | None = None
 
     def encoders(self) -> list[Encoder]:
         """In the order of the store's columns."""
@@ -69,9 +71,9 @@ class NewStore:
         """The schema of the Parquet files; final once all encoders are fitted."""
         return arrow_schema(self.schema({"train": 0, "test": 0}))
 
-    def report(self, rows: dict[Part, int]) -> Report:
+    def report(self, rows: dict[Part, int], id_warnings: Sequence[str] = ()) -> Report:
         """The report of a store with this number of rows."""
-        warnings = [warning for encoder in self.encoders() for warning in encoder.warnings()]
+        warnings = [*id_warnings, *(w for encoder in self.encoders() for w in encoder.warnings())]
         unseen = {feature.name: feature.unseen for feature in self.features if feature.unseen}
         return Report(self.out, rows, tuple(warnings), unseen, describe_label(self.schema(rows)))
 
@@ -80,7 +82,8 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
     """A store whose encoders are fitted on its own training rows."""
     label = None
     if declared.label:
-        label = LabelEncoder(declared.label, declared.positive, declared.source.decimal)
+        style = NumberStyle.of(declared.source)
+        label = LabelEncoder(declared.label, declared.positive, style)
     weight = WeightEncoder(declared.weight) if declared.weight else None
     numbers = [NumberEncoder(name, number) for name, number in declared.numbers.items()]
     dates = [DateEncoder(name, date) for name, date in declared.dates.items()]
@@ -129,7 +132,7 @@ def unfitted_store(declared: RawSchema, out: Path, budget: VocabularyBudget) -> 
         )
 
     features = [*numbers, *dates, *categories.values(), *bags.values()]
-    return NewStore(out, label, features, schema, weight)
+    return NewStore(out, label, features, schema, weight, budget)
 
 
 def fitted_store(fitted: StoreSchema, out: Path, *, labelled: bool) -> NewStore:
@@ -138,9 +141,9 @@ def fitted_store(fitted: StoreSchema, out: Path, *, labelled: bool) -> NewStore:
     Its rows have no weights: they are not trained on.
     """
     label: FittedLabelEncoder | None = None
-    decimal = fitted.source.decimal
+    style = NumberStyle.of(fitted.source)
     if fitted.label and fitted.label_type and labelled:
-        label = FittedLabelEncoder(fitted.label, fitted.label_type, fitted.classes, decimal)
+        label = FittedLabelEncoder(fitted.label, fitted.label_type, fitted.classes, style)
     features: list[Feature] = []
     features += [NumberEncoder(name, number) for name, number in fitted.numbers.items()]
     features += [DateEncoder(name, date) for name, date in fitted.dates.items()]

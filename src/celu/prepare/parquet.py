@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -17,6 +18,8 @@ from celu.prepare.parsing import Kind, NumberParser, advice_on_text, readable, t
 PARQUET_ROWS = 65_536
 # A few kilobytes can declare gigabytes: one long text in all rows (see also `parquet_sizes`).
 MAX_BATCH_TEXT = 256 << 20  # bytes of text in a column of a batch: 4 KiB a cell on average
+_MAX_LIST_VALUES = 1 << 24  # in a row group; more only where the file has bytes for them
+_MAX_VALUES_PER_BYTE = 16
 
 
 class ParquetReader:
@@ -41,16 +44,21 @@ class ParquetReader:
         with readable(self._path):
             return list(pq.read_schema(self._path).names)
 
-    def blocks(self, columns: Mapping[str, Kind]) -> Iterator[tuple[dict[str, Any], int]]:
+    def blocks(
+        self, columns: Mapping[str, Kind], threads: int
+    ) -> Iterator[tuple[dict[str, Any], int]]:
         """Arrays by column, and roughly the number of bytes read so far."""
+        del threads  # columns are converted one by one
         with readable(self._path):
             types = {field.name: field.type for field in pq.read_schema(self._path)}
             for name, kind in columns.items():
                 self._check_type(name, kind, types[name])
             check_sizes(self._path, columns)
+            lists = [name for name in columns if is_list(types[name])]
             file = pq.ParquetFile(
                 self._path,
-                read_dictionary=list(columns),  # of text; its size is checked before it is copied
+                # Of text; its size is checked before it is copied.
+                read_dictionary=[n for n in columns if n not in lists] + self._values_of(lists),
                 buffer_size=1 << 20,  # by default a whole column of a row group is read at once
                 page_checksum_verification=True,
             )
@@ -71,6 +79,29 @@ class ParquetReader:
                 rows_read += batch.num_rows
                 yield arrays, num_bytes * rows_read // num_rows
 
+    def _values_of(self, lists: Sequence[str]) -> list[str]:
+        """The paths of the values of these columns of lists.
+
+        Raises DataError for more values than the file can have: nulls take no bytes.
+        """
+        metadata = pq.read_metadata(self._path)
+        paths = []
+        for number in range(metadata.num_columns if lists else 0):
+            path = metadata.schema.column(number).path
+            if not any(path.startswith(f"{name}.") for name in lists):
+                continue
+            paths.append(path)
+            for group in range(metadata.num_row_groups):
+                chunk = metadata.row_group(group).column(number)
+                limit = max(_MAX_LIST_VALUES, _MAX_VALUES_PER_BYTE * chunk.total_compressed_size)
+                if chunk.num_values > limit:
+                    raise DataError(
+                        f"{self._path}: column {path!r}: row group {group} declares "
+                        f"{chunk.num_values:,} values, far more than it has bytes for; write the "
+                        "file again"
+                    )
+        return paths
+
     def _check_type(self, name: str, kind: Kind, given: Any) -> None:
         if pa.types.is_dictionary(given):
             given = given.value_type
@@ -81,13 +112,14 @@ class ParquetReader:
             is_integer or is_boolean or pa.types.is_floating(given) or pa.types.is_decimal(given)
         )
         is_empty = pa.types.is_null(given)
+        is_of_codes = is_list(given) and has_codes(given.value_type)
         is_valid = {
             "text": is_text or is_integer,
             "number": is_number or is_text or is_empty,
             "label": is_number or is_text or is_empty,
             "category": is_text or is_integer or is_boolean or is_empty,
             "date": is_text or pa.types.is_date(given) or pa.types.is_timestamp(given) or is_empty,
-            "bag": is_text or is_empty,
+            "bag": is_text or is_empty or is_of_codes,
             "as-is": not pa.types.is_nested(given),
         }[kind]
         if not is_valid:
@@ -97,7 +129,7 @@ class ParquetReader:
                 "label": "numbers for a label",
                 "category": "text, integers or booleans for a category",
                 "date": "dates, timestamps or text",
-                "bag": "text with separators for a bag",
+                "bag": "text with separators, or lists of text or integers, for a bag",
                 "as-is": "a type that is not nested",
             }[kind]
             fix = ""
@@ -108,7 +140,8 @@ class ParquetReader:
     def _convert(self, name: str, kind: Kind, array: Any) -> Any:
         is_date = pa.types.is_date(array.type) or pa.types.is_timestamp(array.type)
         if kind in ("category", "bag") or (kind == "date" and not is_date):
-            return self._to_category(array)
+            is_of_lists = is_list(array.type)
+            return self._to_lists(name, array) if is_of_lists else self._to_category(array)
         if pa.types.is_dictionary(array.type):
             self._check_text_size(name, array)
             array = array.dictionary_decode()
@@ -135,6 +168,20 @@ class ParquetReader:
                 f"in {PARQUET_ROWS:,} rows, got {num_bytes:,}; shorten them or drop the column"
             )
 
+    def _to_lists(self, name: str, array: Any) -> Any:
+        """Lists of texts, without nulls and the texts for missing values; empty if missing."""
+        parents, values = pc.list_parent_indices(array), array.flatten()
+        if pa.types.is_dictionary(values.type):
+            self._check_text_size(name, values)
+            values = values.dictionary_decode()
+        values = values.cast(pa.string())
+        _check_utf8(values)
+        is_value = pc.invert(pc.is_in(values, value_set=pa.array([*self._missing, None])))
+        values, parents = values.filter(is_value), parents.filter(is_value).to_numpy()
+        lengths = np.bincount(parents, minlength=len(array))
+        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), values)
+
     def _to_category(self, array: Any) -> Any:
         """A dictionary of strings, with null for missing values."""
         if pa.types.is_dictionary(array.type) and not array.dictionary.null_count:
@@ -151,6 +198,23 @@ class ParquetReader:
         missing_rows = is_missing.take(array.indices)
         indices = pc.if_else(pc.fill_null(missing_rows, True), None, array.indices)
         return pa.DictionaryArray.from_arrays(indices, array.dictionary)
+
+
+def has_codes(given: Any) -> bool:
+    """Whether values of a type can be the values of a bag."""
+    types = pa.types
+    if types.is_dictionary(given):
+        given = given.value_type
+    is_text = types.is_string(given) or types.is_large_string(given)
+    return bool(is_text or types.is_integer(given) or types.is_null(given))
+
+
+def is_list(given: Any) -> bool:
+    """Whether a type of Arrow is one of lists."""
+    types = pa.types
+    return bool(
+        types.is_list(given) or types.is_large_list(given) or types.is_fixed_size_list(given)
+    )
 
 
 def _check_utf8(array: Any) -> None:

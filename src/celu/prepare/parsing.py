@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from celu.errors import DataError
+from celu.prepare.number_text import PLAIN, NumberStyle
 
 # text: string. number: float64. category, bag: dictionary of strings.
 # label: a dictionary of strings from text, Parquet's own type from Parquet; see `parse_labels`.
@@ -32,15 +33,13 @@ _RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 class NumberParser:
     """Parses dictionaries of text as float64 and counts, by column, the rows that do not parse."""
 
-    def __init__(self, decimal: str = ".") -> None:
+    def __init__(self, style: NumberStyle = PLAIN) -> None:
         self.text_rows: Counter[str] = Counter()
-        self._decimal = decimal
+        self._style = style
 
     def parse(self, name: str, array: Any) -> tuple[Any, bool]:
         """The numbers, and whether all are written as integers; text becomes null."""
-        values = pc.utf8_trim_whitespace(array.dictionary)
-        if self._decimal != ".":
-            values = pc.replace_substring(values, self._decimal, ".")
+        values = self._style.plain(array.dictionary)
         pattern = "^[+-]?[0-9]+$"
         are_integers = pc.all(pc.match_substring_regex(values, pattern)).as_py() is not False
         try:
@@ -68,10 +67,10 @@ class ParsedLabels(NamedTuple):
         return len(self.values) - int(self.values.null_count)
 
 
-def parse_labels(array: Any, decimal: str = ".") -> ParsedLabels:
+def parse_labels(array: Any, style: NumberStyle = PLAIN) -> ParsedLabels:
     """Labels of a raw file as numbers."""
     if pa.types.is_dictionary(array.type):
-        parser = NumberParser(decimal)
+        parser = NumberParser(style)
         values, are_integers = parser.parse("", array)
         return ParsedLabels(values, are_integers, parser.text_rows[""])
     are_integers = pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)
@@ -89,17 +88,17 @@ def to_float64(array: Any) -> Any:
     return pc.if_else(pc.is_nan(array), None, array)
 
 
-def classify_cell(value: bytes, decimal: str = ".") -> Literal["bytes", "text", "number"]:
+def classify_cell(value: bytes, style: NumberStyle = PLAIN) -> Literal["bytes", "text", "number"]:
     """What a cell holds; "bytes" is anything but UTF-8."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
         return "bytes"
     try:
-        float(text.replace(decimal, "."))
+        style.parse(text)
     except ValueError:
         return "text"
-    return "number" if text.isascii() and "_" not in text else "text"
+    return "number"
 
 
 def is_date(value: bytes) -> bool:
@@ -107,8 +106,10 @@ def is_date(value: bytes) -> bool:
     return _DATE.match(value) is not None
 
 
-def advice_on_text(name: str, *, are_dates: bool = False) -> str:
-    """What to do about text in a column of numbers."""
+def advice_on_text(name: str, *, are_dates: bool = False, style: NumberStyle | None = None) -> str:
+    """What to do about text in a column of numbers: dates, or numbers in another style, if so."""
+    if style is not None:
+        return f"they look like numbers: set {style.declaration} under [source] in schema.toml"
     if are_dates:
         return f"they look like dates: declare {name!r} under [dates] in schema.toml"
     return (

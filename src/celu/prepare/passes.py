@@ -1,12 +1,15 @@
 """The two passes of `prepare`: raw rows are spilled to disk by tag, then sorted and written.
 
-The first pass fits the encoders, the second applies them.
+The first pass fits the encoders, the second applies them. Both work on several blocks and columns
+at a time, but each encoder gets all blocks in order, and rows are written in order: the stores do
+not depend on the number of threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +24,7 @@ from celu.data.store import to_numpy
 from celu.data.tags import TAG_BYTES, Tags, ascending, held_out, tags_of_texts
 from celu.errors import ConfigError, DataError
 from celu.prepare.encoders.encoder import Mask
+from celu.prepare.id_warnings import IdWarnings
 from celu.prepare.new_store import NewStore
 from celu.prepare.parsing import Kind
 from celu.prepare.prefetch import prefetch
@@ -29,6 +33,8 @@ from celu.prepare.spill import Spill, arrow
 from celu.threads import DaemonThreads
 
 ROW_GROUP = 100_000  # the maximum number of rows of a row group; half is the minimum
+# A writer holds some 50 KB about each row group until the end, so a part has 2,000 at most.
+MIN_SHARE = 1000
 
 # Called with a phase ("reading", in bytes; "writing", in buckets), the amount done, and the total.
 Progress = Callable[[str, int, int], None]
@@ -73,29 +79,45 @@ def spill_rows(
     stores: Sequence[NewStore],
     spill: Spill,
     progress: Progress,
-) -> None:
-    """Fit the encoders and spill all rows; raises DataError for bad rows, at the end of a file."""
+    threads: int,
+) -> tuple[int, list[str]]:
+    """Fit the encoders and spill all rows; returns their number, and warnings about ids.
+
+    Raises DataError for bad rows, at the end of a file.
+    """
+    id_warnings = IdWarnings(settings.id)
     total = sum(file.num_bytes for file in files)
     num_rows = bytes_before = 0
-    with DaemonThreads(1, "celu-spill") as pool:
+    with DaemonThreads(1, "celu-spill") as spiller, DaemonThreads(threads, "celu-encode") as pool:
         for file in files:
             num_without_id = 0
             added: Future[None] | None = None
-            for block in prefetch(file.blocks(kinds)):
-                ids = _ids(block, settings.id, num_rows)
+            for tagged in prefetch(_tagged(file, kinds, settings, num_rows, threads)):
+                ids, tags, block = tagged
                 num_without_id += ids.null_count
-                texts = ids.fill_null("").cast(pa.binary()).to_pylist()
-                tags = tags_of_texts(texts, settings.split.seed)
-                batch = _encode(ids, tags, block, settings.rows_of("train", tags), stores)
+                id_warnings.add(ids)
+                batch = _encode(ids, tags, block, settings.rows_of("train", tags), stores, pool)
                 if added is not None:
                     added.result()
-                added = pool.submit(spill.add, batch, _keys(tags))
+                added = spiller.submit(spill.add, batch, _keys(tags))
                 num_rows += block.num_rows
                 progress("reading", bytes_before + block.position, total)
             if added is not None:
                 added.result()
             _check(file, settings.id, num_without_id, stores)
             bytes_before += file.num_bytes
+    return num_rows, id_warnings.warnings()
+
+
+def _tagged(
+    file: RawFile, kinds: Mapping[str, Kind], settings: ScanSettings, num_rows: int, threads: int
+) -> Generator[tuple[Any, Tags, Block], None, None]:
+    """The blocks of a file with their ids and tags; `num_rows` are in the files before it."""
+    for block in prefetch(file.blocks(kinds, threads)):
+        ids = _ids(block, settings.id, num_rows)
+        texts = ids.fill_null("").cast(pa.binary()).to_pylist()
+        yield ids, tags_of_texts(texts, settings.split.seed), block
+        num_rows += block.num_rows
 
 
 def _check(file: RawFile, row_id: str, num_without_id: int, stores: Sequence[NewStore]) -> None:
@@ -113,13 +135,18 @@ def _ids(block: Block, column: str, first_row: int) -> Any:
     return block.columns[column]
 
 
-def _encode(ids: Any, tags: Tags, block: Block, train: Mask, stores: Sequence[NewStore]) -> Any:
-    """The columns to spill: tag, id, then those of each store."""
+def _encode(
+    ids: Any, tags: Tags, block: Block, train: Mask, stores: Sequence[NewStore], pool: Executor
+) -> Any:
+    """The columns to spill: tag, id, then those of each store; raises DataError for too many."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(tags))]
     arrays = [pa.FixedSizeBinaryArray.from_buffers(pa.binary(TAG_BYTES), len(tags), buffers), ids]
+    encoders = [encoder for store in stores for encoder in store.encoders()]
+    fitted = [pool.submit(e.fit, block.columns[e.name], train) for e in encoders]
+    arrays += [arrow(values.result()) for values in fitted]
     for store in stores:
-        for encoder in store.encoders():
-            arrays.append(arrow(encoder.fit(block.columns[encoder.name], train)))
+        if store.budget is not None:
+            store.budget.check()
     return pa.record_batch(arrays, names=[str(number) for number in range(len(arrays))])
 
 
@@ -147,7 +174,9 @@ def write_parts(
     stores: Sequence[NewStore],
     folders: Sequence[Path],
     spill: Spill,
+    num_rows: int,
     progress: Progress,
+    threads: int,
 ) -> dict[Part, int]:
     """Write the parts of all stores in the order of the tags, and return their numbers of rows.
 
@@ -158,17 +187,17 @@ def write_parts(
         pool = stack.enter_context(DaemonThreads(len(stores), "celu-store"))
         writers = []
         first = 2  # after tag and id
+        row_group = max(ROW_GROUP, num_rows // MIN_SHARE)
+        parts = settings.split.parts
         for store, folder in zip(stores, folders, strict=True):
-            writers.append(
-                stack.enter_context(_PartWriter(store, folder, first, settings.split.parts))
-            )
+            writer = _PartWriter(store, folder, first, parts, row_group)
+            writers.append(stack.enter_context(writer))
             first += len(store.encoders())
         written: list[Future[None]] = []
-        rows = dict.fromkeys(settings.split.parts, 0)
-        for bucket in range(spill.num_buckets):
-            batch = spill.read(bucket)
-            if batch is not None:
-                batch, counts, num_repeats = _sort(batch, settings)
+        rows = dict.fromkeys(parts, 0)
+        for bucket, in_order in enumerate(_sorted_buckets(spill, settings, threads)):
+            if in_order is not None:
+                batch, counts, num_repeats = in_order
                 repeats += num_repeats
                 for part, count in counts.items():
                     rows[part] += count
@@ -183,6 +212,23 @@ def write_parts(
     if problems:
         raise DataError("\n".join(f"{source}: {problem}" for problem in problems))
     return rows
+
+
+def _sorted_buckets(
+    spill: Spill, settings: ScanSettings, threads: int
+) -> Iterator[tuple[Any, dict[Part, int], int] | None]:
+    """What `_sort` returns for each bucket, in order; None for an empty one."""
+    ahead: deque[Future[tuple[Any, dict[Part, int], int]] | None] = deque()
+    with DaemonThreads(threads, "celu-sort") as pool:
+        for bucket in range(spill.num_buckets):
+            batch = spill.read(bucket)
+            ahead.append(None if batch is None else pool.submit(_sort, batch, settings))
+            if len(ahead) > threads:
+                first = ahead.popleft()
+                yield None if first is None else first.result()
+        while ahead:
+            first = ahead.popleft()
+            yield None if first is None else first.result()
 
 
 def _check_rows(
@@ -222,10 +268,14 @@ def _sort(batch: Any, settings: ScanSettings) -> tuple[Any, dict[Part, int], int
 class _PartWriter:
     """The Parquet files of a store, written row group by row group; a context manager.
 
-    `first` is the number of the store's first column in spilled rows.
+    `first` is the number of the store's first column in spilled rows, `row_group` the maximum
+    number of rows of a row group.
     """
 
-    def __init__(self, store: NewStore, folder: Path, first: int, parts: Sequence[Part]) -> None:
+    def __init__(
+        self, store: NewStore, folder: Path, first: int, parts: Sequence[Part], row_group: int
+    ) -> None:
+        self._row_group = row_group
         self._encoders = list(enumerate(store.encoders(), start=first))
         self._schema = store.arrow_schema()
         self._writers = [
@@ -260,12 +310,12 @@ class _PartWriter:
         for part, count in enumerate(counts.values()):
             self._buffered[part].append(rows.slice(start, count))
             start += count
-            if sum(map(len, self._buffered[part])) >= ROW_GROUP // 2:
+            if sum(map(len, self._buffered[part])) >= self._row_group // 2:
                 self._write(part)
 
     def _write(self, part: int) -> None:
         table = pa.Table.from_batches(self._buffered[part], self._schema)
         self._buffered[part] = []
-        groups = -(-table.num_rows // ROW_GROUP)
+        groups = -(-table.num_rows // self._row_group)
         if groups:
             self._writers[part].write_table(table, row_group_size=-(-table.num_rows // groups))

@@ -3,11 +3,13 @@
 One scan of the raw files may fill several stores (a guest's and a host's). It fits the encoders on
 the training rows and spills all rows to disk, in buckets by the first bits of their tags. Then each
 bucket is sorted, encoded and written. Memory does not grow with the number of rows. It grows with
-the number of distinct values in vocabularies, which is bounded.
+the number of distinct values in vocabularies, which is bounded, and with the number of threads. The
+stores do not depend on that.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,6 +35,7 @@ __all__ = ["Progress", "Report", "Target", "prepare", "prepare_like"]
 
 
 _CELL_BYTES = 8  # of text, on average
+_MAX_THREADS = 8  # by default: more hardly help, and each holds tens of MiB of rows
 
 
 class Target(NamedTuple):
@@ -52,18 +55,19 @@ def prepare(
     progress: Progress = _ignore,
     *,
     replace: bool = False,
+    threads: int | None = None,
 ) -> list[Report]:
     """Prepare stores from raw files, in one scan; they have `source`, `id` and `split` in common.
 
-    With `replace`, an existing store is replaced, at the very end. Raises
-    ConfigError or DataError, and then leaves nothing behind.
+    With `replace`, an existing store is replaced, at the very end. By default there is a thread for
+    each core, up to 8. Raises ConfigError or DataError, and then leaves nothing behind.
     """
     settings = [ScanSettings(s.source, s.id, s.split) for s, _ in targets]
     if any(other != settings[0] for other in settings):
         raise ConfigError("stores made in one scan must have the same source, id and split")
     budget = VocabularyBudget()
     stores = [unfitted_store(schema, out, budget) for schema, out in targets]
-    return _prepare(sources, settings[0], stores, progress, replace)
+    return _prepare(sources, settings[0], stores, progress, replace, threads)
 
 
 def prepare_like(
@@ -73,6 +77,7 @@ def prepare_like(
     progress: Progress = _ignore,
     *,
     replace: bool = False,
+    threads: int | None = None,
 ) -> Report:
     """Encode new rows with the encoders of an existing store; all become test rows of a new store.
 
@@ -84,7 +89,7 @@ def prepare_like(
     labelled = any(fitted.label in columns for columns in names)
     settings = ScanSettings(fitted.source, fitted.id, fitted.split, all_test=True)
     new = fitted_store(fitted, out, labelled=labelled)
-    return _prepare(sources, settings, [new], progress, replace)[0]
+    return _prepare(sources, settings, [new], progress, replace, threads)[0]
 
 
 def _prepare(
@@ -93,7 +98,9 @@ def _prepare(
     stores: Sequence[NewStore],
     progress: Progress,
     replace: bool,
+    threads: int | None,
 ) -> list[Report]:
+    threads = threads or min(os.cpu_count() or 1, _MAX_THREADS)
     if not sources:
         raise ConfigError("expected raw files, got none")
     files = [RawFile(path, settings.source) for path in sources]
@@ -109,18 +116,22 @@ def _prepare(
         folders = [folder.path for folder in new_folders]
         text_bytes = sum(file.text_bytes(kinds) for file in files)
         # Lists of codes may take many times their text.
-        num_rows = text_bytes // (_CELL_BYTES * max(1, len(kinds)))
-        list_bytes = num_rows * sum(store.list_bytes() for store in stores)
+        about = text_bytes // (_CELL_BYTES * max(1, len(kinds)))
+        list_bytes = about * sum(store.list_bytes() for store in stores)
         buckets = buckets_for(text_bytes + list_bytes)
         try:
             with Spill(folders[0] / "rows.spill", buckets) as spill:
-                spill_rows(files, kinds, settings, stores, spill, progress)
+                num_rows, id_warnings = spill_rows(
+                    files, kinds, settings, stores, spill, progress, threads
+                )
                 if not settings.all_test:
                     check_labels(source, stores)
-                rows = write_parts(source, settings, stores, folders, spill, progress)
+                rows = write_parts(
+                    source, settings, stores, folders, spill, num_rows, progress, threads
+                )
             for store, folder in zip(stores, folders, strict=True):
                 store.schema(rows).write(folder)
-            reports = [store.report(rows) for store in stores]
+            reports = [store.report(rows, id_warnings) for store in stores]
             for new_folder in new_folders:
                 new_folder.publish()
         except OSError as error:

@@ -11,15 +11,16 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from celu.config.schema import Source
+from celu.config.schema import TEXT_STYLE, Source
 from celu.errors import ConfigError, DataError
 from celu.prepare.delimited import DelimitedReader
+from celu.prepare.number_text import NumberStyle
 from celu.prepare.parquet import ParquetReader
 from celu.prepare.parsing import Kind, NumberParser, advice_on_text
+from celu.prepare.text_format import DELIMITERS, FORMATS, format_of, usual_delimiter
 
-FORMATS = {".csv": "csv", ".tsv": "tsv", ".txt": "tsv", ".parquet": "parquet"}
-DELIMITERS = (",", ";", "\t", "|")  # that are noticed where another one is declared
 _NAMES_SHOWN = 20
+_SHEETS = (".xlsx", ".xls", ".ods")
 
 
 class Block(NamedTuple):
@@ -35,13 +36,14 @@ class RawFile:
 
     def __init__(self, path: Path, source: Source) -> None:
         self.path = path
-        is_gzip = path.suffix.lower() == ".gz"
-        suffix = (path.with_suffix("") if is_gzip else path).suffix.lower()
-        format_ = source.format or FORMATS.get(suffix)
+        is_gzip, format_ = format_of(path)
+        format_ = source.format or format_
         if format_ is None or (is_gzip and format_ == "parquet"):
+            is_sheet = path.suffix.lower() in _SHEETS
             raise ConfigError(
                 f"{path}: expected a name that ends in {', '.join(FORMATS)} or .gz of the first "
-                f"three, got {path.suffix or 'no ending'}; set source.format"
+                f"three, got {path.suffix or 'no ending'}; "
+                + ("save the sheet as CSV (UTF-8)" if is_sheet else "set source.format")
             )
         if not path.is_file():
             raise DataError(
@@ -50,20 +52,20 @@ class RawFile:
         self.is_text = format_ != "parquet"
         if source.names is not None and not self.is_text:
             raise ConfigError(f"{path}: source.names is for files without column names")
-        if not self.is_text and (source.delimiter is not None or source.decimal != "."):
-            raise ConfigError(f"{path}: source.delimiter and source.decimal are for text files")
+        if not self.is_text and source.styles_text:
+            raise ConfigError(f"{path}: {TEXT_STYLE} of [source] are for text files")
         self.num_bytes = path.stat().st_size
-        self._parser = NumberParser(source.decimal)
+        self._parser = NumberParser()
         missing = sorted({"", *source.missing})
         self._reader: DelimitedReader | ParquetReader
         if self.is_text:
-            delimiter = source.delimiter or ("\t" if format_ == "tsv" else ",")
+            delimiter = source.delimiter or usual_delimiter(path, format_)
             if delimiter == source.decimal:
                 raise ConfigError(
                     f"{path}: source.decimal is also between the fields; set source.delimiter"
                 )
             self._reader = DelimitedReader(
-                path, delimiter, source.names, missing, is_gzip, source.decimal
+                path, delimiter, source.names, missing, is_gzip, NumberStyle.of(source)
             )
         else:
             self._reader = ParquetReader(path, missing, self._parser)
@@ -106,11 +108,11 @@ class RawFile:
         shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
         raise DataError(f"{self.path}: expected a column {absent[0]!r}, got {shown}")
 
-    def blocks(self, columns: Mapping[str, Kind]) -> Generator[Block, None, None]:
+    def blocks(self, columns: Mapping[str, Kind], threads: int = 1) -> Generator[Block, None, None]:
         """The rows in order; raises DataError for damaged files, ragged rows and wrong types."""
         self.check(columns)
         num_rows = 0
-        for arrays, position in self._reader.blocks(columns):
+        for arrays, position in self._reader.blocks(columns, threads):
             length = len(next(iter(arrays.values())))
             num_rows += length
             yield Block(arrays, length, position)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from celu.data.dataset import Dataset
 from celu.models.losses import LOSSES, Loss, PerInstance
-from celu.privacy.label_key import LabelKey
+from celu.privacy.secret_key import SecretKey
 
 _CHUNK = 1 << 16
 
@@ -45,7 +45,7 @@ class RandomizedResponse:
         """The probability of each other class; q, where there are two."""
         return math.exp(-self.epsilon) * self.keep
 
-    def randomize(self, rows: Dataset, part: str, codes: Tensor, key: LabelKey) -> Tensor:
+    def randomize(self, rows: Dataset, part: str, codes: Tensor, key: SecretKey) -> Tensor:
         """The randomized codes of the rows of a part: training, validation or test rows.
 
         `codes` are the true ones. A row without a tag is known by its part and number.
@@ -63,7 +63,7 @@ class RandomizedResponse:
         return torch.from_numpy(result).to(codes.dtype)
 
     def _hash(
-        self, tags: npt.NDArray[np.uint8], part: str, key: LabelKey
+        self, tags: npt.NDArray[np.uint8], part: str, key: SecretKey
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
         """Two independent 64-bit numbers for each tag: whether it changes, and to which class."""
         hash_ = hashlib.blake2b(key=key.secret, digest_size=16, person=b"celu.label.flip")

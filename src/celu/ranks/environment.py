@@ -23,3 +23,8 @@ def num_restarts() -> int:
 def local_rank() -> int:
     """The number of this rank among those of its machine."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def num_local_ranks() -> int:
+    """How many ranks share this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if num_ranks() > 1 else 1

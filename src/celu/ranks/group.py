@@ -25,9 +25,12 @@ from celu import errors
 from celu.errors import CeluError, RankLost
 from celu.ranks.gradients import Gradients, sum_dense, sum_sparse
 from celu.ranks.meeting import meet
+from celu.ranks.own_rows import OwnRows
+from celu.ranks.owners import follows_route, sum_owned
 from celu.ranks.slices import Slices
 
 _SHORT = 2048  # bytes of a shared value that fit into the first broadcast
+_NONE, _DENSE, _SPARSE, _OTHER_ROWS = range(4)  # of gradients: the last has not those of a lookup
 _FAILED, _DONE = "celu/failed", "celu/done"
 _REASON_S = 2.0  # for the reason of a rank that is gone
 _END_S = 20.0  # for the first rank, to tell the peers
@@ -47,14 +50,15 @@ def joined(timeout_s: float) -> Iterator[Group]:
     timeout = dt.timedelta(seconds=timeout_s)
     try:
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
-        store = PrefixStore(meet(store, rank, size, timeout_s), store)
+        attempt = meet(store, rank, size, timeout_s)
+        store = PrefixStore(attempt, store)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise RankLost(
             f"rank {os.environ.get('RANK')}: could not join the other ranks: {_line(error)}; look "
             "at their output, and check that they reach MASTER_ADDR"
         ) from error
-    group = Group(store, rank, size)
+    group = Group(store, rank, size, attempt)
     try:
         yield group
     except BaseException as error:
@@ -65,13 +69,18 @@ def joined(timeout_s: float) -> Iterator[Group]:
 
 
 class Group(Slices):
-    """This rank among those of its party; see `Slices`. `own` is the one slice with its number."""
+    """This rank among those of its party; see `Slices`. `own` is the one slice with its number.
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    `attempt` names the group: it has another name after each restart.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, attempt: str) -> None:
         super().__init__(size)
         self.own = range(rank, rank + 1)
+        self.rank, self.attempt = rank, attempt
         self._store = store
-        self._rank = rank
+        self._num_tables = 0
+        self._is_broken = False
 
     def share(self, compute: Callable[[], Any]) -> Any:
         """See `Slices`."""
@@ -93,21 +102,21 @@ class Group(Slices):
         """See `Slices`; the ranks send their rows to the first."""
         bounds = self.bounds(rows)
         if not self.is_first:
-            if bounds[self._rank + 1] > bounds[self._rank]:
-                self._exchange(dist.send, tensor.detach().cpu().contiguous(), 0)
+            if bounds[self.rank + 1] > bounds[self.rank]:
+                self.exchange(dist.send, tensor.detach().cpu().contiguous(), 0)
             return tensor
         whole = torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype)
         whole[: bounds[1]] = tensor.detach()
         for rank in range(1, self.size):
             if bounds[rank + 1] > bounds[rank]:
                 part = whole[bounds[rank] : bounds[rank + 1]]
-                self._exchange(dist.recv, part, rank)
+                self.exchange(dist.recv, part, rank)
         return whole.to(tensor.device)
 
     def total(self, part: Tensor) -> Tensor:
         """See `Slices`."""
         parts = [torch.empty_like(part, device="cpu") for _ in range(self.size)]
-        self._exchange(dist.all_gather, parts, part.detach().cpu())
+        self.exchange(dist.all_gather, parts, part.detach().cpu())
         return sum_dense(parts).to(part.device)
 
     def scatter(
@@ -125,11 +134,11 @@ class Group(Slices):
                 count = bounds[rank + 1] - bounds[rank]
                 if self.is_first and count:
                     part = ready[bounds[rank] : bounds[rank + 1]]
-                    self._exchange(dist.send, part, rank)
-                elif rank == self._rank:
+                    self.exchange(dist.send, part, rank)
+                elif rank == self.rank:
                     part = torch.empty((count, width))
                     if count:
-                        self._exchange(dist.recv, part, 0)
+                        self.exchange(dist.recv, part, 0)
                     found.append(part)
         return found
 
@@ -145,7 +154,7 @@ class Group(Slices):
                 tensor = tensors[name].detach().cpu().contiguous()
             if tensor.numel():
                 flat = tensor.reshape(-1).view(torch.uint8)
-                self._exchange(dist.broadcast, flat, 0)
+                self.exchange(dist.broadcast, flat, 0)
             found[name] = tensor
         return found
 
@@ -154,19 +163,37 @@ class Group(Slices):
     ) -> Gradients:
         """See `Slices`: what a rank receives of everybody, it adds in the order of the ranks."""
         (own,) = parts
-        kinds = self._kinds(own)
+        kinds, are_equal = self._kinds(own, parameters)
         total: Gradients = [None] * len(own)
-        dense = [index for index, kind in enumerate(kinds) if kind == 1]
+        dense = [index for index, kind in enumerate(kinds) if kind == _DENSE]
         for index, gradient in zip(dense, self._sum_dense(own, dense, parameters), strict=True):
             total[index] = gradient
         for index, kind in enumerate(kinds):
-            if kind == 2:
-                total[index] = self._sum_sparse(own[index], parameters[index])
+            parameter = parameters[index]
+            if kind >= _SPARSE and isinstance(parameter, OwnRows):
+                follows = kind == _SPARSE and are_equal[index]
+                total[index] = sum_owned(self, own[index], parameter, follow_route=follows)
+            elif kind >= _SPARSE:
+                total[index] = self._sum_sparse(own[index], parameter)
         return total
+
+    def number_table(self) -> int:
+        """The number of a new sharded table, the same at all ranks."""
+        self._num_tables += 1
+        return self._num_tables
+
+    def is_broken(self) -> bool:
+        """Whether a rank failed or is gone; from any thread."""
+        if self._is_broken:
+            return True
+        try:
+            return self._store.check([_FAILED])
+        except RuntimeError:  # the store is gone
+            return True
 
     def leave(self) -> None:
         """Leave together: one that ends early would look lost to the others."""
-        self._exchange(dist.barrier)
+        self.exchange(dist.barrier)
         dist.destroy_process_group()
 
     def fail(self, error: BaseException) -> None:
@@ -185,11 +212,15 @@ class Group(Slices):
             elif not isinstance(error, RankLost):
                 self._store.wait([_DONE], dt.timedelta(seconds=_END_S))
 
-    def _kinds(self, own: Gradients) -> list[int]:
-        """Of each parameter: 0 without a gradient at all ranks, 1 dense, 2 sparse."""
-        kinds = torch.tensor([0 if g is None else 2 if g.is_sparse else 1 for g in own])
-        self._exchange(dist.all_reduce, kinds, dist.ReduceOp.MAX)
-        return [int(kind) for kind in kinds]
+    def _kinds(
+        self, own: Gradients, parameters: Sequence[nn.Parameter]
+    ) -> tuple[list[int], list[bool]]:
+        """Of each parameter the highest kind at any rank, and whether all ranks have that."""
+        kinds = [_kind(*pair) for pair in zip(own, parameters, strict=True)]
+        found = torch.tensor([kinds, [-kind for kind in kinds]])
+        self.exchange(dist.all_reduce, found, dist.ReduceOp.MAX)
+        highest, lowest = found.tolist()
+        return highest, [high == -low for high, low in zip(highest, lowest, strict=True)]
 
     def _sum_dense(
         self, own: Gradients, which: Sequence[int], parameters: Sequence[nn.Parameter]
@@ -206,9 +237,9 @@ class Group(Slices):
                 if gradient is not None:
                     into.copy_(gradient.reshape(-1))
             received = torch.empty_like(flat)
-            self._exchange(dist.all_to_all_single, received, flat)
+            self.exchange(dist.all_to_all_single, received, flat)
             summed = sum_dense(received.split(length))
-            self._exchange(dist.all_gather, list(flat.split(length)), summed)
+            self.exchange(dist.all_gather, list(flat.split(length)), summed)
             for index, part in zip(same, flat[: sum(sizes)].split(sizes), strict=True):
                 like = parameters[index]
                 found[index] = part.reshape(like.shape).to(like.device)
@@ -221,7 +252,7 @@ class Group(Slices):
         if own is not None:
             values = own._values().cpu()
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self._exchange(dist.all_gather, counts, torch.tensor([len(rows)]))
+        self.exchange(dist.all_gather, counts, torch.tensor([len(rows)]))
         sizes = [int(count) for count in counts]
         all_rows = self._gather_padded(rows, sizes)
         all_values = self._gather_padded(values, sizes)
@@ -233,7 +264,7 @@ class Group(Slices):
         padded = torch.zeros((most, *own.shape[1:]), dtype=own.dtype)
         padded[: len(own)] = own
         found = [torch.empty_like(padded) for _ in sizes]
-        self._exchange(dist.all_gather, found, padded)
+        self.exchange(dist.all_gather, found, padded)
         return [tensor[:size] for tensor, size in zip(found, sizes, strict=True)]
 
     def _broadcast_json(self, value: Any) -> Any:
@@ -244,7 +275,7 @@ class Group(Slices):
             data = json.dumps(value).encode()
             head = len(data).to_bytes(8, "little") + data[: _SHORT - 8]
             buffer[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        self._exchange(dist.broadcast, buffer, 0)
+        self.exchange(dist.broadcast, buffer, 0)
         head = bytes(buffer.tolist()) if not self.is_first else b""
         length = len(data) if self.is_first else int.from_bytes(head[:8], "little")
         if not self.is_first:
@@ -253,16 +284,17 @@ class Group(Slices):
             rest = torch.zeros(length - (_SHORT - 8), dtype=torch.uint8)
             if self.is_first:
                 rest = torch.frombuffer(bytearray(data[_SHORT - 8 :]), dtype=torch.uint8)
-            self._exchange(dist.broadcast, rest, 0)
+            self.exchange(dist.broadcast, rest, 0)
             if not self.is_first:
                 data += bytes(rest.tolist())
         return value if self.is_first else json.loads(data)
 
-    def _exchange(self, collective: Callable[..., Any], *arguments: Any) -> None:
+    def exchange(self, collective: Callable[..., Any], *arguments: Any) -> None:
         """Run a collective; if a rank is gone, raise its error, or RankLost."""
         try:
             collective(*arguments)
         except RuntimeError as error:
+            self._is_broken = True
             raise self._reason(error) from error
 
     def _reason(self, error: RuntimeError) -> CeluError:
@@ -270,10 +302,17 @@ class Group(Slices):
             self._store.wait([_FAILED], dt.timedelta(seconds=_REASON_S))
             return _rebuild(json.loads(self._store.get(_FAILED)))
         return RankLost(
-            f"rank {self._rank}: another rank of this party is gone or did not answer in time "
+            f"rank {self.rank}: another rank of this party is gone or did not answer in time "
             f"({_line(error)}); torchrun restarts all ranks if --max-restarts allows it, and the "
             "run resumes from its last checkpoint"
         )
+
+
+def _kind(gradient: Tensor | None, parameter: nn.Parameter) -> int:
+    if gradient is None or not gradient.is_sparse:
+        return _NONE if gradient is None else _DENSE
+    is_other = isinstance(parameter, OwnRows) and not follows_route(gradient, parameter)
+    return _OTHER_ROWS if is_other else _SPARSE
 
 
 def _line(error: BaseException) -> str:

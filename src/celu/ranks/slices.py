@@ -31,6 +31,9 @@ class Slices:
         self.size = size
         self.own = range(size)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Slices:
+        return self  # a process is in one group, whatever copies of a model there are
+
     @property
     def is_first(self) -> bool:
         """Whether this process has the links and the run folder."""
@@ -65,6 +68,14 @@ class Slices:
     def own_part(self, batch: Batch, rows: int) -> Batch:
         """Those rows of a whole batch that this process computes."""
         return batch if len(self.own) == self.size else batch.part(self.own_rows(rows))
+
+    def stand_in(self, batch: Batch, rows: int) -> Batch | None:
+        """For a process without any of so many rows of a whole batch: one row of another's.
+
+        It is for a forward pass in which other ranks may ask this one for rows of tables.
+        """
+        own = self.own_rows(rows)
+        return batch.part(slice(0, 1)) if own.start == own.stop else None
 
     def part_of(self, batch: Batch, rows: slice) -> Batch:
         """Some rows of this process's part of a batch; see `part`."""

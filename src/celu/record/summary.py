@@ -12,6 +12,7 @@ from celu.events import (
     Event,
     LinkDown,
     LinkUp,
+    Protected,
     Restarted,
     TrainingResumed,
     TrainingStarted,
@@ -87,6 +88,8 @@ def describe_event(event: Event) -> tuple[str, str] | None:
             text = "checkpoint damaged", f"round {event.round}: {event.why}"
         case Evaluated() if event.target_reached:
             text = "target reached", f"at round {event.round:,}"
+        case Protected():
+            text = "defence", event.promise
         case Audited():
             text = "audited", f"{event.rows:,} rows in {event.seconds:.1f} s"
         case Warned():

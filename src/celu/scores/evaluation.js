@@ -32,7 +32,8 @@
   function header() {
     byId("title").textContent = `Evaluation of ${data.model}`;
     const against = hasOther ? `, compared with ${other} on the same rows` : "";
-    byId("subtitle").textContent = `${data.output}, ${count(data.rows.evaluated)} rows${against}`;
+    const weighted = data.weighted ? ", weighted" : "";
+    byId("subtitle").textContent = `${data.output}, ${count(data.rows.evaluated)} rows${weighted}${against}`;
     const left = [["scored rows without a label", data.rows.without_label],
       ["labelled rows without a score", data.rows.without_score],
       ["labelled rows that only one file scores", data.rows.not_in_both]].filter(([, rows]) => rows > 0);

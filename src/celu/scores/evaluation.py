@@ -22,6 +22,7 @@ from celu.metrics.names import METRICS, Output
 from celu.metrics.own import Metric, MetricLike, as_metrics
 from celu.metrics.ranking import Values
 from celu.metrics.values import Labels
+from celu.scores.arrays import rows_from_arrays
 from celu.scores.bootstrap import bootstrap, interval
 from celu.scores.result import (
     Details,
@@ -31,7 +32,7 @@ from celu.scores.result import (
     ScoreEvaluation,
     make_lift,
 )
-from celu.scores.rows import Rows, SliceColumn, rows_from_arrays, rows_from_files
+from celu.scores.rows import Rows, SliceColumn, rows_from_files
 from celu.scores.tables import calibration_error, make_bins, precision_recall_curve, roc_curve
 
 RESAMPLES = 1000
@@ -54,6 +55,8 @@ def evaluate(
     fallback: Any = None,
     id_column: str = "id",
     label_column: str = "label",
+    weight_column: str | None = None,
+    weights: Any = None,
     metrics: Sequence[MetricLike] = (),
     resamples: int = RESAMPLES,
     seed: int = 1,
@@ -67,6 +70,8 @@ def evaluate(
     score. The scores of a run's held-out rows (`scores.parquet` in its folder) have labels of their
     own. With arrays, `by` has an array for each name, and `output` ("binary", "multiclass" or
     "regression") is required; labels that are text also need `classes`, as predictions have them.
+    How much each row counts says the column `weight_column` of the labels file or, with arrays,
+    `weights`; the user's own metrics do not know it.
     `metrics` are the user's own (`celu.metric`), besides all that fit the output. Intervals are at
     95 %, from `resamples` resamples of the rows; 0 makes none. A slice with fewer than `min_rows`
     rows, or a single class, gets a note and no figures. Raises ConfigError, DataError, or
@@ -85,10 +90,11 @@ def evaluate(
     if len(kinds) > 1:
         raise ConfigError("scores, labels, against: expected files or arrays, got both")
     if isinstance(scores, str | Path):
-        others = (output, fallback, classes)
+        others = (output, fallback, classes, weights)
         if any(given is not None for given in others) or isinstance(by, Mapping):
             raise ConfigError(
-                "output, fallback, classes and arrays in by: expected for arrays, got files"
+                "output, fallback, classes, weights and arrays in by: expected for arrays, got "
+                "files"
             )
         rows = rows_from_files(
             Path(scores),
@@ -97,8 +103,11 @@ def evaluate(
             against=None if against is None else Path(against),
             id_column=id_column,
             label_column=label_column,
+            weight_column=weight_column,
         )
     else:
+        if weight_column is not None:
+            raise ConfigError("weight_column: expected for files, got arrays; pass weights")
         if not isinstance(by, Mapping) and len(by):
             raise ConfigError("by: expected an array for each name, as scores are an array")
         if labels is None:
@@ -112,6 +121,7 @@ def evaluate(
             against=against,
             fallback=fallback,
             classes=classes,
+            weights=weights,
         )
     own = [one for one in as_metrics(metrics) or () if isinstance(one, Metric)]
     if len(own) < len(metrics):
@@ -144,7 +154,9 @@ class _Evaluator:
 
     def run(self) -> ScoreEvaluation:
         rows = self._rows
-        if rows.output == "binary" and len(np.unique(rows.labels)) < 2:
+        if rows.weights is not None and not rows.weights.any():
+            raise DataError("expected weights above 0 in the evaluated rows, got 0 in all")
+        if rows.output == "binary" and not self._has_several_labels(slice(None)):
             raise DataError(
                 "expected labels of both classes, got one class only; evaluate more rows"
             )
@@ -167,7 +179,13 @@ class _Evaluator:
             fallback=self._by_fallback(),
             details=self._details(rows.scores),
             against_details=other,
+            weighted=rows.weights is not None,
         )
+
+    def _has_several_labels(self, at: Any) -> bool:
+        """Whether rows that count have different labels."""
+        labels, weights = self._rows.labels[at], self._rows.weights
+        return len(np.unique(labels if weights is None else labels[weights[at] > 0])) > 1
 
     def _slice(self, name: str, column: SliceColumn, slices: list[Group], rest: list[Rest]) -> None:
         counts = np.bincount(column.codes, minlength=len(column.values))
@@ -194,7 +212,7 @@ class _Evaluator:
         note = ""
         if len(at) < self._min_rows:
             note = f"fewer than {self._min_rows} rows"
-        elif self._rows.output != "regression" and len(np.unique(self._rows.labels[at])) < 2:
+        elif self._rows.output != "regression" and not self._has_several_labels(at):
             note = "one class only"
         if note:
             return Group(column, value, len(at), {}, {}, {}, note)
@@ -204,8 +222,10 @@ class _Evaluator:
         rows = self._rows
         labels = rows.labels[at]
         models = [rows.scores] if rows.against is None else [rows.scores, rows.against]
+        weights = None if rows.weights is None else rows.weights[at]
         measures = [
-            make_measure(rows.output, scores[at], labels, own=self._own) for scores in models
+            make_measure(rows.output, scores[at], labels, own=self._own, weights=weights)
+            for scores in models
         ]
         ones = np.ones((len(at), 1), np.uint8)
         values = [
@@ -245,22 +265,22 @@ class _Evaluator:
         )
 
     def _details(self, scores: npt.NDArray[Any]) -> Details:
-        output, labels = self._rows.output, self._rows.labels
+        output, labels, weights = self._rows.output, self._rows.labels, self._rows.weights
         if output == "regression":
-            return Details(make_bins(scores, labels, are_shares=False))
+            return Details(make_bins(scores, labels, weights, are_shares=False))
         if output == "multiclass":
-            return _top_class_details(scores, labels)
-        bins = make_bins(scores, labels, are_shares=True)
+            top = scores.argmax(axis=1)
+            of_top = scores[np.arange(len(top)), top]
+            bins = make_bins(of_top, top == labels, weights, are_shares=True)
+            return Details(bins, calibration_error(bins))
+        bins = make_bins(scores, labels, weights, are_shares=True)
         ranking = BinaryMeasure(scores, labels).ranking
         return Details(
-            bins, calibration_error(bins), roc_curve(ranking), precision_recall_curve(ranking)
+            bins,
+            calibration_error(bins),
+            roc_curve(ranking, weights),
+            precision_recall_curve(ranking, weights),
         )
-
-
-def _top_class_details(scores: npt.NDArray[Any], labels: Labels) -> Details:
-    top = scores.argmax(axis=1)
-    bins = make_bins(scores[np.arange(len(top)), top], top == labels, are_shares=True)
-    return Details(bins, calibration_error(bins))
 
 
 def _figures(values: Mapping[str, float], resampled: Mapping[str, Values]) -> dict[str, Figure]:

@@ -111,6 +111,7 @@ class ScoreEvaluation:
     fallback: tuple[Group, ...]
     details: Details
     against_details: Details | None
+    weighted: bool = False  # whether rows count by weights of their own
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Rows to evaluate: scores and labels joined by id from files, or passed as arrays.
+"""Rows to evaluate: scores and labels joined by id from files.
 
 Every row that has no partner is counted. Errors name files, columns and counts, never an id.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from celu.config.schema import ClassLabel, Source
 from celu.errors import ConfigError, DataError
 from celu.metrics.names import Output
-from celu.metrics.values import Labels, check_labels, check_scores
+from celu.metrics.values import Labels, check_labels, check_weights
 from celu.prepare.parsing import Kind, parse_labels
 from celu.prepare.raw_file import RawFile
+from celu.prepare.text_format import find_delimiter
 from celu.scores.classes import are_text, number_codes, text_codes
 from celu.scores.file import Scores, read_scores
 from celu.scores.layout import check_num_rows
@@ -41,7 +42,7 @@ class SliceColumn:
 
 @dataclass(frozen=True)
 class Rows:
-    """Labelled rows with the scores of one model, or of two."""
+    """Labelled rows with the scores of one model, or of two; `weights` say how much each counts."""
 
     output: Output
     scores: npt.NDArray[Any]
@@ -52,6 +53,16 @@ class Rows:
     against_model: str | None = None
     fallback: _Mask | None = None
     by: Mapping[str, SliceColumn] = field(default_factory=dict)
+    weights: npt.NDArray[np.float64] | None = None
+
+
+class _Labelled(NamedTuple):
+    """A labels file: ids, labels (NaN if missing), columns to slice by, and weights of rows."""
+
+    ids: Any
+    labels: Labels
+    slices: dict[str, SliceColumn]
+    weights: npt.NDArray[np.float64] | None = None
 
 
 def rows_from_files(
@@ -62,6 +73,7 @@ def rows_from_files(
     against: Path | None = None,
     id_column: str = "id",
     label_column: str = "label",
+    weight_column: str | None = None,
 ) -> Rows:
     """Read and join files by id; raises ConfigError or DataError.
 
@@ -70,6 +82,10 @@ def rows_from_files(
     has one of that name.
     """
     used = [id_column, label_column, *by]
+    if weight_column in (id_column, label_column):
+        raise ConfigError(
+            f"--weight: expected a column other than the id and the label, got {weight_column!r}"
+        )
     if len(set(used)) != len(used):
         raise ConfigError(
             f"--by: expected columns other than the id and the label, each once, got "
@@ -79,13 +95,18 @@ def rows_from_files(
     other = None if against is None else read_scores(against)
     if other is not None:
         _check_same_output(scored, other)
-    raw = None if labels is None else RawFile(labels, Source())
+    raw = None
+    if labels is not None:
+        raw = RawFile(labels, Source(delimiter=find_delimiter(labels)))
     by_hosts = HOSTS in by and (raw is None or HOSTS not in raw.names())
     columns = [name for name in by if not (by_hosts and name == HOSTS)]
     if raw is None:
-        ids, values, slices = _own_labels(scored, columns)
+        labelled = _own_labels(scored, columns, weight_column)
     else:
-        ids, values, slices = _read_labels(raw, id_column, label_column, columns, scored.classes)
+        labelled = _read_labels(
+            raw, id_column, label_column, columns, weight_column, scored.classes
+        )
+    ids, values, slices, weights = labelled
     at = _positions(scored.ids, ids)  # of each score's label, -1 if there is none
     is_labelled = at >= 0
     is_labelled[is_labelled] = ~np.isnan(values[at[is_labelled]])
@@ -133,6 +154,7 @@ def rows_from_files(
         None if other is None else other.model,
         scored.fallback[is_used],
         {name: found[name] for name in by},
+        None if weights is None else weights[at],
     )
 
 
@@ -145,7 +167,7 @@ def _check_same_output(scored: Scores, other: Scores) -> None:
         )
 
 
-def _own_labels(scored: Scores, by: Sequence[str]) -> tuple[Any, Labels, dict[str, SliceColumn]]:
+def _own_labels(scored: Scores, by: Sequence[str], weight: str | None) -> _Labelled:
     """The labels of a scores file that has them."""
     if scored.labels is None:
         raise ConfigError(
@@ -154,7 +176,9 @@ def _own_labels(scored: Scores, by: Sequence[str]) -> tuple[Any, Labels, dict[st
         )
     if by:
         raise ConfigError(f"--by: expected --labels, the file with the columns {', '.join(by)}")
-    return scored.ids, scored.labels, {}
+    if weight is not None:
+        raise ConfigError(f"--weight: expected --labels, the file with the column {weight}")
+    return _Labelled(scored.ids, scored.labels, {})
 
 
 def _read_labels(
@@ -162,12 +186,16 @@ def _read_labels(
     id_column: str,
     label_column: str,
     by: Sequence[str],
+    weight: str | None,
     classes: Sequence[ClassLabel] | None,
-) -> tuple[Any, Labels, dict[str, SliceColumn]]:
-    """The ids, the labels (NaN if missing) and the columns to slice by."""
+) -> _Labelled:
     path = raw.path
     kinds: dict[str, Kind] = {id_column: "text", label_column: "label"}
     kinds |= dict.fromkeys(by, "category")
+    if weight is not None:
+        if weight in by:
+            raise ConfigError(f"--by: expected columns other than the weight {weight!r}")
+        kinds[weight] = "number"
     parts: dict[str, list[Any]] = {name: [] for name in kinds}
     num_rows = 0
     for block in raw.blocks(kinds):
@@ -185,12 +213,16 @@ def _read_labels(
                 "correct the file or choose the column with --id"
             )
     slices = {name: _slice_column(parts[name]) for name in by}
+    weights = None
+    if weight is not None:  # null becomes NaN
+        weights = pa.chunked_array(parts[weight]).to_numpy().astype(np.float64)
+        check_weights(f"{path}: column {weight!r}", weights)
     where = f"{path}: column {label_column!r}"
     has_text = pa.types.is_dictionary(parts[label_column][0].type)  # else codes, as in a store
     if classes is not None and are_text(classes) and has_text:
         given = pa.chunked_array(parts[label_column]).cast(pa.string())
         texts = pc.utf8_trim_whitespace(given).to_numpy()
-        return ids, text_codes(where, texts, classes), slices
+        return _Labelled(ids, text_codes(where, texts, classes), slices, weights)
     parsed = [parse_labels(part) for part in parts[label_column]]
     num_text = sum(part.num_text for part in parsed)
     if num_text:
@@ -206,7 +238,7 @@ def _read_labels(
             f"{where}: expected finite labels, or nothing where there is "
             f"none, got NaN or Inf in {not_finite:,} rows; correct the file"
         )
-    return ids, number_codes(where, labels, classes), slices
+    return _Labelled(ids, number_codes(where, labels, classes), slices, weights)
 
 
 def _slice_column(parts: list[Any]) -> SliceColumn:
@@ -228,87 +260,3 @@ def _positions(ids: Any, among: Any) -> npt.NDArray[np.int64]:
         pc.index_in(ids, value_set=among).cast(pa.int64()).fill_null(-1).to_numpy()
     )
     return found
-
-
-def rows_from_arrays(
-    output: Output | None,
-    scores: Any,
-    labels: Any,
-    *,
-    by: Mapping[str, Any],
-    against: Any,
-    fallback: Any,
-    classes: Sequence[ClassLabel] | None = None,
-) -> Rows:
-    """Check arrays with one value, or K probabilities, for each row; raises DataError.
-
-    `classes` are those of labels that are text, or two numbers other than 0 and 1.
-    """
-    if output not in ("binary", "multiclass", "regression"):
-        raise ConfigError(
-            f"output: expected 'binary', 'multiclass' or 'regression' for arrays, got {output!r}"
-        )
-    values = _label_values(labels, classes)
-    num_rows = len(values) if values.ndim == 1 else -1
-    scored = _scores("scores", output, scores, num_rows)
-    num_classes = scored.shape[1] if scored.ndim > 1 else None
-    check_labels("labels", output, values, num_classes)
-    other = None
-    if against is not None:
-        other = _scores("against", output, against, num_rows)
-        if other.shape != scored.shape:
-            raise DataError(f"against: expected shape {scored.shape}, got {other.shape}")
-    columns = {}
-    for name, column in by.items():
-        texts, codes = np.unique(np.asarray(column).astype(str), return_inverse=True)
-        columns[name] = SliceColumn(codes, texts.tolist())
-        _check_rows(f"by[{name!r}]", codes, num_rows)
-    flags = None if fallback is None else _numbers("fallback", fallback).astype(np.bool_)
-    if flags is not None:
-        _check_rows("fallback", flags, num_rows)
-    other_name = None if other is None else "against"
-    return Rows(
-        output, scored, values, RowCounts(num_rows), "model", other, other_name, flags, columns
-    )
-
-
-def _label_values(labels: Any, classes: Sequence[ClassLabel] | None) -> Labels:
-    array = np.asarray(labels) if type(labels).__module__.startswith(("numpy", "pandas")) else None
-    if array is None or array.dtype.kind not in "OSUT":
-        return number_codes("labels", _numbers("labels", labels).astype(np.float64), classes)
-    if classes is None or not are_text(classes):
-        raise ConfigError(
-            "classes: expected those of text labels, in the order of the model's probabilities "
-            "(such as the classes of celu.predict's result), got none"
-        )
-    return text_codes("labels", array.reshape(-1), classes)
-
-
-def _scores(name: str, output: Output, scores: Any, num_rows: int) -> npt.NDArray[Any]:
-    array = _numbers(name, scores)
-    if array.dtype not in (np.float32, np.float64):
-        array = array.astype(np.float64)
-    expected = 2 if output == "multiclass" else 1
-    if array.ndim != expected or len(array) != num_rows or not num_rows or array.shape[-1] < 1:
-        shape = "[N, K] with labels [N]" if expected == 2 else "[N] with labels [N]"
-        raise DataError(f"{name}: expected shape {shape}, N > 0, got {array.shape}")
-    check_scores(name, output, array)
-    return array
-
-
-def _numbers(name: str, values: Any) -> npt.NDArray[Any]:
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a GPU, or with a gradient
-        raise DataError(
-            f"{name}: expected an array of numbers, got a {type(values).__name__} that NumPy "
-            f"cannot read ({error}); pass tensors as tensor.detach().cpu()"
-        ) from error
-    if array.dtype.kind not in "fiub":
-        raise DataError(f"{name}: expected an array of numbers, got {array.dtype}")
-    return array
-
-
-def _check_rows(name: str, array: npt.NDArray[Any], num_rows: int) -> None:
-    if array.shape != (num_rows,):
-        raise DataError(f"{name}: expected {num_rows} values, got shape {array.shape}")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from celu.config.schema import StoreSchema
+from celu.events import Protected
 from celu.model_identity import TrainedModel
 from celu.record.run import RunRecord
 from celu.record.summary import summarize
@@ -29,8 +30,12 @@ _FALLBACK = (
 _LIMITS = (
     "The model predicts for rows like those it was trained on; nothing here says how it does for "
     "others. In training and in use a host's Z reaches the guest, and Z may reveal something of "
-    "the host's features. The guest's derivatives may reveal labels to a host. celu adds no noise "
-    "to either."
+    "the host's features. The guest's derivatives may reveal labels to a host."
+)
+_NO_DEFENCE = "The contract had no defence against either."
+_PROMISED = (
+    "What the contract's defences promise of training is below. Z of rows that are predicted has "
+    "no noise."
 )
 _PICKLE = (
     "A .pt2 file contains a pickle, which may execute code when it is loaded: load one only if you "
@@ -66,13 +71,21 @@ def card(
         _table("Metrics on held-out rows", _metrics(record)),
         _table("What crossed the link", _traffic(facts, record)),
         "## Limits",
-        f"{_FALLBACK}\n{_LIMITS}" if facts.hosts else _LIMITS.partition(". ")[0] + ".",
+        _limits(facts, record),
         _table("Files for other runtimes", ((file, _runtime(file)) for file in files)),
         _PICKLE if files else "",
         _table("Settings", sorted(_flat(record.job))),
         _table("Versions", sorted(record.versions.items())),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _limits(facts: ModelFacts, record: RunRecord) -> str:
+    if not facts.hosts:
+        return _LIMITS.partition(". ")[0] + "."
+    promised = list(dict.fromkeys(e.promise for e in record.of_type(Protected)))
+    lines = [_FALLBACK, f"{_LIMITS} {_PROMISED if promised else _NO_DEFENCE}"]
+    return "\n".join(lines) + "".join(f"\n\n- {_cell(promise)}" for promise in promised)
 
 
 def _data(

@@ -16,6 +16,7 @@ from celu.data.dataset import Batch
 from celu.data.inputs import layouts
 from celu.errors import DataError
 from celu.prepare.new_store import fitted_store
+from celu.prepare.number_text import NumberStyle
 
 MAX_TEXT = 65_536  # characters of one value
 
@@ -32,7 +33,7 @@ class RowEncoder:
         self._layouts = layouts(schema, inputs, "model")
         used = {column for columns in inputs.values() for column in columns}
         self._features = [f for f in store.features if not used.isdisjoint(f.columns)]
-        self._decimal = schema.source.decimal
+        self._style = NumberStyle.of(schema.source)
         self._missing = {"", *schema.source.missing}
         self._lock = threading.Lock()  # encoders count what they encode
 
@@ -88,17 +89,11 @@ class RowEncoder:
                 parsed.append(None)
                 continue
             try:
-                number = self._parse_text(value) if isinstance(value, str) else float(value)
+                number = self._style.parse(value) if isinstance(value, str) else float(value)
             except (TypeError, ValueError, OverflowError):
                 raise DataError(f"column {name!r}: expected numbers, got something else") from None
             parsed.append(None if np.isnan(number) else number)
         return parsed
-
-    def _parse_text(self, text: str) -> float:
-        """A number; raises ValueError for what Python reads as one and `celu prepare` does not."""
-        if "_" in text or not text.isascii():
-            raise ValueError
-        return float(text.replace(self._decimal, "."))
 
     def _parse_texts(self, name: str, values: Sequence[Any]) -> list[str | None]:
         parsed: list[str | None] = []

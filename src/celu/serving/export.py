@@ -30,6 +30,7 @@ from celu.serving.model_folder import (
     ModelFacts,
     build_model,
     read_weights,
+    z_clip_of,
 )
 from celu.serving.runtimes import check_formats, write_modules
 
@@ -109,6 +110,7 @@ def _facts(
             mean_z=trained.mean_z,
             schema_digest=None if schema is None else schema.digest(),
             own_weights=trained.own_weights,
+            z_clip=z_clip_of(job) if party.role == "host" else None,
         )
     except ValidationError as error:
         raise ConfigError(f"{run}: {describe(error)[0]}; was a file of the run edited?") from error

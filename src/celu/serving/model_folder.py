@@ -21,8 +21,9 @@ import torch
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 from torch import Tensor, nn
 
-from celu.config.job import Role
+from celu.config.job import Job, Role
 from celu.config.party import ModelSpec
+from celu.config.privacy import Positive
 from celu.config.reading import PartyName, Settings, describe
 from celu.config.schema import SCHEMA_FILE, StoreSchema, read_store_schema
 from celu.engine.device import find_device
@@ -32,6 +33,7 @@ from celu.metrics.names import Output
 from celu.model_identity import Digest, InputSpec, ModelIdentity, digest_weights
 from celu.models.building import build_bottom, build_top
 from celu.models.built_in import BOTTOMS, TOPS
+from celu.models.clipped import Clipped
 from celu.serving.model import Model
 
 MODEL_FILE, WEIGHTS_FILE, CARD_FILE = "model.json", "weights.safetensors", "card.md"
@@ -62,6 +64,7 @@ class ModelFacts(Settings):
     mean_z: dict[PartyName, list[float]] = {}  # of each host; at the guest
     schema_digest: str | None  # of the store that it was trained on
     own_weights: Digest | None = None  # of the guest's weights, if the identity has its twin's
+    z_clip: Positive | None = None  # at a host, if training clipped its Z to this length
 
     @property
     def name(self) -> str:
@@ -205,7 +208,17 @@ def build_model(
                 {k.removeprefix(prefix): t for k, t in weights.items() if k.startswith(prefix)}
             )
             module.to(target).eval()
-    return Model(facts, bottom, top, schema, target)
+    return Model(facts, with_clip(bottom, facts), top, schema, target)
+
+
+def z_clip_of(job: Job) -> float | None:
+    """The greatest length of a row of Z at the hosts of a job, if they clip it."""
+    return None if job.privacy.z_noise is None else job.privacy.z_noise.clip
+
+
+def with_clip(bottom: nn.Module | None, facts: ModelFacts) -> nn.Module | None:
+    """A bottom whose Z is clipped as in training."""
+    return bottom if bottom is None or facts.z_clip is None else Clipped(bottom, facts.z_clip)
 
 
 def _build(

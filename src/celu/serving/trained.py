@@ -18,7 +18,7 @@ from celu.model_identity import InputSpec, digest_weights, weights_of
 from celu.party import Guest, Host
 from celu.result import Result
 from celu.serving.model import Model
-from celu.serving.model_folder import ModelFacts
+from celu.serving.model_folder import ModelFacts, with_clip, z_clip_of
 
 
 def models_of(
@@ -49,7 +49,8 @@ def _part(name: str, party: Guest | Host, job: Job, result: Result) -> Model:
     for module in modules.values():
         if module is not None:
             module.eval()
-    return Model(_facts(name, party, job, result), party.bottom, top, None, _device(modules))
+    facts = _facts(name, party, job, result)
+    return Model(facts, with_clip(party.bottom, facts), top, None, _device(modules))
 
 
 def _facts(name: str, party: Guest | Host, job: Job, result: Result) -> ModelFacts:
@@ -73,6 +74,7 @@ def _facts(name: str, party: Guest | Host, job: Job, result: Result) -> ModelFac
         mean_z=result.mean_z if isinstance(party, Guest) else {},
         schema_digest=None,
         own_weights=result.own_weights if isinstance(party, Guest) else None,
+        z_clip=None if isinstance(party, Guest) else z_clip_of(job),
     )
 
 

@@ -237,11 +237,20 @@ def as_sendable(message: Message) -> Message:
     """The message with its tensor in main memory and without a graph; see `check_sendable`."""
     tensor = message.tensor
     if tensor is not None and (tensor.requires_grad or tensor.device.type != "cpu"):
-        message = replace(message, tensor=tensor.detach().to("cpu"))
+        message = replace(message, tensor=_in_main_memory(tensor.detach()))
     if message.total is not None:
         _check_message(message, message.total.cpu())
     check_sendable(message)
     return message
+
+
+def _in_main_memory(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor.to("cpu")
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return copy
 
 
 def check_sendable(message: Message) -> None:

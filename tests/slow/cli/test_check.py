@@ -106,6 +106,8 @@ def test_fewer_rows_than_a_batch_are_an_error(pair: Pair) -> None:
     pair.edit("job.toml", "batch_size = 64", "batch_size = 2048")
     code, text = check(pair, "weather")
     assert code == 4 and "expected at least one batch of 2048 training rows, got 1024" in text
+    run_code, run_text = run(pair, "weather")  # which waits for no peer
+    assert run_code == code and run_text.endswith(text[text.index("DataError") :])
 
 
 MODULE = """

@@ -55,3 +55,29 @@ def test_runs_share_a_key_and_a_budget_and_the_own_models_are_exported(pair: Pai
         assert code == 3, text
         assert "privacy.budget: expected at most epsilon 2 for these labels, got 2.5" in text
     assert json.loads((folder / "privacy.json").read_text()) == ledger
+
+
+def test_noise_has_a_key_at_each_party_and_check_and_card_say_what_it_promises(pair: Pair) -> None:
+    pair.edit("airline/party.toml", "budget = 2.0", "")
+    noise = "z_noise = { clip = 1.0, noise_multiplier = 5.0 }\n"
+    noise += 'dz_noise = { name = "gaussian", clip = 0.2, noise_multiplier = 1.0 }'
+    pair.edit("job.toml", "label_epsilon = 1.0", noise)
+    folders = {name: pair.folder / name for name in ("airline", "weather")}
+    code, text = words(
+        "check", folders["weather"] / "party.toml", "--job", pair.folder / "job.toml"
+    )
+    assert code == 0, text
+    assert "ok privacy: Z: a row's own Z has epsilon " in text
+    assert "ok privacy: dZ: gaussian noise, no epsilon" in text
+    guest, host = pair.run()
+    assert (guest.code, host.code) == (0, 0), (guest.err, host.err)
+    for folder in folders.values():
+        secret = (folder / "noise.key").read_text().strip()
+        assert (folder / "noise.key").stat().st_mode & 0o777 == 0o600
+        for path in pair.folder.glob("*/run/**/*"):
+            assert not path.is_file() or secret.encode() not in path.read_bytes()
+    code, text = words("export", folders["weather"] / "run", "--out", folders["weather"] / "model")
+    assert code == 0, text
+    card = (folders["weather"] / "model" / "card.md").read_text()
+    assert "- Z: a row's own Z has epsilon " in card and "The contract had no defence" not in card
+    assert json.loads((folders["weather"] / "model" / "model.json").read_text())["z_clip"] == 1.0

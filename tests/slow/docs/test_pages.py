@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,11 @@ def test_every_command_of_a_page_is_in_a_block_that_is_run(page: Path) -> None:
     assert [problem for block in read(page) for problem in block.problems()] == []
 
 
-def test_few_blocks_are_not_run_and_each_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_few_blocks_of_a_page_are_not_run_and_each_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for block in NOT_RUN:
         with capsys.disabled():
             sys.stdout.write(f"\n{block.where}: not run: {block.above}")
         assert "do not run" in block.above and "because" in block.above, block.where
-    assert len(NOT_RUN) <= 3
+    assert max(Counter(block.page for block in NOT_RUN).values()) <= 3

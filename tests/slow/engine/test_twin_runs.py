@@ -15,8 +15,8 @@ from celu.checkpoint.generations import Checkpoints
 from celu.checkpoint.writer import InlineWriter
 from celu.engine.guest_loss import GuestLoss
 from celu.errors import CheckpointError, NonFiniteError
-from celu.privacy.label_key import LabelKey
 from celu.privacy.randomized_response import RandomizedResponse
+from celu.privacy.secret_key import SecretKey
 from celu.transport.message import Message
 from checkpoint.disks import QuickDisk
 from federation import Federation, assert_same_bits
@@ -58,7 +58,7 @@ def fixed_labels(monkeypatch: pytest.MonkeyPatch, fed: Federation) -> None:
     assert epsilon is not None and classes is not None
     response = RandomizedResponse(epsilon, len(classes))
     found = {
-        part: response.randomize(rows, part, rows.labels, LabelKey(KEY))
+        part: response.randomize(rows, part, rows.labels, SecretKey(KEY))
         for part, rows in parts.items()
         if rows is not None and rows.labels is not None
     }

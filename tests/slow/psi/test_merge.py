@@ -1,9 +1,15 @@
-"""`celu align --shard` at all parties and `--merge` write the files of one `celu align`."""
+"""`celu align --shard` at all parties and `--merge` write the files of one `celu align`.
+
+The shards are aligned by the tasks of deploy/slurm/align.sbatch, here without Slurm.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +23,34 @@ from celu.testing import align_parties, free_port, make_keys
 
 NAMES = ["guest", "host"]
 WAIT_S = 600.0
+SCRIPT = Path(__file__).parents[3] / "deploy" / "slurm" / "align.sbatch"
 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def run_tasks(folder: Path, index: int, count: int) -> None:
+    """What Slurm runs of an array 0-COUNT: the task of this index, at both parties."""
+    task = {"SLURM_ARRAY_TASK_ID": str(index), "SLURM_ARRAY_TASK_MAX": str(count - 1)}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    shared = {**os.environ, **task, "PATH": path, "PORT": str(free_port() - index)}
+    where = {"guest": {"ADDRESS": "127.0.0.1"}, "host": {"PEER": "guest=localhost"}}
+    running = []
+    for name in NAMES:
+        with (folder / name / f"{index}.log").open("wb") as log:
+            running.append(
+                subprocess.Popen(
+                    ["bash", str(SCRIPT)],
+                    cwd=folder / name,
+                    env={**shared, **where[name], "JOB": "../job.toml"},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    codes = [process.wait(WAIT_S) for process in running]
+    logs = [(folder / name / f"{index}.log").read_text() for name in NAMES]
+    assert codes == [0, 0], logs
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +66,7 @@ def aligned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in NAMES:
         (folder / name / "alignment").rename(folder / name / "alignment.whole")
     for index in range(3):
-        align_parties(folder, NAMES, job, "--shard", f"{index}/3", timeout_s=WAIT_S)
+        run_tasks(folder, index, 3)
     return folder
 
 

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from celu.serving.export import export_run
 from ranks_parties import Parties, kill_rank, wait
 
 RANKS = {"1-2": (1, 2), "2-1": (2, 1), "1-4": (1, 4)}
+PRIVATE = "label_epsilon = 2.0"  # the guest has a twin
 # A bottom with dropout, whose Z is NaN at rank 1 from a certain use on, if it is asked for.
 OWN = """
 import os
@@ -44,6 +47,15 @@ def own_model(parties: Parties) -> None:
         (parties.folder / role / "own_bottom.py").write_text(OWN, encoding="utf-8")
 
 
+def of(weights: dict[str, Tensor], role: str) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in weights.items() if name.startswith(f"{role}.")}
+
+
+def is_sharded(parties: Parties, role: str, out: str) -> bool:
+    """Whether checkpoints have a file of each rank."""
+    return any((parties.folder / role / out / "checkpoints").glob("round-*/shard-1-of-*"))
+
+
 def assert_same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
@@ -53,32 +65,56 @@ def test_two_ranks_at_both_parties_have_the_bits_of_two_slices_twice(tmp_path: P
     parties = Parties(tmp_path)
     own_model(parties)
     slices = parties.train("slices", {"slices": 2}, {"slices": 2})
-    for attempt in ("first", "second"):
-        ranks = parties.train(attempt, {"ranks": 2}, {"ranks": 2})
-        assert_same_bits(ranks, slices)
+    for attempt, shard in (("whole", False), ("sharded", True), ("again", True)):
+        options = {"ranks": 2, "shard": shard}
+        assert_same_bits(parties.train(attempt, options, options), slices)
         assert parties.metrics(attempt) == parties.metrics("slices")
+        assert [is_sharded(parties, role, attempt) for role in ("guest", "host")] == [shard] * 2
+    for role in ("guest", "host"):
+        export_run(tmp_path / role / "sharded", tmp_path / role / "exported")
+        exported = load_file(tmp_path / role / "exported" / "weights.safetensors")
+        assert_same_bits({f"{role}.{n}": t for n, t in exported.items()}, of(slices, role))
 
 
 @pytest.mark.parametrize(("guest", "host"), RANKS.values(), ids=RANKS.keys())
 def test_a_peer_cannot_tell_ranks_from_slices(tmp_path: Path, guest: int, host: int) -> None:
     parties = Parties(tmp_path, rounds=10, codec="int8")
     slices = parties.train("slices", {"slices": guest}, {"slices": host})
-    assert_same_bits(parties.train("ranks", {"ranks": guest}, {"ranks": host}), slices)
+    ranks = {
+        role: {"ranks": number, "shard": True if number > 1 else None}
+        for role, number in (("guest", guest), ("host", host))
+    }
+    assert_same_bits(parties.train("ranks", **ranks), slices)
+    assert parties.metrics("ranks") == parties.metrics("slices")
+
+
+def test_noise_is_added_once_to_a_whole_batch_whatever_the_ranks(tmp_path: Path) -> None:
+    noise = (
+        "z_noise = { clip = 0.5, noise_multiplier = 1.0 }\n"
+        'dz_noise = { name = "marvell", power = 4.0 }'
+    )
+    parties = Parties(tmp_path, rounds=10, privacy=noise)
+    slices = parties.train("slices", {"slices": 2}, {"slices": 2})
+    assert_same_bits(parties.train("ranks", {"ranks": 2}, {"ranks": 2}), slices)
+    for role in ("guest", "host"):
+        assert (tmp_path / role / "noise.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_auc_of_ranks_is_that_of_one_process(tmp_path: Path) -> None:
     parties = Parties(tmp_path, rounds=10)
     parties.train("one", {}, {})
     parties.train("ranks", {"ranks": 2}, {})
-    (one,), (ranks,) = parties.metrics("one"), parties.metrics("ranks")
-    assert ranks["auc"] == pytest.approx(one["auc"], abs=1e-6)
-    assert ranks["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    one, ranks = parties.metrics("one"), parties.metrics("ranks")
+    assert len(one) == len(ranks) == 2  # of validation rows, and of test rows
+    for found, expected in zip(ranks, one, strict=True):
+        assert found["auc"] == pytest.approx(expected["auc"], abs=1e-6)
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 def test_a_killed_rank_restarts_its_party_and_the_bits_are_undisturbed(tmp_path: Path) -> None:
     parties = Parties(tmp_path, rounds=200)
     undisturbed = parties.train("undisturbed", {}, {"slices": 2})
-    options: dict[str, dict[str, Any]] = {"guest": {}, "host": {"ranks": 2}}
+    options: dict[str, dict[str, Any]] = {"guest": {}, "host": {"ranks": 2, "shard": True}}
     running = {role: parties.start(role, "killed", **o) for role, o in options.items()}
     parties.wait_for_round("host", "killed", 10)
     kill_rank(running["host"], 1)
@@ -96,6 +132,7 @@ def test_nan_at_one_rank_is_exit_code_10_at_all(tmp_path: Path, role: str) -> No
             name,
             "nan",
             ranks=2 if name == role else 1,
+            shard=True if name == role else None,
             env={"BREAK_RANK": "1"} if name == role else {},
         )
         for name in ("guest", "host")
@@ -113,26 +150,47 @@ def test_nan_at_one_rank_is_exit_code_10_at_all(tmp_path: Path, role: str) -> No
 
 def test_auto_chooses_for_all_ranks_and_its_choices_replay(tmp_path: Path) -> None:
     parties = Parties(tmp_path, rounds=40, method="auto = true")
-    chosen = parties.train("auto", {"ranks": 2}, {"ranks": 2})
+    sharded = {"ranks": 2, "shard": True}
+    chosen = parties.train("auto", sharded, sharded)
     replay = (tmp_path / "guest" / "auto" / "replay.toml").read_text(encoding="utf-8")
     (tmp_path / "replay.toml").write_text(replay, encoding="utf-8")
     again = {"job": "replay.toml"}
     assert_same_bits(parties.train("again", {"slices": 2, **again}, {"ranks": 2, **again}), chosen)
 
 
-def test_a_run_of_two_ranks_resumes_in_one_process_and_says_that_bits_differ(
-    tmp_path: Path,
-) -> None:
+def test_a_run_resumes_with_any_number_of_ranks_and_says_that_bits_differ(tmp_path: Path) -> None:
     parties = Parties(tmp_path, rounds=400)
-    running = {role: parties.start(role, "run", ranks=2) for role in ("guest", "host")}
-    parties.wait_for_round("guest", "run", 10)
+    sharded = {"ranks": 2, "shard": True}
+    stopped(parties, 10, {"ranks": 4, "shard": True}, {})
+    stopped(parties, 20, sharded, sharded)
+    parties.train("run", {}, {})
+    expected = {"guest": ["4 slices of a batch, and resumes in 2"]}
+    expected["host"] = ["1 slices of a batch, and resumes in 2"]
+    for role in ("guest", "host"):
+        events = parties.events(role, "run")
+        assert sum(e["event"] == "resumed" for e in events) == 2
+        warnings = [e["message"] for e in events if e["event"] == "warning"]
+        for text in [*expected[role], "2 slices of a batch, and resumes in 1"]:
+            assert any(text in message for message in warnings)
+
+
+def test_a_run_has_the_same_bits_however_tables_are_stored_when_it_resumes(tmp_path: Path) -> None:
+    parties = Parties(tmp_path, rounds=60, privacy=PRIVATE)
+    undisturbed = parties.train("slices", {"slices": 2}, {"slices": 2})
+    whole, sharded = ({"ranks": 2, "shard": shard} for shard in (False, True))
+    stopped(parties, 10, whole, sharded)
+    assert_same_bits(parties.train("run", sharded, whole), undisturbed)
+    assert parties.metrics("run")[-1] == parties.metrics("slices")[-1]
+    assert is_sharded(parties, "guest", "run")
+
+
+def stopped(parties: Parties, round_: int, guest: dict[str, Any], host: dict[str, Any]) -> None:
+    """Run both until a checkpoint of this round or a later one, and end them."""
+    options = {"guest": guest, "host": host}
+    running = {role: parties.start(role, "run", **own) for role, own in options.items()}
+    for role in options:
+        parties.wait_for_round(role, "run", round_)
     for process in running.values():
         process.terminate()
     for process in running.values():
         wait(process)
-    parties.train("run", {}, {})
-    for role in ("guest", "host"):
-        events = parties.events(role, "run")
-        assert any(e["event"] == "resumed" for e in events)
-        warnings = [e["message"] for e in events if e["event"] == "warning"]
-        assert any("2 slices of a batch, and resumes in 1" in message for message in warnings)

@@ -41,14 +41,22 @@ class BagEncoder:
         self._values = values
         self._summary = ColumnSummary()
         self._truncated = 0
+        self._separated = 0  # values of lists that contain the separator
 
     def fit(self, array: Any, train: Mask) -> npt.NDArray[Any]:
         """Return [rows, max_values]: what the encoder of the values returns for each."""
-        cells, values, is_truncated = self._split(array.dictionary)
-        empty = np.full((1, self._bag.max_values), _NONE, np.int32)
-        indices = array.indices.fill_null(len(cells)).to_numpy()
-        rows = np.concatenate((cells, empty))[indices]
-        self._truncated += int(np.append(is_truncated, False)[indices].sum())
+        if pa.types.is_list(array.type):
+            rows, values, is_truncated = self._cut(array)
+            self._truncated += int(is_truncated.sum())
+            self._separated += _count_with(values, self._bag.separator)
+        else:
+            cells, values, is_truncated = self._cut(
+                pc.split_pattern(array.dictionary, self._bag.separator)
+            )
+            empty = np.full((1, self._bag.max_values), _NONE, np.int32)
+            indices = array.indices.fill_null(len(cells)).to_numpy()
+            rows = np.concatenate((cells, empty))[indices]
+            self._truncated += int(np.append(is_truncated, False)[indices].sum())
         is_empty = rows[:, 0] == _NONE
         self._summary.add(~is_empty[train], int(is_empty[train].sum()))
         flat = rows.reshape(-1)
@@ -59,12 +67,11 @@ class BagEncoder:
             self.unseen += int((encoded == 1).any(axis=1).sum())
         return encoded
 
-    def _split(self, cells: Any) -> tuple[npt.NDArray[np.int32], Any, Mask]:
-        """The values of each cell as indices, the values, and which cells have too many."""
+    def _cut(self, cells: Any) -> tuple[npt.NDArray[np.int32], Any, Mask]:
+        """The values of each list as indices, the values, and which lists have too many."""
         width = self._bag.max_values
-        lists = pc.split_pattern(cells, self._bag.separator)
-        cell = np.repeat(np.arange(len(cells)), pc.list_value_length(lists).to_numpy())
-        flat = pc.utf8_trim_whitespace(lists.flatten()).dictionary_encode()
+        cell = np.repeat(np.arange(len(cells)), pc.list_value_length(cells).to_numpy())
+        flat = pc.utf8_trim_whitespace(cells.flatten()).dictionary_encode()
         index = flat.indices.to_numpy()
         is_value = pc.not_equal(flat.dictionary, "").to_numpy(zero_copy_only=False)[index]
         cell, index = cell[is_value], index[is_value]
@@ -98,8 +105,18 @@ class BagEncoder:
                 f"column {self.name!r}: {self._truncated:,} rows have more than "
                 f"{self._bag.max_values} values; only the first ones are used (max_values)",
             ]
+        if self._separated:
+            found = [
+                *found,
+                f"column {self.name!r}: values of its lists contain the separator, which would "
+                "split them in text, such as a request; choose another separator",
+            ]
         return found
 
     def values(self) -> list[str] | None:
         """The vocabulary in the order of the codes, if there is one."""
         return self._values.values()
+
+
+def _count_with(values: Any, text: str) -> int:
+    return int(pc.sum(pc.match_substring(values, text)).as_py() or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -60,16 +61,25 @@ class HashEncoder:
 
 
 class VocabularyBudget:
-    """The number of distinct values that the vocabularies of a scan may still hold in memory."""
+    """The number of distinct values that the vocabularies of a scan may hold in memory.
+
+    Columns are encoded in several threads, so what they use is checked after each block.
+    """
 
     def __init__(self, num_values: int = MAX_VALUES) -> None:
         self._total = num_values
-        self._left = num_values
+        self._used: dict[str, int] = {}
+        self._lock = Lock()
 
     def use(self, num_values: int, column: str) -> None:
-        """Subtract from the budget; raises DataError if too little is left."""
-        self._left -= num_values
-        if self._left < 0:
+        """Add distinct values of a column."""
+        with self._lock:
+            self._used[column] = self._used.get(column, 0) + num_values
+
+    def check(self) -> None:
+        """Raise DataError, which names the column with the most values, if they are too many."""
+        if sum(self._used.values()) > self._total:
+            column = min(self._used, key=lambda name: (-self._used[name], name))
             raise DataError(
                 f"column {column!r}: expected at most {self._total:,} distinct values in all "
                 "columns with a vocabulary, got more; use buckets for this one instead"

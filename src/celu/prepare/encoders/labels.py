@@ -18,12 +18,17 @@ import pyarrow.compute as pc
 from celu.config.schema import ClassLabel
 from celu.label_map import MAX_CLASSES
 from celu.prepare.encoders.encoder import MAX_FLOAT32, Mask
+from celu.prepare.number_text import PLAIN, NumberStyle
 from celu.prepare.parsing import parse_labels
 
 MAX_COUNTED = 1000  # numbers with more distinct values are not checked for rare classes
 RARE_ROWS = 10
 RARE_SHARE = 0.001
 _MAX_EXACT = 2.0**53  # integers below this are exact in float64
+
+_OF_ONE_KIND = (
+    "write all labels as numbers, or all as text, and remove rows whose text means a missing label"
+)
 
 LabelType = Literal["class", "number"]
 Array = npt.NDArray[Any]
@@ -57,9 +62,11 @@ class LabelEncoder:
     `positive` is the label of two that counts as positive; by default the larger one.
     """
 
-    def __init__(self, name: str, positive: ClassLabel | None = None, decimal: str = ".") -> None:
+    def __init__(
+        self, name: str, positive: ClassLabel | None = None, style: NumberStyle = PLAIN
+    ) -> None:
         self.name = name
-        self._decimal = decimal
+        self._style = style
         self._positive = positive
         self._found = _Problems(name)
         self._texts: dict[str, int] | None = None  # codes in the order of their first rows
@@ -89,15 +96,15 @@ class LabelEncoder:
 
     def fit(self, array: Any, train: Mask) -> Array:
         """Return the labels as float64: numbers, or the codes of texts so far."""
-        parsed = parse_labels(array, self._decimal)
+        parsed = parse_labels(array, self._style)
         if self._is_first and len(array):
             self._is_first = False
             self._texts = {} if parsed.num_text > parsed.num_numbers else None
         if self._texts is not None:
-            self._found.count("text, got numbers in {} rows", parsed.num_numbers)
+            self._found.count(f"text, got numbers in {{}} rows; {_OF_ONE_KIND}", parsed.num_numbers)
             values = self._fit_texts(_texts(array), self._texts)
         else:
-            self._found.count("numbers, got text in {} rows", parsed.num_text)
+            self._found.count(f"numbers, got text in {{}} rows; {_OF_ONE_KIND}", parsed.num_text)
             self._are_integers = self._are_integers and parsed.are_integers
             values = _numbers(parsed.values, parsed.num_text, self._found)
             self._are_integers = self._are_integers and bool((np.abs(values) < _MAX_EXACT).all())
@@ -111,7 +118,9 @@ class LabelEncoder:
         return values
 
     def _fit_texts(self, array: Any, codes: dict[str, int]) -> Array:
-        self._found.count("a label in every row, got {} rows without", array.null_count)
+        self._found.count(
+            "a label in every row, got {} rows without; remove these rows", array.null_count
+        )
         for text in array.dictionary.to_pylist():
             if len(codes) <= MAX_CLASSES:
                 codes.setdefault(text, len(codes))
@@ -160,7 +169,13 @@ class LabelEncoder:
             return self._positive
 
     def warnings(self) -> list[str]:
-        """A class that is very rare."""
+        """Classes that differ in upper and lower case only, and a class that is very rare."""
+        alike = len(self._texts or ()) - len({text.casefold() for text in self._texts or ()})
+        if alike:
+            return [
+                f"column {self.name!r}: {len(self._texts or ()):,} classes, of which {alike:,} "
+                "differ from another in upper and lower case only; write them alike if they are one"
+            ]
         if self.type == "number" or not self._counts:
             return []
         rows, rarest = sum(self._counts.values()), min(self._counts.values())
@@ -183,10 +198,10 @@ class FittedLabelEncoder:
         name: str,
         fitted: LabelType,
         classes: Sequence[ClassLabel] | None = None,
-        decimal: str = ".",
+        style: NumberStyle = PLAIN,
     ) -> None:
         self.name = name
-        self._decimal = decimal
+        self._style = style
         self.type: LabelType = fitted
         self._found = _Problems(name)
         self._code_of: dict[ClassLabel, int] | None = None
@@ -198,7 +213,7 @@ class FittedLabelEncoder:
         del train
         if self._code_of is not None:
             return self._codes(_texts(array), self._code_of)
-        parsed = parse_labels(array, self._decimal)
+        parsed = parse_labels(array, self._style)
         self._found.count("numbers, as in the store, got text in {} rows", parsed.num_text)
         values = _numbers(parsed.values, parsed.num_text, self._found)
         if self.type == "class":
@@ -248,7 +263,9 @@ def _numbers(values: Any, num_text: int, found: _Problems) -> Array:
     """Labels as float64, with 0 for those that cannot be used, which are counted."""
     numbers = values.to_numpy(zero_copy_only=False)
     in_range = np.abs(numbers) <= MAX_FLOAT32  # False for NaN
-    found.count("a label in every row, got {} rows without", values.null_count - num_text)
+    found.count(
+        "a label in every row, got {} rows without; remove these rows", values.null_count - num_text
+    )
     found.count(
         "finite labels within float32, got {} that are not",
         int((~in_range).sum()) - values.null_count,

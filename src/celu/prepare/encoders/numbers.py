@@ -93,7 +93,8 @@ class NumberEncoder:
         if self._not_finite:
             found.append(
                 f"column {self.name!r}: expected finite numbers within float32, "
-                f"got {self._not_finite:,} that are not"
+                f"got {self._not_finite:,} that are not; if they mean missing values, leave them "
+                "empty, or list their text in missing of [source]"
             )
         self._missing = self._not_finite = 0
         return found

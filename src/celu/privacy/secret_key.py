@@ -1,7 +1,8 @@
-"""The key of a guest's randomized labels: 32 random bytes that only their owner can read.
+"""A party's secret keys: 32 random bytes each, in a file that only their owner can read.
 
-It belongs to the labels, not to a run: the same key gives a row the same randomized label in every
-run. It is never sent, and is in no event, log or checkpoint; these have its fingerprint at most.
+The key of labels belongs to the labels, not to a run: it gives a row the same randomized label in
+every run. The key of noise repeats a run's noise when the run resumes. Keys are never sent, and are
+in no event, log or checkpoint; these have a fingerprint at most.
 """
 
 from __future__ import annotations
@@ -13,15 +14,38 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from celu.errors import ConfigError
+from celu.errors import CheckpointError, ConfigError
 
-LABEL_KEY = "label.key"  # beside a guest's store
 _BYTES, _MIN_BYTES, _MAX_BYTES = 32, 16, 64  # a keyed BLAKE2b takes at most 64
 _MAX_FILE_BYTES = 1024
 
 
 @dataclass(frozen=True)
-class LabelKey:
+class KeyUse:
+    """What a key is for: the argument that has it, what needs it, its file beside a store."""
+
+    argument: str
+    needed_for: str
+    file: str
+    if_replaced: str  # what another key would do
+
+
+LABELS = KeyUse(
+    "label_key",
+    "privacy.label_epsilon",
+    "label.key",
+    "randomize all labels again, and spend the budget again",
+)
+NOISE = KeyUse(
+    "noise_key",
+    "privacy.z_noise or dz_noise",
+    "noise.key",
+    "draw other noise, so that a run could not resume",
+)
+
+
+@dataclass(frozen=True)
+class SecretKey:
     """A secret key, and its file if it has one."""
 
     secret: bytes = field(repr=False)
@@ -34,20 +58,29 @@ class LabelKey:
             key=self.secret, digest_size=16, person=b"celu.key.print"
         ).hexdigest()
 
+    def check_same(self, fingerprint: str | None, use: KeyUse) -> None:
+        """Raise CheckpointError unless this is the key of a run that resumes."""
+        if fingerprint != self.fingerprint:
+            raise CheckpointError(
+                f"{self.path or use.argument}: expected the key that the run started with, got "
+                f"another, which would {use.if_replaced}; restore it, or start a new run with "
+                "another --out at all parties"
+            )
+
     @classmethod
-    def read(cls, source: bytes | Path | str | None) -> LabelKey:
+    def read(cls, source: bytes | Path | str | None, use: KeyUse) -> SecretKey:
         """The key of a file, which is created if it does not exist, or the bytes themselves.
 
         Raises ConfigError for a missing, short or damaged key, and for a file that others can read.
         """
         if source is None:
             raise ConfigError(
-                "label_key: expected a key for privacy.label_epsilon, got none; pass the path of a "
-                "file, which is created if it does not exist, or at least "
-                f"{_MIN_BYTES} random bytes"
+                f"{use.argument}: expected a key for {use.needed_for}, got none; pass the path of "
+                f"a file, which is created if it does not exist, or at least {_MIN_BYTES} random "
+                "bytes"
             )
         if isinstance(source, bytes):
-            return cls(_checked(source, "label_key"))
+            return cls(_checked(source, use.argument))
         path = Path(source)
         try:
             if not path.exists():
@@ -62,7 +95,7 @@ class LabelKey:
         except ValueError as error:
             raise ConfigError(
                 f"{path}: expected a key as hexadecimal digits, got something else; restore the "
-                "file. A new key would randomize all labels again, and spend the budget again"
+                f"file. A new key would {use.if_replaced}"
             ) from error
         return cls(_checked(secret, str(path)), path)
 

@@ -1,0 +1,73 @@
+"""Which tables are sharded: all, none, or those that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import celu
+from celu.config.party import PartySettings
+from celu.config.reading import validate
+from celu.errors import ConfigError
+from celu.launch import sharding
+from celu.launch.sharding import Sharding
+from celu.models.tower import new_embedding
+from celu.ranks.embedding import ShardedEmbedding
+from celu.ranks.group import Group
+
+ROWS, WIDTH = 100, 4
+JOB = celu.Job(seed=1, batch_size=4, rounds=1, guest="guest", hosts={})
+
+
+@pytest.fixture
+def alone() -> Iterator[Group]:
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield Group(store, 0, 1, "0" * 32)
+    dist.destroy_process_group()
+
+
+def of(alone: Group, shard: bool | None) -> Sharding:
+    model = {"top": {"use": "wdl"}, "loss": "binary"}
+    model |= {} if shard is None else {"shard": shard}
+    given = {"role": "guest", "name": "guest", "model": model}
+    settings = validate(PartySettings, given, Path("party.toml"))
+    return Sharding(alone, settings, JOB, validates=False)
+
+
+@pytest.mark.parametrize("shard", [True, False])
+def test_a_setting_decides_and_the_bits_are_the_same(alone: Group, shard: bool) -> None:
+    torch.manual_seed(1)
+    expected, following = new_embedding(ROWS, WIDTH, 0.1), torch.rand(2)
+    torch.manual_seed(1)
+    found = of(alone, shard).new_embedding(ROWS, WIDTH, 0.1)
+    assert torch.equal(torch.rand(2), following)
+    assert isinstance(found, ShardedEmbedding) == shard
+    assert torch.equal(found.weight, expected.weight)
+
+
+def test_without_a_setting_tables_are_sharded_once_they_do_not_fit(
+    alone: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # AdaGrad: weights and accumulators, each with a copy for checkpoints, in half of the memory.
+    one_table = ROWS * WIDTH * 4 * 2 * 2
+    monkeypatch.setattr(sharding, "available_bytes", lambda: 2 * (2 * one_table) + 1)
+    decides = of(alone, None)
+    kinds = [type(decides.new_embedding(ROWS, WIDTH, 0.1)) for _ in range(3)]
+    assert kinds == [nn.Embedding, nn.Embedding, ShardedEmbedding]
+
+
+def test_a_users_tables_are_replaced_and_their_absence_is_refused(alone: Group) -> None:
+    model = nn.Sequential(nn.Embedding(ROWS, WIDTH, sparse=True))
+    of(alone, True).shard({"bottom": model})
+    assert isinstance(model[0], ShardedEmbedding)
+    whole = nn.Sequential(nn.Embedding(ROWS, WIDTH, sparse=True))
+    of(alone, False).shard({"bottom": whole})
+    assert type(whole[0]) is nn.Embedding
+    with pytest.raises(ConfigError, match=r"model\.shard: expected a model with embedding tables"):
+        of(alone, True).shard({"top": nn.Linear(2, 2)})
