@@ -40,7 +40,7 @@ from celu.transport.message import Kind, Message
 # Tables of 2.1 million rows, 133 MB, and as much again of the optimizer: small beside those that
 # need sharding, but what a step does depends on the batch and not on the table.
 BATCH, WIDTH, CODES, FIELDS, EMBEDDING = 8192, 128, 130_000, 16, 16
-HIDDEN = (1024, 1024)
+HIDDEN = (960, 960)  # activations below the size that glibc maps anew for every step
 _SKEW = 4.0  # a few ids of a field are in most rows, as in clicks
 STEPS, WARM_UP = 8, 3
 _TIMEOUT_S = 600.0
