@@ -105,5 +105,5 @@ def test_a_damaged_shard_is_found(tmp_path: Path, change: str) -> None:
 @pytest.mark.parametrize("written", [1, 2])
 def test_a_table_of_another_size_is_refused_by_name(tmp_path: Path, written: int) -> None:
     write(tmp_path, written)
-    with pytest.raises(CheckpointError, match=r"weights\.table: expected 12 rows in all, got 11"):
+    with pytest.raises(CheckpointError, match=r"\.sum: expected 12 rows in all, got 11"):
         opened(tmp_path).load(5, share(0, 2, rows=12))
