@@ -215,7 +215,7 @@ from celu.prepare.passes import ScanSettings, spill_rows
 from celu.prepare.raw_file import Block
 
 
-def blocks(kinds):
+def blocks(kinds, threads):
     yield Block({}, 5, 100)
 
 
@@ -227,7 +227,7 @@ def fail(*progress):
 def main():
     file = SimpleNamespace(num_bytes=100, blocks=blocks)
     settings = ScanSettings(None, ROW_NUMBER, Split())
-    spill_rows([file], {}, settings, [], SimpleNamespace(add=hang), fail)
+    spill_rows([file], {}, settings, [], SimpleNamespace(add=hang), fail, 1)
 
 
 run(main)
