@@ -187,6 +187,8 @@ async def guest_session(
         raise
     if trainer.twin is not None:
         trainer.check_own_model()
+        latest = observer.evaluations[-1] if observer.evaluations else {}
+        trainer.evaluator.check(test or latest, rounds)
     result = _result(rounds, trainer, observer, plan.choices, model, best_round, mean_z, test)
     if audit is None or trainer.recorder is None:
         return result

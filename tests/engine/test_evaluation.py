@@ -16,6 +16,7 @@ from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.outcome import Outcome, Timings
 from celu.engine.schedule import Schedule
 from celu.errors import CheckpointError, DataError, NonFiniteError
+from celu.events import Warned
 from celu.models.losses import LOSSES
 from federation import federation
 
@@ -58,6 +59,36 @@ def test_a_metric_that_alone_is_nan_ends_the_run() -> None:
     guest = replace(fed.guest, metrics=[own])
     with pytest.raises(NonFiniteError, match="the own of the evaluation"):
         celu.simulate(fed.job, guest, fed.hosts)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_any_reported_metric_that_is_nan_or_inf_ends_the_run(value: float) -> None:
+    fed = federation(loss="regression", evaluation=celu.Evaluation(every=5, metric="loss"))
+    own = celu.Metric(lambda scores, labels: value, higher_is_better=True, name="own")
+    events: list[celu.Event] = []
+    with pytest.raises(NonFiniteError, match="the own of the evaluation after round 4") as caught:
+        celu.simulate(
+            fed.job, replace(fed.guest, metrics=["mae", own]), fed.hosts, callbacks=[events.append]
+        )
+    assert caught.value.exit_code == 10
+    assert "evaluation" not in {event.event for event in events}
+
+
+@pytest.mark.parametrize(("loss", "undefined"), [("regression", "r2"), ("multiclass", "macro_auc")])
+def test_a_metric_that_the_labels_do_not_define_is_left_out_with_a_warning(
+    loss: str, undefined: str
+) -> None:
+    fed = federation(loss=loss, evaluation=celu.Evaluation(every=5, metric="loss"))
+    rows = fed.guest.test
+    same = celu.Dataset(rows.inputs, torch.ones(rows.num_rows), rows.sizes)
+    events: list[celu.Event] = []
+    guest = replace(fed.guest, test=same, metrics=None)
+    result = celu.simulate(fed.job, guest, fed.hosts, callbacks=[events.append])
+    assert result.rounds == fed.job.rounds
+    for evaluation in result.evaluations:
+        assert undefined not in evaluation and {"loss", "mae"} & set(evaluation)
+    (warning,) = [event.message for event in events if isinstance(event, Warned)]
+    assert f"do not define {undefined}, so evaluations leave it out" in warning
 
 
 def scores_are_nan(self: GuestTrainer, *arguments: Any) -> Any:

@@ -53,6 +53,7 @@ class Evaluator:
         self._patience = settings.patience
         self._metrics = HeldOutMetrics(loss, metrics, settings.metric)
         self.held_out: HeldOutScores | None = None
+        self.undefined: list[str] = []  # metrics that the latest labels do not define
 
     @property
     def lower_is_better(self) -> list[str]:
@@ -68,7 +69,10 @@ class Evaluator:
         found = HeldOutScores.of(self._loss, output, labels, weights_B)
         if rows == "test":
             self.held_out = found
-        return {LOSS: _mean(losses_B.double(), weights_B), **self._metrics.compute(found)}
+        metrics = self._metrics.compute(found)
+        self.undefined = self._metrics.undefined(metrics, found)
+        defined = {name: value for name, value in metrics.items() if name not in self.undefined}
+        return {LOSS: _mean(losses_B.double(), weights_B), **defined}
 
     def load_held_out(self, scores: Tensor, labels: Tensor, weights: Tensor | None) -> None:
         """Restore the scores of the test rows from a checkpoint; raises CheckpointError.
@@ -85,12 +89,12 @@ class Evaluator:
         self.held_out = HeldOutScores(self._loss.prediction, scores.numpy(), own, counts)
 
     def check(self, metrics: Mapping[str, float], round_: int) -> None:
-        """Raise NonFiniteError if the loss or the contract's metric is NaN or Inf.
+        """Raise NonFiniteError if the loss or a metric is NaN or Inf.
 
-        Rows that allow no AUC, those of a single class, are refused before the run starts.
+        Metrics that these labels do not define are not among them. Rows that do not define the
+        contract's metric are refused before the run starts.
         """
-        for name in (LOSS, self._metric):
-            value = metrics.get(name, 0.0)
+        for name, value in metrics.items():
             if not math.isfinite(value):
                 raise NonFiniteError(
                     f"the {name} of the evaluation after round {round_} is NaN or Inf; lower the "

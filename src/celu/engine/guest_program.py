@@ -126,6 +126,7 @@ async def score_test_rows(
     trainer.set_codecs()
     metrics = await evaluate(trainer, links, schedule, "test", rounds, observer)
     trainer.evaluator.check(metrics.deciding, rounds)
+    observer.left_out(trainer.evaluator.undefined)
     return metrics.reported
 
 
@@ -215,6 +216,7 @@ async def _maybe_evaluate(
         trainer.best.count_worse()
     if schedule.validates:
         plan.observe_score(evaluator.objective(deciding))
+    observer.left_out(evaluator.undefined)
     reached = evaluator.reached_target(deciding)
     observer.evaluated(round_, metrics.reported, reached, schedule.evaluated, is_best)
     return _Judgement(reached or evaluator.is_out_of_patience(trainer.best.model), is_best)

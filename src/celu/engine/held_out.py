@@ -6,8 +6,9 @@ The contract's metric is always among them, if it fits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,14 @@ from torch import Tensor
 
 from celu.errors import ConfigError
 from celu.metrics.measure import compute
-from celu.metrics.names import HIGHER_IS_BETTER, LOSS, METRICS, UNSCALED, Output
+from celu.metrics.names import (
+    HIGHER_IS_BETTER,
+    LOSS,
+    METRICS,
+    UNDEFINED_FOR_SOME_LABELS,
+    UNSCALED,
+    Output,
+)
 from celu.metrics.own import Metric, MetricLike
 from celu.models.losses import Loss, to_scores
 
@@ -112,6 +120,16 @@ class HeldOutMetrics:
         if self._contract in found:
             found = {self._contract: found[self._contract], **found}
         return found
+
+    def undefined(self, metrics: Mapping[str, float], held_out: HeldOutScores) -> list[str]:
+        """The metrics that are NaN because of the labels, however good the model is.
+
+        The contract's is none of them: a run needs its value.
+        """
+        if np.isnan(held_out.scores).any():
+            return []
+        candidates = UNDEFINED_FOR_SOME_LABELS - {self._contract}
+        return [name for name, value in metrics.items() if name in candidates and isnan(value)]
 
     def _check_chosen(self, fitting: Sequence[str] | dict[str, bool]) -> None:
         wrong = [name for name in self._chosen or () if name not in (LOSS, *fitting)]

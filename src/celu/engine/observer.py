@@ -6,7 +6,7 @@ It does not decide what happens to an event (file, progress bar, tracker): the c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
@@ -29,6 +29,7 @@ from celu.events import (
     Event,
     ModelTested,
     TuningChosen,
+    Warned,
 )
 from celu.transport.message import TrafficBothWays
 from celu.workset.workset import Workset
@@ -93,6 +94,7 @@ class Observer:
         self._earlier_bytes: dict[str, int] = {}  # before the run was resumed
         self._transfer_s = 0.0
         self._evaluations = EvaluationHistory()
+        self._left_out: set[str] = set()  # metrics, as reported
 
     def progress(self, repeated_bytes: Mapping[str, int]) -> ProgressState:
         """The totals for a checkpoint, without the bytes that a resumed run carries again."""
@@ -299,6 +301,17 @@ class Observer:
     def tested(self, round_: int, metrics: dict[str, float]) -> None:
         """Emit the metrics of the test rows, with the weights after `round_` rounds."""
         self._emit(ModelTested(**self._scored(round_, metrics)))
+
+    def left_out(self, metrics: Sequence[str]) -> None:
+        """Emit, once, that these metrics are undefined for the labels of held-out rows."""
+        new = [name for name in metrics if name not in self._left_out]
+        self._left_out.update(new)
+        if new:
+            message = (
+                f"the held-out labels do not define {', '.join(new)}, so evaluations leave it out: "
+                "all labels that count are the same; hold out more rows"
+            )
+            self._emit(Warned(message=message))
 
     def _scored(self, round_: int, metrics: dict[str, float]) -> dict[str, Any]:
         return {

@@ -20,7 +20,7 @@ from celu.engine.host_trainer import HostTrainer
 from celu.engine.randomness import seed_step
 from celu.engine.twin import PREFIX
 from celu.launch.recording import modules_of
-from celu.metrics.names import UNDEFINED_FOR_SOME_LABELS
+from celu.metrics.names import HIGHER_IS_BETTER, UNDEFINED_FOR_SOME_LABELS
 from celu.party import Guest, Host
 from celu.transport.message import Kind, Message
 from celu.transport.wire import as_sendable
@@ -99,8 +99,9 @@ def _try_evaluation(
     digest = guest.test.take(slice(0, rows)).row_digest
     activations = _made_up(Kind.TEST_ACTIVATION, job, digest, rows)
     metrics = trainer.metrics("test", [trainer.score("test", 0, rows, activations)]).reported
-    # Few rows may have one class, for which some metrics are undefined.
-    defined = {n: v for n, v in metrics.items() if n not in UNDEFINED_FOR_SOME_LABELS}
+    # Few rows may have one class, for which some metrics are undefined, perhaps the user's own.
+    always = HIGHER_IS_BETTER.keys() - UNDEFINED_FOR_SOME_LABELS
+    defined = {name: value for name, value in metrics.items() if name in always}
     trainer.evaluator.check(defined, _ROUND)
     return tuple(metrics)
 

@@ -28,8 +28,8 @@ class Metric:
     """A metric of the user's own. The function gets copies: NumPy arrays of float64.
 
     `scores` has shape [N]: the probability of class 1 (binary) or the value (regression); or
-    [N, K]: the probabilities of K classes. `labels` has shape [N]. The result is a number; NaN
-    where the metric is undefined.
+    [N, K]: the probabilities of K classes. `labels` has shape [N]. Weights of rows are not passed.
+    The result is a number. NaN ends a run; `celu evaluate` shows it as undefined.
     """
 
     function: Function

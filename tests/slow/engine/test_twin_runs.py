@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,14 @@ def test_nan_in_the_own_model_is_not_seen_by_a_host_and_is_reported_at_the_end(
     assert [as_bytes(message) for message in sent] == [as_bytes(message) for message in expected]
     with pytest.raises(NonFiniteError, match="although the run was completed"):
         train(fed, tmp_path)  # which takes checkpoints
+
+
+def test_nan_in_a_metric_of_the_own_model_is_reported_at_the_end() -> None:
+    fed = twin_federation()
+    own = celu.Metric(lambda scores, labels: math.nan, higher_is_better=True, name="own")
+    fed = replace(fed, guest=replace(fed.guest, metrics=[own]))
+    with pytest.raises(NonFiniteError, match="the own of the evaluation"):
+        celu.simulate(fed.job, fed.guest, fed.hosts)
 
 
 def train(fed: Federation, folder: Path, killed: int | None = None) -> celu.Result:
