@@ -21,6 +21,7 @@ from celu.testing import read_events
 from celu.transport.link import run_blocking
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
+from federation import federation
 from stores import write_store
 
 PARTY = """
@@ -106,7 +107,9 @@ def test_a_peer_that_restarts_without_end_ends_the_run_unless_it_progresses(
 
     monkeypatch.setattr(training, "_run_once", restart)
     with pytest.raises(KeyboardInterrupt if progress else PeerLost) as caught:
-        training._run_recorded(settings, job, lambda: None, folder, lambda port: None)  # type: ignore[arg-type,return-value]
+        training._run_recorded(
+            settings, job, lambda: federation(hosts={}).guest, folder, lambda port: None
+        )
     folder.finish({})
     assert len(attempts) == (21 if progress else 6)
     if not progress:

@@ -105,14 +105,7 @@ class EventLog:
 
         An incomplete last line is cut off.
         """
-        earlier = _EarlierEvents()
-        for line in self._file.lines():
-            earlier.add(line)
-        if (earlier.num_damaged or earlier.has_started) and not can_resume:
-            raise ConfigError(
-                f"{self._path.parent}: the folder contains the {LOG} of a run that cannot be "
-                "resumed; choose another folder with --out, or remove this one"
-            )
+        earlier = _read_events(self._path.parent, self._file.lines(), can_resume)
         with reporting_write_errors(self._path):
             if earlier.num_damaged:
                 lines = self._file.copy_damaged()
@@ -123,6 +116,23 @@ class EventLog:
             elif earlier.has_incomplete_line:
                 self._file.truncate(earlier.num_bytes)
         return earlier
+
+
+def check_log(folder: Path, lines: Iterable[bytes], *, can_resume: bool) -> None:
+    """Raise the ConfigError of `EventLog` for the log of a folder; writes nothing."""
+    _read_events(folder, lines, can_resume)
+
+
+def _read_events(folder: Path, lines: Iterable[bytes], can_resume: bool) -> _EarlierEvents:
+    earlier = _EarlierEvents()
+    for line in lines:
+        earlier.add(line)
+    if (earlier.num_damaged or earlier.has_started) and not can_resume:
+        raise ConfigError(
+            f"{folder}: the folder contains the {LOG} of a run that cannot be resumed; choose "
+            "another folder with --out, or remove this one"
+        )
+    return earlier
 
 
 def can_resume(names: Iterable[str], checkpoint_names: Iterable[str]) -> bool:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from celu import open_files
 from celu.errors import CallbackError, CheckpointError, ConfigError
-from celu.event_log import DAMAGED, LOG, EventLog, can_resume, reporting_write_errors
+from celu.event_log import DAMAGED, LOG, EventLog, can_resume, check_log, reporting_write_errors
 from celu.events import Callback, Event
 from celu.version import __version__
 
@@ -156,6 +156,27 @@ class RunFolder:
         self.write(name, json.dumps(content, indent=2, default=str) + "\n")
 
 
+def check_run_folder(path: Path) -> None:
+    """Raise the ConfigError with which a run would refuse this folder; changes nothing."""
+    if not (path / LOG).exists():
+        return
+    with reporting_write_errors(path), (path / LOG).open("rb") as file:
+        _lock(file, path)
+        is_resumable = can_resume(_names(path), _names(path / "checkpoints"))
+        check_log(path, file, can_resume=is_resumable)
+
+
+def _lock(file: BinaryIO, folder: Path) -> None:
+    """Lock a run folder by its log until the file is closed; raises ConfigError."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: another process uses this run folder; "
+            "wait for it to end, or choose another folder with --out"
+        ) from error
+
+
 def _open_private(path: str, flags: int) -> int:
     """An `opener` for `open`: a file that it creates is readable by its owner only."""
     return os.open(path, flags, 0o600)
@@ -172,13 +193,7 @@ class _RealLogFile:
 
     def lock(self) -> None:
         """Lock the folder until the file is closed or the process ends; raises ConfigError."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"{self._folder}: another process uses this run folder; "
-                "wait for it to end, or choose another folder with --out"
-            ) from error
+        _lock(self._file, self._folder)
 
     def close(self) -> None:
         """Close and unlock it."""

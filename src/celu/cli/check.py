@@ -51,6 +51,7 @@ def check(
         print_finding(console, finding)
         num_warnings += finding.level == "warn"
     if num_warnings:
-        console.print(f"{settings.name}: a run can start, with {num_warnings} warnings above")
+        warnings = "the warning" if num_warnings == 1 else f"the {num_warnings} warnings"
+        console.print(f"{settings.name}: a run can start; see {warnings} above")
     else:
         console.print(f"{settings.name}: ready; next: celu doctor, together with {others}")

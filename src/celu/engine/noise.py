@@ -20,7 +20,7 @@ from celu.transport.message import Message
 
 
 def check_noise(party: Guest | Host, job: Job) -> None:
-    """Raise ConfigError for noise that does not fit the method or the labels."""
+    """Raise ConfigError for noise that does not fit method or labels, or without a usable key."""
     named = {"z_noise": job.privacy.z_noise, "dz_noise": job.privacy.dz_noise}
     for name, noise in named.items():
         if noise is not None and job.auto:
@@ -29,9 +29,11 @@ def check_noise(party: Guest | Host, job: Job) -> None:
                 "by what noise hides, and repeats rounds, so that rows are exposed more often; "
                 "set W, R, depth and codec instead"
             )
-    if not isinstance(job.privacy.dz_noise, MarvellNoise) or isinstance(party, Host):
+    if isinstance(party, Host):
+        MessageNoise.of_host(job, party)
         return
-    if party.loss.labels != "binary":
+    MessageNoise.of_guest(job, party)
+    if isinstance(job.privacy.dz_noise, MarvellNoise) and party.loss.labels != "binary":
         raise ConfigError(
             "privacy.dz_noise: expected labels of two classes with Marvell's noise, got a loss of "
             f"{party.loss.labels or 'undeclared'} labels; use gaussian noise"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from celu.audit.result import KEY
 from celu.audit.sample import KEY_BYTES
@@ -26,13 +27,24 @@ def audit_options(
     path = folder.path / KEY
     if not path.exists():
         folder.write(KEY, secrets.token_hex(KEY_BYTES) + "\n")
+    return AuditOptions(settings.audit, _read_key(path), columns or {})
+
+
+def check_audit_key(settings: PartySettings) -> None:
+    """Raise CheckpointError for a damaged key of the run that would be resumed."""
+    path = settings.run_dir / KEY
+    if settings.audit is not None and path.exists():
+        _read_key(path)
+
+
+def _read_key(path: Path) -> bytes:
     try:
         key = bytes.fromhex(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: expected a key as celu writes it") from error
     if len(key) != KEY_BYTES:
         raise CheckpointError(f"{path}: expected a key of {KEY_BYTES} bytes, got {len(key)}")
-    return AuditOptions(settings.audit, key, columns or {})
+    return key
 
 
 def input_columns(settings: PartySettings) -> Mapping[str, Sequence[str]] | None:

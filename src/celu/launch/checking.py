@@ -23,10 +23,10 @@ from celu.engine.coding import Coding
 from celu.engine.promises import promises
 from celu.engine.schedule import Schedule
 from celu.engine.setup import RunTerms, contract_of, inventory_of
-from celu.engine.setup import check_party as check_rows
+from celu.errors import ModelError
 from celu.events import ignore
+from celu.launch.auditing import check_audit_key
 from celu.launch.endpoint import endpoint_of
-from celu.launch.label_budget import check_label_budget
 from celu.launch.loading import load_party, read_datasets
 from celu.launch.memory_estimate import (
     MemoryEstimate,
@@ -34,10 +34,13 @@ from celu.launch.memory_estimate import (
     estimate_memory,
     resident_bytes,
 )
-from celu.launch.starting import load_start
+from celu.launch.ranks import sharding_of, slices_of
+from celu.launch.ready import make_ready
+from celu.launch.recording import modules_of
 from celu.launch.trial import Trial, try_party
 from celu.party import Guest, Host
 from celu.privacy.ledger import Ledger
+from celu.run_folder import check_run_folder
 from celu.transport.carrier import Admission
 from celu.transport.connect import Endpoint, find_carrier
 from celu.transport.tls import Credentials, read_authority
@@ -54,22 +57,24 @@ def check_party(settings: PartySettings, job: Job, source: Path) -> Iterator[Fin
     for codecs in (job.tuning().codecs, *(choice.codecs for choice in job.choices)):
         for host in job.hosts:
             Coding(job, host, codecs)
-    yield from _check_keys(settings)
-    yield from _check_network(settings)
-    is_aligned, aligned = _with_rows(settings)
-    datasets = read_datasets(aligned)
-    party = load_party(aligned, job, source, datasets)
-    terms = RunTerms()
-    if settings.start is not None:
-        terms = RunTerms(start=load_start(settings.start, settings.name, party))
-        yield Finding("start", "ok", f"{settings.start}: the weights of model {terms.start}")
-    schedule = check_rows(settings.name, party, job)
-    yield _rows_finding(settings, party, schedule, is_aligned)
-    for warning in datasets.warnings:
-        yield Finding("rows", "warn", warning)
-    trial = try_party(settings.name, party, job, schedule.test_rows)
+    check_run_folder(settings.run_dir)
+    with slices_of(settings, job) as slices:
+        yield from _check_keys(settings)
+        yield from _check_network(settings)
+        check_audit_key(settings)
+        is_aligned, aligned = _with_rows(settings)
+        datasets = read_datasets(aligned)
+        sharding = sharding_of(aligned, job, slices, datasets)
+        party = load_party(aligned, job, source, datasets, sharding)
+        schedule, terms, ledger = make_ready(settings, job, party)
+        if settings.start is not None:
+            yield Finding("start", "ok", f"{settings.start}: the weights of model {terms.start}")
+        yield _rows_finding(settings, party, schedule, is_aligned)
+        for warning in datasets.warnings:
+            yield Finding("rows", "warn", warning)
+        yield from _check_tables(settings, party)
+        trial = try_party(settings.name, party, job, schedule.test_rows, slices)
     yield _model_finding(settings, job, trial)
-    ledger = check_label_budget(settings, job, party)
     if ledger is not None:
         yield _privacy_finding(settings, job, ledger)
     yield from _promise_findings(job, schedule)
@@ -159,6 +164,27 @@ def _rows_finding(
             "Run celu align at all parties, then check again.",
         )
     return Finding("rows", "ok", rows)
+
+
+def _check_tables(settings: PartySettings, party: Guest | Host) -> Iterator[Finding]:
+    """Warn of tables that `shard` asks for and that only a run with several ranks refuses."""
+    if not settings.require_model().shard:
+        return
+    from celu.ranks.embedding import shardable  # torch.distributed takes a while to import
+
+    modules = {name: module for name, module in modules_of(party).items() if module is not None}
+    problem = ""
+    try:
+        if not shardable(modules):
+            problem = (
+                "model.shard: expected embedding tables, that is torch.nn.Embedding(sparse=True), "
+                "got a model without"
+            )
+    except ModelError as error:
+        problem = str(error)
+    if problem:
+        text = f"{problem}. A run with several ranks refuses it"
+        yield Finding("model", "warn", text, "Remove model.shard, or change the model.")
 
 
 def _model_finding(settings: PartySettings, job: Job, trial: Trial) -> Finding:

@@ -20,13 +20,12 @@ from celu.data.tags import Tags
 from celu.engine.auditing import AuditOptions
 from celu.engine.extension import extended_rounds
 from celu.engine.setup import RunTerms
-from celu.engine.setup import check_party as check_rows
 from celu.errors import ConfigError, PeerLost, PeerRestarted
 from celu.events import Callback, Connected, DataOpened, Restarted, Warned, call_all
 from celu.launch.auditing import audit_options, input_columns
 from celu.launch.endpoint import endpoint_of
 from celu.launch.folder import open_run_folder
-from celu.launch.label_budget import check_label_budget, spend_label_budget
+from celu.launch.label_budget import spend_label_budget
 from celu.launch.loading import load_party, read_datasets, test_ids
 from celu.launch.memory import retain_freed_memory
 from celu.launch.ranks import (
@@ -37,8 +36,8 @@ from celu.launch.ranks import (
     slices_of,
     with_own_device,
 )
+from celu.launch.ready import make_ready
 from celu.launch.recording import modules_of, record_result, recording_failure
-from celu.launch.starting import load_start
 from celu.party import Guest, Host
 from celu.ranks.environment import num_ranks
 from celu.ranks.link import RankLink
@@ -181,10 +180,7 @@ def _run_recorded(
     num_restarts, newest, terms = 0, "", RunTerms()
     while True:
         party = make_party()
-        check_label_budget(settings, job, party)  # before peers wait for us
-        if settings.start is not None:
-            start = load_start(settings.start, settings.name, party)
-            terms = replace(terms, start=start)
+        terms = make_ready(settings, job, party, terms).terms  # before peers wait for us
         if more and terms.total_rounds is None:  # once: the first session records it
             checkpoints = Checkpoints(folder.path)
             rows = party.train.num_rows
@@ -219,10 +215,8 @@ def _run_once(
     ranks: Slices,
 ) -> Result:
     """One session with the peers, from connecting to GOODBYE."""
-    # While no peer waits, and we wait for none.
-    check_rows(settings.name, party, job)
     checkpoints = Checkpoints(folder.path)
-    checkpoints.scan()
+    checkpoints.scan()  # while no peer waits
     is_alone = len(ranks.own) == ranks.size
     shared = rank_checkpoints(ranks, checkpoints, party)
     with open_links(endpoint_of(settings, folder.try_emit), listening) as links:

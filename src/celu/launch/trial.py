@@ -22,6 +22,7 @@ from celu.engine.twin import PREFIX
 from celu.launch.recording import modules_of
 from celu.metrics.names import HIGHER_IS_BETTER, UNDEFINED_FOR_SOME_LABELS
 from celu.party import Guest, Host
+from celu.ranks.slices import ONE, Slices
 from celu.transport.message import Kind, Message
 from celu.transport.wire import as_sendable
 
@@ -45,16 +46,18 @@ class Trial:
     graph_bytes: int  # what autograd retains for the backward pass
 
 
-def try_party(name: str, party: Guest | Host, job: Job, test_rows: int) -> Trial:
+def try_party(
+    name: str, party: Guest | Host, job: Job, test_rows: int, slices: Slices = ONE
+) -> Trial:
     """Forward, loss, backward, update, a local step and an evaluation on a batch each.
 
     Raises ModelError, NonFiniteError or ConfigError, as a run would.
     """
     trainer: GuestTrainer | HostTrainer
     if isinstance(party, Guest):
-        trainer = GuestTrainer(name, party, job)
+        trainer = GuestTrainer(name, party, job, ranks=slices)
     else:
-        trainer = HostTrainer(name, party, job)
+        trainer = HostTrainer(name, party, job, ranks=slices)
     rows = min(test_rows, job.batch_size)
     with closing(trainer):
         batch = trainer.loader.batch(_ROUND)

@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from celu.config.job import read_job
+from celu.config.party import read_party
+from celu.launch import checking
 from cli.pair import Pair, celu, pair_at
 from stores import write_store
 
@@ -100,6 +103,105 @@ def test_rows_that_the_gate_refuses_end_the_check_as_they_end_a_run(pair: Pair) 
     code, text = check(pair, "airline")
     assert code == 4 and "column 'a': expected finite numbers" in text
     assert run(pair, "airline")[0] == 4
+
+
+def test_labels_that_do_not_fit_the_loss_end_the_check_as_they_end_a_run(pair: Pair) -> None:
+    x = np.linspace(0, 1, 256, dtype=np.float32)
+    table = {"a": x, "b": x, "label": (np.arange(256) % 3).astype(np.float32)}
+    write_store(pair.folder / "airline" / "three", table)
+    pair.edit("airline/party.toml", 'store = "store"', 'store = "three"')
+    code, text = check(pair, "airline")
+    assert code == 4 and "three: column 'label': the labels: expected two classes" in text
+    assert run(pair, "airline")[0] == 4
+
+
+def settings_before(pair: Pair, name: str, settings: str) -> None:
+    """Add settings at the start of a party.toml."""
+    path = pair.folder / name / "party.toml"
+    path.write_text(settings + path.read_text())
+
+
+def test_more_slices_than_a_batch_has_rows_end_the_check_as_they_end_a_run(pair: Pair) -> None:
+    settings_before(pair, "weather", "slices = 100\n")
+    code, text = check(pair, "weather")
+    assert code == 3 and "slices: expected at most batch_size, 64, got 100" in text
+    assert run(pair, "weather")[0] == code
+
+
+def test_several_slices_are_checked_and_an_audit_of_them_is_refused(pair: Pair) -> None:
+    settings_before(pair, "airline", "slices = 3\n")
+    assert check(pair, "airline")[0] == 0
+    path = pair.folder / "airline" / "party.toml"
+    path.write_text(path.read_text() + "\n[audit]\n")
+    code, text = check(pair, "airline")
+    assert code == 3 and "[audit]: expected one process with slices = 1" in text
+    assert run(pair, "airline")[0] == code
+
+
+def test_a_damaged_key_of_an_audit_is_found(pair: Pair) -> None:
+    path = pair.folder / "airline" / "party.toml"
+    path.write_text(path.read_text() + "\n[audit]\n")
+    assert check(pair, "airline")[0] == 0
+    folder = pair.folder / "airline" / "run"
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "audit.key").write_text("abc\n")
+    code, text = check(pair, "airline")
+    assert code == 14 and "audit.key: expected a key as celu writes it" in text
+    assert run(pair, "airline")[0] == code
+
+
+@pytest.mark.parametrize(
+    ("file", "section"),
+    [
+        ("label.key", "\n[privacy]\nlabel_epsilon = 2.0\n"),
+        ("noise.key", "\n[privacy]\ndz_noise = { name = 'marvell', power = 0.5 }\n"),
+    ],
+)
+def test_a_damaged_secret_key_is_found(pair: Pair, file: str, section: str) -> None:
+    path = pair.folder / "job.toml"
+    path.write_text(path.read_text() + section)
+    key = pair.folder / "airline" / file
+    key.write_text("no digits")
+    key.chmod(0o600)
+    code, text = check(pair, "airline")
+    assert code == 3 and f"{file}: expected a key as hexadecimal digits" in text, text
+    assert run(pair, "airline")[0] == code
+
+
+def test_a_folder_that_a_run_would_not_overwrite_is_found(pair: Pair) -> None:
+    folder = pair.folder / "airline" / "run"
+    folder.mkdir()
+    (folder / "events.jsonl").write_text("precious\n")
+    code, text = check(pair, "airline")
+    assert code == 3 and "a run that cannot be resumed; choose another folder" in text
+    assert (folder / "events.jsonl").read_text() == "precious\n"
+    assert run(pair, "airline")[0] == code
+
+
+def test_tables_to_shard_that_the_model_does_not_have_are_a_warning(pair: Pair) -> None:
+    pair.edit("weather/party.toml", "[model]", "[model]\nshard = true")
+    code, text = check(pair, "weather")
+    assert code == 0 and "warn model: model.shard: expected embedding tables" in text, text
+    assert "A run with several ranks refuses it" in text
+
+
+def test_a_host_name_without_an_address_is_a_warning(pair: Pair) -> None:
+    code, text = check(pair, "weather", "--connect", "airline=nowhere.invalid:7443")
+    assert code == 0, text
+    assert "warn network: peers.airline.connect: nowhere.invalid has no address here" in text
+    assert "a run can start; see the warning above" in text
+
+
+def test_a_run_that_needs_more_memory_than_there_is_is_a_warning(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, party = pair.folder / "job.toml", pair.folder / "airline" / "party.toml"
+    monkeypatch.setattr(checking, "available_bytes", lambda: 10_000)
+    *_, memory = checking.check_party(read_party(party), read_job(job), party.parent)
+    assert (memory.topic, memory.level) == ("memory", "warn")
+    assert memory.message.endswith("0.0 MB are available")
+    assert "Choose a smaller batch_size" in memory.fix
 
 
 def test_fewer_rows_than_a_batch_are_an_error(pair: Pair) -> None:
