@@ -98,8 +98,11 @@ def check_contract(
             )
         if any(field.startswith(("train_", "validation_", "test_")) for field in differing):
             advice = (
-                "The parties have different rows, or the same rows in another order: run "
-                '"celu align" at all parties, or, in Python, pass each Dataset in the same order'
+                "The parties have different rows, or the same rows in other parts or another "
+                'order: run "celu align" at all parties; or, for "aligned = true" in party.toml, '
+                "prepare all stores from rows with the same ids, with the same [split] in "
+                "schema.toml (seed, test, validation); or, in Python, pass each Dataset with the "
+                "same ids and seed, in the same order"
             )
         raise ContractMismatch(
             f"the parties' contracts differ: {'; '.join(differing[:10])}. {advice}", peer=peer

@@ -69,10 +69,16 @@ def align(
     if merge:
         alignment, padding = merge_party(settings)
     else:
-        option = job_option(job) + (f" --shard {shard}" if shard else "")
+        options = [job_option(job)]
+        if store is not None:
+            options.append("--store STORE")
+        if out is not None:
+            options.append("--out ALIGNMENT")
+        if shard is not None:
+            options.append(f"--shard {shard}")
 
         def listening(port: int) -> None:
-            text = invitation(settings, port, "align", option)
+            text = invitation(settings, port, "align", " ".join(options))
             console.print(escape(text), soft_wrap=True)
 
         with _ProgressBar(console, settings.name) as bar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -28,8 +29,6 @@ from celu.launch.predict_files import PredictParty
 
 if TYPE_CHECKING:
     from celu.launch.predicting import PredictSummary
-
-_OPTIONS = "--serving serving.toml --model MODEL --store STORE --alignment ALIGNMENT"
 
 
 def register(app: typer.Typer) -> None:
@@ -107,13 +106,14 @@ def predict(
         console.print(
             "[bold red]insecure = true[/bold red]: messages are neither encrypted nor authenticated"
         )
+    options = agreed_options(serving, "--model MODEL", store, alignment, aligned)
     with _ProgressBar(console, settings.name) as bar:
         summary = predict_party(
             party,
             contract,
             fallback,
             lambda port: console.print(
-                escape(invitation(settings, port, "predict", _OPTIONS)), soft_wrap=True
+                escape(invitation(settings, port, "predict", options)), soft_wrap=True
             ),
             bar.event,
         )
@@ -141,6 +141,20 @@ def rows_to_use(
             "or --aligned where the stores of all parties hold the same rows in the same order"
         )
     return store, alignment
+
+
+def agreed_options(
+    serving: Path, model: str, store: Path | None, alignment: Path | None, aligned: bool
+) -> str:
+    """The options of the other side: as given here, with names in place of our own folders."""
+    options = [f"--serving {shlex.quote(str(serving))}", model]
+    if store is not None:
+        options.append("--store STORE")
+    if alignment is not None:
+        options.append("--alignment ALIGNMENT")
+    if aligned:
+        options.append("--aligned")
+    return " ".join(options)
 
 
 def _party(

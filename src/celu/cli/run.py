@@ -105,6 +105,11 @@ def run(
         console.print(
             "[bold red]insecure = true[/bold red]: messages are neither encrypted nor authenticated"
         )
+    agreed = [job_option(job)]  # and what all parties must pass
+    if restart_from is not None:
+        agreed.append(f"--restart-from {restart_from}")
+    if more is not None:
+        agreed.append(f"--more {more}")
     started = time.monotonic()
     from celu.launch.training import run_party  # once the settings are checked: torch takes seconds
 
@@ -123,7 +128,7 @@ def run(
             party.parent.resolve(),
             folder,
             lambda port: console.print(
-                escape(invitation(settings, port, "run", job_option(job))), soft_wrap=True
+                escape(invitation(settings, port, "run", " ".join(agreed))), soft_wrap=True
             ),
             restart_from,
             more or 0,

@@ -11,12 +11,17 @@ import typer
 from rich.markup import escape
 
 from celu.cli.console import Console
-from celu.cli.predict import RowAlignment, RowsAligned, RowStore, ServingFile, rows_to_use
+from celu.cli.predict import (
+    RowAlignment,
+    RowsAligned,
+    RowStore,
+    ServingFile,
+    agreed_options,
+    rows_to_use,
+)
 from celu.cli.run import Connect, Listen, PartyFile, invitation, with_options
 from celu.config.party import check_names, read_party
 from celu.config.serving import read_serving
-
-_OPTIONS = "--serving serving.toml --models MODELS"
 
 
 def register(app: typer.Typer) -> None:
@@ -54,6 +59,7 @@ def serve(
         )
     from celu.launch.serving import ServeParty, serve_guest, serve_host  # torch takes seconds
 
+    options = agreed_options(serving, "--models MODELS", store, alignment, aligned)
     stop = threading.Event()
     served = ServeParty(
         settings,
@@ -64,7 +70,7 @@ def serve(
         its_alignment,
         lambda text: console.echo(f"{settings.name}: {text}"),
         lambda port: console.print(
-            escape(invitation(settings, port, "serve", _OPTIONS)), soft_wrap=True
+            escape(invitation(settings, port, "serve", options)), soft_wrap=True
         ),
     )
     signals = (signal.SIGINT, signal.SIGTERM)
