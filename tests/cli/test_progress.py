@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import celu
 from celu.cli.app import app
 from celu.cli.console import Console
+from celu.cli.counting import CountProgress
 from celu.cli.inspect import _show_columns
 from celu.cli.progress import RunProgress, summary_table
 from celu.data.gate import check_store
@@ -39,7 +40,7 @@ def round_done(number: int) -> RoundDone:
 OPENED = DataOpened(schema_digest="x", train_rows=1024, test_rows=128)
 
 
-def bar_of(progress: RunProgress) -> str:
+def bar_of(progress: RunProgress | CountProgress) -> str:
     """The bar as text, on a wide terminal."""
     out = io.StringIO()
     Console(file=out).print(progress._bar.get_renderable(), width=200)
@@ -97,6 +98,31 @@ def test_the_summary_has_the_evaluations_and_says_which_time_is_which() -> None:
     assert f"{len(result.evaluations)}, the best auc {best['auc']:.4f} after" in out.getvalue()
     assert "training time" in out.getvalue() and "3.4 s, as in the report" in out.getvalue()
     assert "12.8 s, all of this command" in out.getvalue()
+
+
+@pytest.mark.parametrize("unit", ["ids", "rows"])
+def test_the_bar_of_what_is_counted_says_nothing_of_time_before_it_starts(unit: str) -> None:
+    bar = CountProgress(Console(file=Terminal()), "weather", unit, "airline at there:7443")
+    waiting = bar_of(bar)
+    assert "waiting for airline at there:7443" in waiting
+    assert "left" not in waiting and "0/?" not in waiting and unit not in waiting
+    bar.show(250, 1000)
+    counting = bar_of(bar)
+    assert "250/1000" in counting and f" {unit} " in counting and "left" in counting
+    assert "waiting" not in counting
+
+
+def test_without_a_terminal_what_is_counted_is_printed_in_tenths_after_whom_it_waits_for() -> None:
+    out = io.StringIO()
+    with CountProgress(Console(file=out), "weather", "ids", "airline, up to 300 s") as bar:
+        for done in range(0, 1001, 50):
+            bar.show(done, 1000)
+    lines = out.getvalue().splitlines()
+    assert lines[:2] == [
+        "weather: waiting for airline, up to 300 s",
+        "weather: 100 of 1,000 ids",
+    ]
+    assert len(lines) == 11
 
 
 LONG = "average_spending_of_the_last_twelve_months"

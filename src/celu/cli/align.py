@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from celu.cli.console import Console
+from celu.cli.counting import CountProgress
 from celu.cli.progress import link_message, megabytes
-from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, job_option, with_options
+from celu.cli.run import (
+    Connect,
+    JobFile,
+    Listen,
+    PartyFile,
+    awaited,
+    invitation,
+    job_option,
+    with_options,
+)
 from celu.config.job import read_job
 from celu.config.party import DataSettings, PartySettings, check_names, read_party
 from celu.errors import ConfigError
@@ -81,15 +90,22 @@ def align(
             text = invitation(settings, port, "align", " ".join(options))
             console.print(escape(text), soft_wrap=True)
 
-        with _ProgressBar(console, settings.name) as bar:
+        with CountProgress(console, settings.name, "ids", awaited(settings)) as bar:
+
+            def show(event: Event) -> None:
+                if (text := link_message(event)) is not None:
+                    bar.print(text)
+                elif isinstance(event, AlignmentProgress):
+                    bar.show(event.done, event.total)
+
             if part_of_rows is not None:
-                done, _ = align_shard(settings, contract, part_of_rows, listening, bar.event)
+                done, _ = align_shard(settings, contract, part_of_rows, listening, show)
                 console.print(
                     f"{settings.name}: shard {part_of_rows} is aligned, "
                     f"{sum(done.rows.values()):,} rows; then merge all shards with --merge"
                 )
                 return
-            alignment, traffic = align_party(settings, contract, listening, bar.event)
+            alignment, traffic = align_party(settings, contract, listening, show)
     facts = alignment.facts
     table = Table(title=f"{settings.name}: aligned", show_header=False)
     table.add_row("rows here", f"{sum(facts.store_rows.values()):,}")
@@ -118,42 +134,3 @@ def _with_store(settings: PartySettings, store: Path | None, out: Path | None) -
         )
     data = DataSettings(store=store or settings.require_data().store, alignment=out)
     return settings.model_copy(update={"data": data})
-
-
-class _ProgressBar:
-    """A progress bar on a terminal, otherwise a line for every tenth."""
-
-    def __init__(self, console: Console, name: str) -> None:
-        self._console = console
-        self._name = name
-        self._printed_tenths = 0
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("ids, left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task(name, total=None)
-
-    def __enter__(self) -> _ProgressBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.stop()
-
-    def event(self, event: Event) -> None:
-        """Show an event."""
-        if (text := link_message(event)) is not None:
-            self._console.print(f"{self._name}: {text}", soft_wrap=True)
-        if not isinstance(event, AlignmentProgress):
-            return
-        done, total = event.done, event.total
-        self._bar.update(self._task, completed=done, total=total)
-        tenths = 10 * done // max(1, total)
-        if not self._console.is_terminal and tenths > self._printed_tenths:
-            self._printed_tenths = tenths
-            self._console.print(f"{self._name}: {done:,} of {total:,} ids")

@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from celu.cli.console import Console
+from celu.cli.counting import CountProgress
 from celu.cli.progress import link_message, megabytes
-from celu.cli.run import Connect, Listen, invitation, with_options
+from celu.cli.run import Connect, Listen, awaited, invitation, with_options
 from celu.config.party import PartySettings, check_names, read_party
 from celu.config.serving import Serving, read_serving
 from celu.errors import ConfigError
@@ -96,8 +90,8 @@ def predict(
     from celu.launch.predicting import predict_parties, predict_party  # torch takes seconds
 
     if together:
-        with _ProgressBar(console, "all parties") as bar:
-            summary = predict_parties(found, contract, fallback, bar.event)
+        with CountProgress(console, "all parties", "rows") as bar:
+            summary = predict_parties(found, contract, fallback, _Scoring(bar).event)
         _show(console, "all parties", summary, time.monotonic() - started, out)
         return
     (party,) = found.values()
@@ -107,7 +101,7 @@ def predict(
             "[bold red]insecure = true[/bold red]: messages are neither encrypted nor authenticated"
         )
     options = agreed_options(serving, "--model MODEL", store, alignment, aligned)
-    with _ProgressBar(console, settings.name) as bar:
+    with CountProgress(console, settings.name, "rows", awaited(settings)) as bar:
         summary = predict_party(
             party,
             contract,
@@ -115,7 +109,7 @@ def predict(
             lambda port: console.print(
                 escape(invitation(settings, port, "predict", options)), soft_wrap=True
             ),
-            bar.event,
+            _Scoring(bar).event,
         )
     _show(console, settings.name, summary, time.monotonic() - started, party.out)
 
@@ -211,48 +205,21 @@ def _show(
         console.print(f"written to {escape(str(out))}", soft_wrap=True)
 
 
-class _ProgressBar:
-    """A progress bar on a terminal, otherwise a line for every tenth."""
+class _Scoring:
+    """A callback that shows how many rows are scored, and how many in a second."""
 
-    def __init__(self, console: Console, name: str) -> None:
-        self._console = console
-        self._name = name
-        self._printed_tenths = 0
+    def __init__(self, bar: CountProgress) -> None:
+        self._bar = bar
         self._first: tuple[float, int] | None = None
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("rows {task.fields[rate]} left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task(name, total=None, rate="")
-
-    def __enter__(self) -> _ProgressBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.stop()
 
     def event(self, event: Event) -> None:
         """Show an event."""
         if isinstance(event, Restarted):
-            text = f"{escape(event.message)}; starting over from the last part"
-            self._console.print(f"{self._name}: {text}")
+            self._bar.print(f"{escape(event.message)}; starting over from the last part")
         elif (message := link_message(event)) is not None:
-            self._console.print(f"{self._name}: {message}")
-        if not isinstance(event, ScoringProgress):
-            return
-        done, total = event.done, event.total
-        rate = self._rate(done)
-        self._bar.update(self._task, completed=done, total=total, rate=rate)
-        tenths = 10 * done // max(1, total)
-        if not self._console.is_terminal and tenths > self._printed_tenths:
-            self._printed_tenths = tenths
-            self._console.print(f"{self._name}: {done:,} of {total:,} rows{rate and f', {rate}'}")
+            self._bar.print(message)
+        elif isinstance(event, ScoringProgress):
+            self._bar.show(event.done, event.total, self._rate(event.done))
 
     def _rate(self, done: int) -> str:
         now = time.monotonic()

@@ -65,17 +65,19 @@ def link_message(event: Event) -> str | None:
     return None
 
 
-class _Rounds(MofNCompleteColumn):
-    """The rounds done, of how many; nothing before training starts."""
+class DoneOfTotal(MofNCompleteColumn):
+    """What is done, of how much; nothing before it starts."""
 
     def render(self, task: Task) -> Text:
+        """See rich."""
         return Text() if task.total is None else super().render(task)
 
 
-class _TimeLeft(TimeRemainingColumn):
-    """The time left; nothing before training starts: nobody knows when the peers come."""
+class TimeLeft(TimeRemainingColumn):
+    """The time left; nothing before it starts: nobody knows when the peers come."""
 
     def render(self, task: Task) -> Text:
+        """See rich."""
         return Text() if task.total is None else Text("left ") + super().render(task)
 
 
@@ -99,10 +101,10 @@ class RunProgress:
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
-            _Rounds(),
+            DoneOfTotal(),
             TextColumn("{task.fields[facts]}"),
             TimeElapsedColumn(),
-            _TimeLeft(),
+            TimeLeft(),
             console=console,
             disable=not console.is_terminal,
         )

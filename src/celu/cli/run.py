@@ -116,7 +116,7 @@ def run(
     with (
         monitors.attached_to(folder),
         RunProgress(
-            console, settings.name, _peers(settings), evaluates=settings.role == "guest"
+            console, settings.name, awaited(settings), evaluates=settings.role == "guest"
         ) as progress,
         InterruptHandler(console, settings.name) as interrupt,
     ):
@@ -153,7 +153,7 @@ def _check_earlier_attempt(run_dir: Path) -> None:
             raise kind(f"before torchrun restarted it, the run ended with: {message}")
 
 
-def _peers(settings: PartySettings) -> str:
+def awaited(settings: PartySettings) -> str:
     """Whom a party waits for, where, and for how long."""
     peers = [
         name if peer.connect is None else f"{name} at {peer.connect}"
