@@ -121,10 +121,14 @@ class Search:
         *,
         objective: Objective,
         rows: Mapping[str, Any],
+        start: str | None = None,
         seed: int = 1,
         prunes: bool = True,
     ) -> None:
-        """`rows` identifies the parties' data: a search is resumed on the same rows only."""
+        """`rows` identifies the parties' data, and `start` the model that trials start from.
+
+        A search is resumed with the same ones only.
+        """
         try:
             import optuna
         except ImportError as error:
@@ -147,6 +151,7 @@ class Search:
             "rows": dict(rows),
             "seed": seed,
             "prune": prunes,
+            "start": start,
         }
         self._study: Study  # once it is open
         self._distributions = {

@@ -7,10 +7,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from celu.cli.app import app
@@ -24,7 +27,7 @@ from stores import write_store
 COMMANDS = (
     *("demo", "certs", "data", "prepare", "split", "inspect", "models", "align", "check"),
     *("doctor", "run", "simulate", "tune", "baseline", "export", "predict", "evaluate", "audit"),
-    *("report", "bench", "version"),
+    *("serve", "report", "dashboard", "bench", "version"),
 )
 
 
@@ -43,6 +46,27 @@ def test_celu_without_arguments_says_what_to_do_first() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str) -> None:
     assert len(invoke(command, "--help")) > 150
+
+
+def test_the_list_of_commands_here_is_complete() -> None:
+    assert set(COMMANDS) == set(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def help_texts(command: Any) -> Iterator[str]:
+    """What a command, its options and the commands in it say of themselves, with markup."""
+    yield command.help or ""
+    yield from (getattr(param, "help", None) or "" for param in command.params)
+    for inner in getattr(command, "commands", {}).values():
+        yield from help_texts(inner)
+
+
+def test_no_help_text_loses_words_in_brackets_to_markup() -> None:
+    for text in help_texts(get_command(app)):
+        styles = set(re.findall(r"(?<!\\)\[/?([a-z#@][^\[\]]*)\]", text))
+        assert styles <= {"bold"}, text
+    assert "contract's [evaluation]" in " ".join(invoke("tune", "--help").split())
+    assert "Name them in [model] of" in " ".join(invoke("models", "--help").split())
+    assert "whose section [serve] has" in " ".join(invoke("serve", "--help").split())
 
 
 def test_every_exit_code_is_in_the_help_and_in_the_docs() -> None:

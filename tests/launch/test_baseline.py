@@ -23,6 +23,9 @@ from celu.record.folders import read_runs
 from celu.report.comparison import differences
 from celu.report.content import content
 from celu.scores.file import read_scores
+from celu.serving.export import read_trained
+from celu.testing import read_events
+from celu.tracking import tracker
 from cli.pair import pair_at
 
 
@@ -138,6 +141,58 @@ def test_started_again_it_ends_with_the_same_figures(pair: Path) -> None:
     edit(pair / "job.toml", "rounds = 40", "rounds = 30")
     with pytest.raises(CheckpointError, match="another contract: rounds"):
         baseline(pair)
+
+
+def start_from(pair: Path, run: Path) -> None:
+    path = pair / "airline" / "party.toml"
+    path.write_text(f'start = "{run}"\n' + path.read_text())
+
+
+def test_a_baseline_of_a_run_with_a_start_begins_with_the_baseline_of_that_start(
+    pair: Path,
+) -> None:
+    last_week = simulate(pair).rename(pair / "last-week")
+    start_from(pair, last_week)
+    with pytest.raises(ConfigError, match=r"start: .* were trained together with hosts; make that"):
+        baseline(pair)
+    assert not (pair / "run").exists()
+    path = pair / "airline" / "party.toml"
+    path.write_text(path.read_text().split("\n", 1)[1])
+    baseline(pair, "--run", str(last_week))
+    start_from(pair, last_week)
+    edit(pair / "job.toml", "every = 20", "every = 1")
+    baseline(pair)
+    losses = [
+        [e["loss"] for e in read_events(run / "baseline") if e["event"] == "evaluation"]
+        for run in (last_week, pair / "run")
+    ]
+    assert abs(losses[1][0] - losses[0][-1]) < 0.02  # after one round
+    contract = json.loads((pair / "run" / "baseline" / "run.json").read_text())["contract"]
+    assert contract["start_model"] == read_trained(last_week / "baseline").identity.name
+
+
+def test_a_baseline_is_tracked_as_a_run_is(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    class Backend:
+        def __init__(self, folder: Path, name: str, settings: object) -> None:
+            written.append(str(folder))
+
+        def open(self, round_: int) -> None:
+            pass
+
+        def write(self, scalars: dict[str, float], round_: int) -> None:
+            written.extend(scalars)
+
+        def close(self, succeeded: bool) -> None:
+            written.append(f"closed {succeeded}")
+
+    monkeypatch.setitem(tracker.BACKENDS, "mlflow", Backend)
+    path = pair / "airline" / "party.toml"
+    path.write_text('tracking = ["mlflow"]\n' + path.read_text())
+    baseline(pair)
+    assert written[0] == str(pair / "run" / "baseline") and written[-1] == "closed True"
+    assert "held-out/auc" in written
 
 
 def test_auto_becomes_its_own_default_method(pair: Path) -> None:

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from celu.cli.console import Console
 from celu.cli.evaluate import lift_table
+from celu.cli.monitors import Monitors
 from celu.cli.progress import RunProgress, summary_table
 from celu.config.job import read_job
 from celu.config.party import check_names, read_party
@@ -55,10 +56,14 @@ def baseline(
     alone = settings_alone(settings, contract, top)
     alone = alone.model_copy(update={"run_dir": folder_of_run / BASELINE, "peers": {}})
     contract = contract_alone(contract)
-    folder = open_run_folder(alone, contract)
     console = Console()
+    monitors = Monitors(alone, contract, console)
+    folder = open_run_folder(alone, contract)
     started = time.monotonic()
-    with RunProgress(console, f"{settings.name} alone") as progress:
+    with (
+        monitors.attached_to(folder),
+        RunProgress(console, f"{settings.name} alone") as progress,
+    ):
         folder.add_callback(progress.event)
         result = train_alone(alone, contract, party.parent.resolve(), folder)
     took_s = time.monotonic() - started

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 def models() -> None:
     """List the built-in bottoms, tops and losses, and the options of each with their defaults.
 
-    Name them in [model] of party.toml: bottom = { use = "wdl", hidden = [64] }.
+    Name them in [bold]\\[model][/bold] of party.toml: bottom = { use = "wdl", hidden = [64] }.
     """
     console = Console()
     for line in lines():

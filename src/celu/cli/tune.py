@@ -19,7 +19,7 @@ from celu.config.job import Job, read_job
 from celu.config.job_toml import job_toml
 from celu.config.party import PartyFile, read_parties
 from celu.config.space import read_space
-from celu.errors import ConfigError
+from celu.errors import ConfigError, ModelError
 from celu.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 BEST = "job.toml"
 TRIALS = "trials.csv"
+_NO_VALIDATION = (
+    "there are no validation rows, so the test rows choose the best trial, and its score on them "
+    "is too good: set [split] validation = 0.1 in schema.toml at all parties, and prepare the "
+    "stores again"
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -52,10 +57,10 @@ def tune(
 ) -> None:
     """Search the settings of a contract for the best metric, with all parties in one process.
 
-    Each trial trains from the start, as [bold]celu simulate[/bold] does, with values from
-    space.toml. The score is the metric of the contract's [evaluation]. The best contract is written
-    to job.toml in --out, for [bold]celu run[/bold]. Run the same command again to resume, or with
-    more --trials to continue.
+    Each trial is a run of its own, as [bold]celu simulate[/bold] makes it, with values from
+    space.toml. The score is the metric of the contract's [bold]\\[evaluation][/bold]. The best
+    contract is written to job.toml in --out, for [bold]celu run[/bold]. Run the same command again
+    to resume, or with more --trials to continue.
     """
     contract = read_job(job)
     files = read_parties(parties, contract, job)
@@ -63,22 +68,30 @@ def tune(
     import torch
 
     from celu.launch.loading import load_parties, read_datasets
+    from celu.launch.starting import load_starts
     from celu.search import Objective, Search
 
     threads = files[contract.guest].settings.threads
     if threads is not None:
         torch.set_num_threads(threads)
     rows = {name: read_datasets(file.settings) for name, file in files.items()}
-    guest, _ = load_parties(files, contract, rows)  # errors in the contract appear at once
+    guest, hosts = load_parties(files, contract, rows)  # errors in the contract appear at once
+    start = load_starts(files, {contract.guest: guest, **hosts})
     search = Search(
         out,
         settings,
         contract,
         objective=Objective.of(contract, guest),
         rows={
-            name: [read.schema.digest(), read.train.num_rows, read.test.num_rows]
+            name: [
+                read.schema.digest(),
+                read.train.num_rows,
+                0 if read.validation is None else read.validation.num_rows,
+                read.test.num_rows,
+            ]
             for name, read in rows.items()
         },
+        start=start,
         seed=seed,
         prunes=prune,
     )
@@ -87,6 +100,8 @@ def tune(
     with search.open() as made:
         if made:
             console.print(f"resumes after {len(made)} trials")
+        if rows[contract.guest].validation is None:
+            console.print(f"[yellow]warning[/yellow] {escape(_NO_VALIDATION)}", soft_wrap=True)
         for _ in range(len(made), trials):
             trial = search.run_trial(train)
             _write_trials(out / TRIALS, search)
@@ -100,6 +115,7 @@ def _trainer(
     """A function that trains one trial, recorded in a run folder of its own."""
     from celu.launch.loading import load_parties
     from celu.launch.recording import recording_failure, summary_of
+    from celu.launch.starting import load_starts
     from celu.simulation import simulate
 
     def train(trial: Trial, job: Job, progress: Progress) -> Result:
@@ -112,6 +128,10 @@ def _trainer(
         with recording_failure([folder]), monitors.attached_to(folder):
             folder.add_callback(progress)
             guest, hosts = load_parties(files, job, rows)
+            try:
+                load_starts(files, {job.guest: guest, **hosts})
+            except ModelError as error:  # such as a width that the weights do not have
+                raise ConfigError(str(error)) from error
             result = simulate(job, guest, hosts, callbacks=[folder.emit])
             folder.finish(summary_of(result))
         return result

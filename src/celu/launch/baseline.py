@@ -19,10 +19,11 @@ from celu.config.schema import SCHEMA_FILE
 from celu.errors import ConfigError, ModelError
 from celu.events import Warned
 from celu.launch.loading import load_party, read_datasets, test_ids
+from celu.launch.ready import make_ready
 from celu.launch.recording import record_result, recording_failure
 from celu.party import Guest
 from celu.result import Result
-from celu.run_folder import RunFolder
+from celu.run_folder import BASELINE, RunFolder
 from celu.session import guest_session
 from celu.transport.link import run_blocking
 
@@ -36,7 +37,9 @@ def contract_alone(job: Job) -> Job:
 def settings_alone(settings: PartySettings, job: Job, top: str | None = None) -> PartySettings:
     """The guest's settings with the width of Z that it has in the contract; `top` replaces its top.
 
-    Raises ConfigError for a host, and for a guest without features.
+    If the run starts from an earlier run, its baseline starts from the baseline of that run: other
+    weights there were trained with hosts. Raises ConfigError if there is none, for a host, and for
+    a guest without features.
     """
     if settings.role != "guest":
         raise ConfigError(
@@ -49,10 +52,20 @@ def settings_alone(settings: PartySettings, job: Job, top: str | None = None) ->
             "model.bottom: expected a bottom model, got none: a guest without features cannot "
             "train alone"
         )
+    start = settings.start
+    if start is not None:
+        start = start / BASELINE
+        if not start.is_dir():
+            raise ConfigError(
+                f"start: expected the baseline of the run {settings.start} in {start}, got none: "
+                "its own weights were trained together with hosts; make that baseline first "
+                f"(celu baseline with --run {settings.start}), or remove start to train from "
+                "scratch"
+            )
     changes: dict[str, Any] = {"z_width": settings.own_width(job)}
     if top is not None:
         changes["top"] = ModelSpec(use=top)
-    return settings.model_copy(update={"model": model.model_copy(update=changes)})
+    return settings.model_copy(update={"model": model.model_copy(update=changes), "start": start})
 
 
 def train_alone(settings: PartySettings, job: Job, source: Path, folder: RunFolder) -> Result:
@@ -75,8 +88,10 @@ def train_alone(settings: PartySettings, job: Job, source: Path, folder: RunFold
                 "baseline, such as --top wdl"
             ) from error
         assert isinstance(guest, Guest)
+        terms = make_ready(settings, job, guest).terms
+        checkpoints = Checkpoints(folder.path)
         session = guest_session(
-            job.guest, guest, job, {}, folder.emit, checkpoints=Checkpoints(folder.path)
+            job.guest, guest, job, {}, folder.emit, checkpoints=checkpoints, terms=terms
         )
         result = run_blocking(session)
         record_result(folder, job, result, guest, lambda tags: test_ids(settings, tags))

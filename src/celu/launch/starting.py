@@ -60,8 +60,11 @@ def load_start(run: Path, name: str, party: Guest | Host) -> str:
     return identity.name
 
 
-def load_starts(files: Mapping[str, PartyFile], parties: Mapping[str, Guest | Host]) -> None:
-    """`load_start` for all parties in one process; raises ConfigError for different models."""
+def load_starts(files: Mapping[str, PartyFile], parties: Mapping[str, Guest | Host]) -> str | None:
+    """`load_start` for all parties in one process; raises ConfigError for different models.
+
+    Returns the model's name, or None if no party names a run to start from.
+    """
     models = {
         name: None if file.settings.start is None else load_start(file.settings.start, name, party)
         for name, party in parties.items()
@@ -73,6 +76,7 @@ def load_starts(files: Mapping[str, PartyFile], parties: Mapping[str, Guest | Ho
             f"start: expected parts of one model at all parties, got others: {found}; name the "
             "folders of one run, or none"
         )
+    return next(iter(models.values()), None)
 
 
 def _check_fit(path: Path, found: Mapping[str, str], live: Mapping[str, str]) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from celu.config.job import read_job
 from celu.record.run import RunRecord
 from cli.pair import Pair, celu, pair_at
 from processes import CeluProcess
+from stores import write_store
 
 pytest.importorskip("optuna", reason="the extra tune is absent")
 SPACE = """
@@ -80,6 +83,49 @@ def test_a_killed_search_resumes_and_ends_like_one_that_was_not(pair: Pair, tmp_
     assert again.returncode == 0 and "resumes after" in again.stdout, again.stderr
     assert rows(killed) == rows(whole)
     assert (killed / "job.toml").read_text() == (whole / "job.toml").read_text()
+
+
+def test_trials_start_from_the_weights_that_party_toml_names(pair: Pair, tmp_path: Path) -> None:
+    parties = [pair.folder / name / "party.toml" for name in ("airline", "weather")]
+    job = ["--job", pair.folder / "job.toml"]
+    assert celu("simulate", *parties, *job, "--out", tmp_path / "run").returncode == 0
+    (pair.folder / "space.toml").write_text("optimizer.lr = [1e-9]\nhosts.weather.z_width=[8, 4]")
+    cold = celu(*arguments(pair, tmp_path / "cold", "--trials", "1"))
+    assert cold.returncode == 0, cold.stderr
+    for path, run in zip(parties, ("run", "run/hosts/weather"), strict=True):
+        path.write_text(f'start = "{tmp_path / run}"\n' + path.read_text())
+    done = celu(*arguments(pair, tmp_path / "warm", "--trials", "6"))
+    assert done.returncode == 0, done.stderr
+    trained = RunRecord(tmp_path / "run").evaluations[-1].metrics["auc"]
+    scores = {t["hosts.weather.z_width"]: t["auc"] for t in rows(tmp_path / "warm")}
+    assert float(scores["8"]) == pytest.approx(trained, abs=1e-4)
+    assert float(rows(tmp_path / "cold")[0]["auc"]) < trained - 0.05
+    assert scores["4"] == ""  # the weights do not fit
+    other = celu(*arguments(pair, tmp_path / "cold", "--trials", "2"))
+    assert other.returncode == 3 and "another start" in " ".join(other.stderr.split())
+
+
+def with_validation_rows(pair: Pair, num_rows: int) -> None:
+    x = np.random.default_rng(2).normal(size=(2, 1024)).astype(np.float32)
+    label = (x.sum(axis=0) > 0).astype(np.float32)
+    for name, columns in {"airline": {"a": x[0], "label": label}, "weather": {"c": x[1]}}.items():
+        path = pair.folder / name / "store"
+        shutil.rmtree(path)
+        part = {column: values[:num_rows] for column, values in columns.items()}
+        write_store(path, columns, validation=part)
+
+
+def test_a_search_on_test_rows_is_a_warning_with_the_next_step(pair: Pair, tmp_path: Path) -> None:
+    warning = "test rows choose the best trial, and its score on them is too good"
+    done = celu(*arguments(pair, tmp_path / "one", "--trials", "1"))
+    assert warning in " ".join(done.stdout.split())
+    assert "set [split] validation = 0.1 in schema.toml at all parties" in done.stdout
+    with_validation_rows(pair, 200)
+    done = celu(*arguments(pair, tmp_path / "two", "--trials", "1"))
+    assert done.returncode == 0 and warning not in " ".join(done.stdout.split())
+    with_validation_rows(pair, 100)
+    other = celu(*arguments(pair, tmp_path / "two", "--trials", "2"))
+    assert other.returncode == 3 and "another rows" in " ".join(other.stderr.split())
 
 
 def test_a_wrong_name_exits_with_code_3_before_anything_is_trained(
