@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from celu.cli.app import app
 from celu.config.columns import Bag, Category, Date, Number
 from celu.config.schema import (
     RawSchema,
@@ -102,6 +105,14 @@ def test_rows_that_were_filled_are_counted_whatever_fills_them(tmp_path: Path) -
         make(csv(tmp_path, some), declared(numbers={"x": number}), tmp_path / f"{number.missing}")
         schema = read_store_schema(tmp_path / f"{number.missing}")
         assert schema.missing == {"x": expected}
+        text = CliRunner().invoke(app, ["inspect", str(tmp_path / f"{number.missing}")]).output
+        lines = [
+            [cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in text.split("\n")
+        ]
+        (headings,) = (cells for cells in lines if "missing" in cells)
+        (shown,) = (cells for cells in lines if cells[:1] == ["x"])
+        share = expected / schema.rows["train"]
+        assert share > 0 and shown[headings.index("missing")] == f"{share:.1%}"
 
 
 def test_quantiles_divide_the_training_rows_evenly_and_new_rows_get_the_same_codes(
