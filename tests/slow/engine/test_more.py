@@ -14,7 +14,7 @@ import celu
 from celu.checkpoint.generations import Checkpoints
 from celu.engine.setup import RunTerms
 from celu.errors import CheckpointError, ConfigError, ContractMismatch
-from celu.events import ignore
+from celu.events import RoundDone, ignore
 from celu.session import guest_session, host_session
 from celu.transport.memory import memory_links
 from engine.test_best import overfitting
@@ -58,6 +58,40 @@ def test_a_finished_run_continues_like_one_that_was_longer_from_the_start(
     assert training_ends(fed, tmp_path / "short") == training_ends(longer, tmp_path / "long")
     assert result.model.weights == expected.model.weights
     assert (result.best_round, result.test) == (expected.best_round, expected.test)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_with_a_schedule_the_added_rounds_have_the_rates_of_the_longer_run(
+    schedule: str, tmp_path: Path
+) -> None:
+    fed = federation(
+        rounds=12, checkpoint={"every": 2}, optimizer=celu.Optimizer(schedule=schedule)
+    )
+    simulate(fed, tmp_path / "short")
+    result, rates = continued(fed, tmp_path / "short", 9)
+    longer = lengthened(fed, 21)
+    expected, all_rates = continued(longer, tmp_path / "long", 0)
+    assert result.rounds == expected.rounds == 21
+    assert set(rates) >= set(range(13, 22))
+    assert {round_: all_rates[round_] for round_ in rates} == rates
+    assert 0 < all_rates[12] < fed.job.optimizer.lr  # where the shorter run had ended, at 0
+    # The rounds before had the rates of the shorter run.
+    assert result.model.weights != expected.model.weights
+
+
+def continued(fed: Federation, folder: Path, more: int) -> tuple[celu.Result, dict[int, float]]:
+    """The result, and the learning rate of each round that was trained."""
+    fed, rates = copy.deepcopy(fed), {}
+
+    def note(event: celu.Event) -> None:
+        if isinstance(event, RoundDone) and event.lr is not None:
+            rates[event.round] = event.lr
+
+    stores = checkpoints(folder, fed)
+    result = celu.simulate(
+        fed.job, fed.guest, fed.hosts, checkpoints=stores, more=more, callbacks=[note]
+    )
+    return result, rates
 
 
 @pytest.mark.parametrize("depth", [1, 4])

@@ -145,6 +145,9 @@ NEW_CASES: dict[str, Callable[[], Federation]] = {
     "cosine": plain(
         3, R=3, W=4, depth=3, optimizer=celu.Optimizer(schedule="cosine", warmup_rounds=5)
     ),
+    "linear": plain(
+        3, R=3, W=4, depth=3, optimizer=celu.Optimizer(schedule="linear", final_factor=0.1)
+    ),
     "adamw": plain(
         2,
         R=3,
