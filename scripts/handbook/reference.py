@@ -1,4 +1,4 @@
-"""The reference, generated from the code: Python names, commands, settings and events.
+"""The reference, generated from the code: names in Python, commands, settings, models and events.
 
 A page has a part of it between two comments, `<!-- generated: commands -->` and `<!-- end -->`. The
 pages are committed, so that they can be read without the site.
@@ -6,11 +6,14 @@ pages are committed, so that they can be read without the site.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,16 @@ from typer.main import get_command
 
 import celu
 from celu.cli.app import app
+from celu.cli.models import toml_value
 from celu.config.job import Job
 from celu.config.party import PartySettings
 from celu.config.schema import RawSchema
+from celu.config.serving import Serving
+from celu.config.space import FIXED, Range
 from celu.events import EVENT_TYPES
+from celu.metrics.names import METRICS
+from celu.models.built_in import BOTTOMS, TOPS
+from celu.models.losses import LOSSES
 
 _PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _BLANK_LINES = re.compile(r"\n{3,}")
@@ -123,23 +132,32 @@ def _plain(text: str | None) -> str:
 
 
 def settings() -> Iterator[str]:
-    """Every key of the three settings files."""
+    """Every key of the settings files."""
     for file, model in (
         ("job.toml", Job),
         ("party.toml", PartySettings),
         ("schema.toml", RawSchema),
+        ("serving.toml", Serving),
     ):
         yield f"\n### {file}\n\n{inspect.getdoc(model)}\n"
         yield from _table(model)
+    fixed = ", ".join(f"`{name}`" for name in FIXED)
+    yield (
+        "\n### space.toml\n\nWhat `celu tune` varies: settings of `job.toml` by dotted name, each "
+        "with a list of values or with a range, which is a table of the keys below. These settings "
+        f"cannot vary: {fixed}.\n"
+    )
+    yield from _table(Range)
 
 
 def _table(model: type[BaseModel]) -> Iterator[str]:
-    yield "\n| key | value | default |\n|---|---|---|"
+    yield "\n| key | meaning | value | default |\n|---|---|---|---|"
     yield from _keys(model, "")
     yield ""
 
 
 def _keys(model: type[BaseModel], prefix: str, required: str = "required") -> Iterator[str]:
+    meanings = _meanings(model)
     for name, info in model.model_fields.items():
         inners, by_name = _settings_in(info.annotation)
         default = info.default
@@ -156,7 +174,38 @@ def _keys(model: type[BaseModel], prefix: str, required: str = "required") -> It
             shown = "none"
         else:
             shown = f"`{_value(default)}`"
-        yield f"| `{prefix}{name}` | {_type(info.annotation)} | {shown} |"
+        yield f"| `{prefix}{name}` | {meanings[name]} | {_type(info.annotation)} | {shown} |"
+
+
+def _meanings(model: type[BaseModel]) -> dict[str, str]:
+    """The docstring of each field: the string after it, as editors show it."""
+    found: dict[str, str] = {}
+    for cls in reversed(model.__mro__):
+        if cls is BaseModel or not issubclass(cls, BaseModel):
+            continue
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, after in pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                match after:
+                    case ast.Expr(ast.Constant(str(text))):
+                        found[field.target.id] = text.strip()
+    return found
+
+
+def models() -> Iterator[str]:
+    """The built-in bottoms, tops and losses, with their options."""
+    for title, built_in in (("bottom", BOTTOMS), ("top", TOPS)):
+        for name, module in built_in.items():
+            yield f'\n### {title} = "{name}"\n\n{module.about}\n'
+            if module.options:
+                yield "| option | meaning | default |\n|---|---|---|"
+            for option, default in module.default_values.items():
+                yield f"| `{option}` | {module.options[option]} | `{toml_value(default)}` |"
+    yield "\n### loss\n\n| loss | meaning | metrics |\n|---|---|---|"
+    for name, loss in LOSSES.items():
+        about = _paragraph(inspect.getdoc(loss.per_instance))
+        yield f"| `{name}` | {about} | {', '.join(METRICS[loss.prediction])} |"
 
 
 def _named(model: type[BaseModel], models: list[type[BaseModel]]) -> str:
@@ -224,5 +273,6 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "python": python_names,
     "commands": commands,
     "settings": settings,
+    "models": models,
     "events": events,
 }

@@ -38,11 +38,13 @@ def is_deep(value: object, levels: int = 16) -> bool:
 
 
 class Event(BaseModel):
-    """Any event. `t` is in seconds since the run began, all attempts counted."""
+    """Any event of a run."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     event: str
+    """The name of its type."""
     t: Seconds = 0.0
+    """Seconds since the run began, all attempts counted."""
 
     @property
     def fields(self) -> dict[str, Any]:

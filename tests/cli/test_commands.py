@@ -85,13 +85,20 @@ def test_every_exit_code_is_in_the_help_and_in_the_docs() -> None:
 def test_the_settings_files_in_the_reference_are_valid(tmp_path: Path) -> None:
     from celu.config.job import read_job
     from celu.config.party import check_names, read_party
+    from celu.config.serving import read_serving
+    from celu.config.space import read_space
 
     page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
-    job, party = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    job, party, serving, space = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "job.toml").write_text(job)
     (tmp_path / "party.toml").write_text(party)
     settings = read_party(tmp_path / "party.toml")
-    check_names(read_job(tmp_path / "job.toml"), settings, tmp_path / "party.toml")
+    contract = read_job(tmp_path / "job.toml")
+    check_names(contract, settings, tmp_path / "party.toml")
+    for name, text in {"serving.toml": serving, "space.toml": space}.items():
+        (tmp_path / name).write_text(text)
+    check_names(read_serving(tmp_path / "serving.toml"), settings, tmp_path / "party.toml")
+    assert len(read_space(tmp_path / "space.toml", contract).dimensions) == 4
 
 
 def test_the_schema_in_the_docs_is_valid_and_makes_a_store(tmp_path: Path) -> None:

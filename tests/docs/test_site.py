@@ -14,7 +14,7 @@ import celu
 from celu import errors
 from cli.test_commands import COMMANDS
 from docs.blocks import ROOT
-from handbook.reference import PARTS, regenerate
+from handbook.reference import PARTS, python_names, regenerate, settings
 from handbook.site import NAVIGATION, build
 
 
@@ -97,8 +97,18 @@ def test_the_reference_has_every_command_and_public_name(site: Path) -> None:
         assert re.search(rf"<h3[^>]*>celu {command}\b", text), command
     for name in set(celu.__all__) - {"__version__"}:
         assert f">celu.{name}</h3>" in text, name
-    for key in ("method.R", "peers.NAME.gateway.ca", "categories.NAME.min_count"):
+    for key in (
+        *("method.R", "peers.NAME.gateway.ca", "categories.NAME.min_count"),
+        *("asks", "low", "high", "step", "log", "embedding_dim", "pooling"),
+    ):
         assert f"<code>{key}</code>" in text, key
+
+
+def test_every_setting_in_the_reference_has_a_meaning() -> None:
+    for part in (settings, python_names):
+        for line in part():
+            if line.startswith("| `") and line.count(" | ") == 3:
+                assert re.match(r"\| `[^`]+` \| [^|]{9,}\. \|", line), line
 
 
 def test_the_operations_page_covers_every_error_and_exit_code() -> None:

@@ -47,13 +47,13 @@ def _section(title: str, built_in: Mapping[str, BuiltIn]) -> Iterator[str]:
     yield title
     for name, module in built_in.items():
         yield f"  {name}  {module.about}"
-        settings = {key: f"{key} = {_toml(v)}" for key, v in module.default_values.items()}
+        settings = {key: f"{key} = {toml_value(v)}" for key, v in module.default_values.items()}
         width = max(map(len, settings.values()), default=0)
         for key, setting in settings.items():
             yield f"    {setting:{width}}  {module.options[key]}"
     yield ""
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """A default as it would stand in a settings file."""
     return json.dumps(list(value) if isinstance(value, tuple) else value)

@@ -19,8 +19,11 @@ class AuditSettings(Settings):
     """
 
     rows: Annotated[int, Field(ge=400, le=200_000)] = 5000
+    """Training rows that are recorded."""
     exposures: Annotated[int, Field(ge=1, le=50)] = 5
+    """The newest messages that are recorded of each row."""
     canaries: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Recorded rows of the guest whose labels are replaced by random ones."""
 
     @model_validator(mode="after")
     def _most_rows_have_their_own_labels(self) -> AuditSettings:

@@ -83,9 +83,13 @@ class Number(Extended):
     ADDED: ClassVar[frozenset[str]] = frozenset({"indicator"})
 
     missing: Annotated[float | Statistic | None, BeforeValidator(_number_or_statistic)] = None
+    """What replaces a missing value; by default it is an error."""
     log: bool = False
+    """Whether log(x + 1) is computed."""
     standardise: bool = False
+    """Whether the mean is subtracted, and the result divided by the standard deviation."""
     indicator: bool = False
+    """Whether a column NAME.missing says which values were missing."""
 
     @model_validator(mode="after")
     def _indicator_needs_missing(self) -> Number:
@@ -126,8 +130,11 @@ class Coded(Extended):
     """
 
     buckets: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    """Values are hashed to so many codes."""
     vocabulary: Annotated[int, Field(ge=1, le=MAX_VOCABULARY)] | None = None
+    """Values have codes of their own, so many at most, the most frequent first."""
     min_count: PositiveInt = 1
+    """With vocabulary: rarer values share one code."""
 
     @model_validator(mode="after")
     def _one_kind_of_codes(self) -> Coded:
@@ -155,6 +162,7 @@ class Category(Coded):
     ADDED: ClassVar[frozenset[str]] = frozenset({"quantiles"})
 
     quantiles: Annotated[int, Field(ge=2, le=MAX_QUANTILES)] | None = None
+    """A number is divided into so many ranges with about equally many training rows."""
 
     @classmethod
     def kinds(cls) -> list[str]:
@@ -200,11 +208,17 @@ class Date(Extended):
     """
 
     parts: Annotated[list[DatePart], Field(min_length=1)]
+    """Each part becomes a number, the column NAME.PART."""
     format: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    """That of Python's strptime; by default ISO 8601."""
     since: datetime.date = datetime.date(1970, 1, 1)
+    """The day from which days_since counts."""
     missing: Annotated[datetime.date | Statistic | None, BeforeValidator(_day_or_statistic)] = None
+    """What replaces a missing value; by default it is an error."""
     indicator: bool = False
+    """Whether a column NAME.missing says which values were missing."""
     standardise: bool = False
+    """Whether each part is standardised."""
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> Date:
@@ -252,7 +266,9 @@ class Bag(Coded):
     """
 
     separator: Annotated[str, Field(min_length=1, max_length=10)]
+    """The text between two values."""
     max_values: Annotated[int, Field(ge=1, le=MAX_VALUES)] = 16
+    """The most values of a row; a repeated one counts once."""
 
 
 class FittedBag(Bag):

@@ -63,9 +63,12 @@ class Codecs(Settings):
     "+zstd" after a name adds lossless compression. One name in the file applies to all three.
     """
 
-    activation: str = "fp32"  # Z, host to guest
-    derivative: str = "fp32"  # dZ, guest to host
-    evaluation: str = "fp32"  # Z of held-out rows, host to guest
+    activation: str = "fp32"
+    """Of Z, from host to guest."""
+    derivative: str = "fp32"
+    """Of dZ, from guest to host."""
+    evaluation: str = "fp32"
+    """Of Z of held-out rows, from host to guest."""
 
 
 if TYPE_CHECKING:
@@ -83,9 +86,13 @@ class Tuning(Settings):
     """The settings that may change during a run; `Method` and `Codecs` explain them."""
 
     W: RoleInts
+    """Batches in the workset table."""
     R: RoleInts
+    """Updates from each batch, the exchanged one included."""
     depth: Depth
+    """Rounds in flight."""
     codec: AnyCodecs
+    """How Z and dZ are encoded."""
 
     def for_role(self, role: Role) -> tuple[int, int]:
         """W and R of one role."""
@@ -102,7 +109,9 @@ class Choice(Tuning):
     """A tuning from a round on, with its reason: written by a user, or by `method = "auto"`."""
 
     round: Annotated[int, Field(ge=0)]
+    """The first round of this choice; that of the first one is 0."""
     reason: str = ""
+    """Why; it changes nothing."""
 
 
 class Method(Settings):
@@ -125,13 +134,21 @@ class Method(Settings):
     """
 
     auto: bool = False
+    """Whether the guest measures and chooses W, R, depth and codec while it trains."""
     W: RoleInts = IntByRole(guest=5, host=5)
+    """Batches in the workset table."""
     R: RoleInts = IntByRole(guest=3, host=1)
+    """Updates from each batch, the exchanged one included; 1: no local steps."""
     xi: RoleDegrees = DegreesByRole(guest=60, host=60)
+    """The angle beyond which a stale row has weight 0."""
     depth: Depth = 1
+    """Rounds in flight, at most 64."""
     sampling: str = "round-robin"
+    """Which cached batch is used next: "round-robin", or "module:Class"."""
     weighting: str = "compensated"
+    """What is done with stale rows: "compensated", "cosine", "none" or "module:Class"."""
     local_step_order: Literal["overlapped", "after-update"] = "overlapped"
+    """Whether local steps are made while messages are in flight, or after the update."""
 
     def xi_of(self, role: Role) -> float:
         """The angle of one role."""
@@ -166,16 +183,22 @@ class Evaluation(Settings):
     """
 
     every: PositiveInt = 100
+    """Rounds between two evaluations."""
     rows: PositiveInt | None = None
+    """How many held-out rows are scored; by default all."""
     metric: Annotated[str, AfterValidator(_is_a_name)] = "auc"
+    """What the target and the best model are judged by; the guest's own have a name, too."""
     target: float | None = None
+    """Training stops when the metric is as good as this."""
     patience: PositiveInt | None = None
+    """Training stops after so many evaluations without an improvement."""
 
 
 class Checkpoint(Settings):
     """All parties take a checkpoint every `every` rounds; by default at each evaluation."""
 
     every: PositiveInt | None = None
+    """Rounds between two checkpoints; by default as many as between two evaluations."""
 
 
 class Order(Settings):
@@ -186,20 +209,25 @@ class Order(Settings):
     """
 
     shuffle: Literal["rows", "blocks"] = "rows"
+    """Whether an epoch shuffles all rows, or blocks of rows that do not fit in memory."""
     block_rows: PositiveInt = 8192
+    """Consecutive rows in a block."""
     window_blocks: PositiveInt = 64
+    """Blocks that are in memory at a time and shuffled together."""
 
 
 class AlignmentTerms(Settings):
     """How `celu align` blinds ids: on P-256, or with X25519, which takes about half the time."""
 
     group: Literal["P-256", "x25519"] = "P-256"
+    """The curve of celu align; x25519 takes about half the CPU time."""
 
 
 class HostTerms(Settings):
     """The contract's settings for one host: the width of its Z (by default the paper's)."""
 
     z_width: PositiveInt = 256
+    """The width of this host's Z: the numbers that it sends for a row."""
 
 
 def _width_alone(value: Any) -> Any:
@@ -235,14 +263,22 @@ class Job(Settings):
     """The contract (`job.toml`): everything the parties must agree on before they train."""
 
     preset: Literal["strong", "tabular", "paper"] = "strong"
+    """Values for the keys that are left out."""
     seed: Annotated[int, Field(ge=0)] = 1
+    """The seed of weights, order and dropout."""
     batch_size: PositiveInt = 1024
+    """Rows in a batch."""
     rounds: PositiveInt | None = None
+    """The length of the run in rounds; or give epochs."""
     epochs: PositiveInt | None = None
+    """The length of the run in epochs; or give rounds."""
     guest: PartyName = "guest"
+    """The name of the party with the labels."""
     hosts: dict[PartyName, AnyHostTerms]
+    """The other parties by name, with their terms."""
     order: Order = Order()
     codec: AnyCodecs = Codecs()
+    """How Z and dZ are encoded: fp32, bf16, fp16, int8, 4bit, 2bit; "+zstd" compresses."""
     method: AnyMethod = Method()
     choices: list[Choice] = []
     optimizer: Optimizer = Optimizer()

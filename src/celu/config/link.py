@@ -19,10 +19,15 @@ class LinkSettings(Settings):
     """
 
     mbps: PositiveFloat
+    """The bandwidth in megabits per second."""
     delay_ms: NotNegative = 0.0
+    """The delay in one direction."""
     jitter_ms: NotNegative = 0.0
+    """The most that is added to the delay, at random."""
     outage_every_s: NotNegative = 0.0
+    """Seconds between the starts of two outages."""
     outage_s: NotNegative = 0.0
+    """Seconds of an outage."""
 
     @model_validator(mode="after")
     def _outages_are_valid(self) -> LinkSettings:

@@ -37,18 +37,31 @@ class Optimizer(Settings):
     """
 
     name: Literal["adagrad", "sgd", "adam", "adamw"] = "adagrad"
+    """The optimizer of torch.optim, at all parties."""
     lr: PositiveFloat = 0.03
+    """The learning rate."""
     party_lr: dict[PartyName, PositiveFloat] = {}
+    """Learning rates of parties that need their own, by name."""
     embedding_lr: PositiveFloat | None = None
+    """The learning rate of embeddings, at all parties; by default that of the party."""
     initial_accumulator: Annotated[float, Field(ge=0)] | None = None
+    """With adagrad: where its sums of squares start; by default 0."""
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """With sgd: that of torch; by default 0."""
     weight_decay: Annotated[float, Field(ge=0)] | None = None
+    """An L2 penalty; with adamw decoupled from the gradient, and 0.01 by default."""
     clip_norm: PositiveFloat | None = None
+    """The largest norm of a party's gradient; by default it is not clipped."""
     schedule: Literal["constant", "cosine", "linear", "step"] = "constant"
+    """How the rate changes with the round."""
     warmup_rounds: Annotated[int, Field(ge=0)] | None = None
+    """Rounds in which the rate rises linearly, before the schedule starts."""
     final_factor: Annotated[float, Field(ge=0, le=1)] | None = None
+    """With cosine and linear: what the rate is multiplied by at the end; by default 0."""
     step_rounds: PositiveInt | None = None
+    """With step: rounds between two changes."""
     step_factor: Annotated[float, Field(gt=0, le=1)] | None = None
+    """With step: what the rate is multiplied by; by default 0.1."""
 
     @model_validator(mode="after")
     def _options_belong_together(self) -> Optimizer:

@@ -38,6 +38,7 @@ class ModelSpec(Settings):
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
     use: str
+    """A built-in name or "module:Class"; the other keys of the table are its options."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -66,10 +67,15 @@ class ModelSettings(Settings):
     bottom: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
     top: Annotated[ModelSpec, BeforeValidator(_spec)] | None = None
     loss: str | None = None
+    """The guest's: binary, multiclass, regression or "module:name"."""
     metrics: Annotated[list[str], BeforeValidator(_one_name), Field(min_length=1)] | None = None
+    """What the guest's evaluations report besides the loss, "module:name" for its own."""
     class_weights: Annotated[ClassWeights, PlainValidator(parse_class_weights)] | None = None
-    z_width: PositiveInt | None = None  # the guest's own; default: that of the first host
+    """How much the rows of each class count in the guest's training loss."""
+    z_width: PositiveInt | None = None
+    """The width of the guest's own Z; by default that of the first host."""
     shard: bool | None = None
+    """Whether ranks share the rows of embedding tables; by default where memory is short."""
 
 
 def _is_a_keyword(name: str) -> str:
@@ -88,8 +94,11 @@ class DataSettings(Settings):
     """
 
     store: FilePath
+    """The rows, which celu prepare wrote."""
     alignment: FilePath | None = None
+    """The folder that celu align writes; or set aligned."""
     aligned: bool = False
+    """The stores of all parties hold the same rows already."""
     inputs: (
         dict[
             Annotated[str, AfterValidator(_is_a_keyword)],
@@ -97,6 +106,7 @@ class DataSettings(Settings):
         ]
         | None
     ) = None
+    """The columns of each input of the bottom model, by the name of its argument."""
 
     @model_validator(mode="after")
     def _alignment_or_aligned(self) -> DataSettings:
@@ -112,7 +122,9 @@ class Keys(Settings):
     """This party's certificate and private key (PEM)."""
 
     certificate: FilePath
+    """This party's certificate (PEM)."""
     key: FilePath
+    """Its private key (PEM)."""
 
 
 class GatewaySettings(Settings):
@@ -122,9 +134,11 @@ class GatewaySettings(Settings):
     """
 
     ca: FilePath
+    """The authority of the gateway's certificate (PEM)."""
     name: (
         Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$")] | None
     ) = None
+    """The name in that certificate; by default the host in the address."""
 
 
 class Peer(Settings):
@@ -136,10 +150,14 @@ class Peer(Settings):
     """
 
     ca: FilePath | None = None
+    """The authority of the peer's certificate: the ca.pem that it sent."""
     connect: Address | None = None
+    """HOST:PORT of a peer that listens; without it, the peer connects to us."""
     gateway: GatewaySettings | None = None
     streams: Annotated[int, Field(ge=1, le=MAX_STRIPES)] = 1
+    """gRPC streams on each connection, for links that throttle a single one."""
     connections: Annotated[int, Field(ge=1, le=16)] = 1
+    """gRPC connections, likewise."""
 
     @model_validator(mode="after")
     def _stripes_are_within_bounds(self) -> Peer:
@@ -163,32 +181,48 @@ class PartySettings(Settings):
     """One party's private settings (`party.toml`). Paths are relative to the file."""
 
     role: Role
+    """The guest has the labels."""
     name: PartyName
+    """This party's name in the contract."""
     data: DataSettings | None = None
     model: ModelSettings | None = None
     peers: dict[PartyName, Peer] = {}
     keys: Keys | None = None
     listen: Address | None = None
+    """HOST:PORT at which peers reach us."""
     carrier: Literal["grpc", "websocket"] = "grpc"
-    # Our own gateway forwards connections to us, in plain HTTP; the peers use inner TLS.
+    """What carries the messages."""
     gateway: bool = False
+    """Whether our gateway forwards connections to us in plain HTTP; peers use inner TLS."""
     insecure: bool = False
+    """Without certificates and encryption, for tests on one machine."""
     device: str = "cpu"
+    """Where the modules are: "cpu", "cuda" or "cuda:1"."""
     threads: PositiveInt | None = None
-    slices: PositiveInt = 1  # of each batch, one after the other, with the bits of as many ranks
-    # On a GPU: whether steps are captured as CUDA graphs, and how exact matrix products are.
+    """CPU threads of torch; by default its own choice."""
+    slices: PositiveInt = 1
+    """Slices of each batch, one after the other, with the bits of as many ranks."""
     graphs: bool = True
+    """On a GPU: whether steps are captured as CUDA graphs."""
     precision: Literal["fp32", "tf32"] = "fp32"
+    """On a GPU: how exact matrix products are; tf32 is faster."""
     run_dir: FilePath = Path("runs")
-    start: FilePath | None = None  # the folder of an earlier run: start from its weights
+    """The run folder."""
+    start: FilePath | None = None
+    """The folder of an earlier run: start from its weights."""
     connect_s: Seconds = 300.0
-    deadline_s: Seconds = 120.0  # the longest wait for a connected peer's next message
-    outage_s: Seconds = 600.0  # the longest wait for a link to come up again
-    heartbeat_s: Seconds = 10.0  # a peer silent for two of these counts as gone
+    """The longest wait for the peers, in seconds."""
+    deadline_s: Seconds = 120.0
+    """The longest wait for a connected peer's next message."""
+    outage_s: Seconds = 600.0
+    """The longest wait for a link to come up again."""
+    heartbeat_s: Seconds = 10.0
+    """A peer that is silent for two of these counts as gone."""
     link: AnyLink | None = None  # emulates a slow link for the messages that this party sends
     serve: ServeSettings = ServeSettings()
     privacy: PartyPrivacy = PartyPrivacy()
-    tracking: list[TrackerName] = []  # where metrics also go, besides the run folder
+    tracking: list[TrackerName] = []
+    """Where metrics also go, besides the run folder."""
     audit: AuditSettings | None = None  # whether the run measures what it leaked
 
     def require_data(self) -> DataSettings:

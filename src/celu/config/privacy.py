@@ -22,8 +22,11 @@ class GaussianNoise(Settings):
     """
 
     name: Literal["gaussian"] = "gaussian"
+    """The kind of noise."""
     clip: Positive
+    """The greatest length (L2 norm) of a row, to which longer ones are clipped."""
     noise_multiplier: Positive
+    """The standard deviation of the noise, as a multiple of clip."""
 
 
 class MarvellNoise(Settings):
@@ -34,7 +37,9 @@ class MarvellNoise(Settings):
     """
 
     name: Literal["marvell"]
+    """The kind of noise."""
     power: Positive
+    """The noise in a batch, as a multiple of the squared distance of the classes' means."""
 
 
 class Privacy(Settings):
@@ -49,6 +54,7 @@ class Privacy(Settings):
     """
 
     label_epsilon: Epsilon | None = None
+    """Label differential privacy: hosts receive only what follows from randomized labels."""
     z_noise: GaussianNoise | None = None
     dz_noise: Annotated[GaussianNoise | MarvellNoise, Field(discriminator="name")] | None = None
 
@@ -66,3 +72,4 @@ class PartyPrivacy(Settings):
     """The guest's own limit: the most epsilon that all runs may spend on its labels together."""
 
     budget: Annotated[float, Field(gt=0)] | None = None
+    """The most epsilon that all runs may spend on the guest's labels together."""

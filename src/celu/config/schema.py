@@ -90,12 +90,19 @@ class Source(Extended):
     ADDED: ClassVar[frozenset[str]] = frozenset({"delimiter", "decimal", "thousands", "units"})
 
     format: Literal["csv", "tsv", "parquet"] | None = None
-    names: list[ColumnName] | None = None  # for files without a header
-    missing: list[str] = [""]  # texts that mean a missing value; "" always does
+    """The format of the files; by default by their suffix."""
+    names: list[ColumnName] | None = None
+    """The columns of files without a header."""
+    missing: list[str] = [""]
+    """Texts that mean a missing value; "" always does."""
     delimiter: Annotated[str, AfterValidator(_separates_fields)] | None = None
+    """The character between two fields."""
     decimal: Literal[".", ","] = "."
+    """The character before the digits of a fraction."""
     thousands: Literal[",", ".", " ", "'"] | None = None
+    """The character between groups of three digits."""
     units: list[Annotated[str, AfterValidator(_surrounds_numbers)]] = []
+    """Texts around a number that are left out, such as "$"."""
 
     @model_validator(mode="after")
     def _style_fits(self) -> Source:
@@ -122,8 +129,11 @@ class Split(Extended):
     ADDED: ClassVar[frozenset[str]] = frozenset({"validation"})
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    """The seed of the split: the same at all parties."""
     test: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """The share of test rows: the same at all parties."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The share of validation rows: the same at all parties."""
 
     @model_validator(mode="after")
     def _some_rows_are_trained_on(self) -> Split:
@@ -141,8 +151,11 @@ class Split(Extended):
 
 class _Columns(Extended):
     id: ColumnName
+    """The column of ids; "#row" for row numbers."""
     label: ColumnName | None = None
-    weight: ColumnName | None = None  # of each row, at a guest: how much it counts
+    """The column that a guest predicts."""
+    weight: ColumnName | None = None
+    """The guest's column of how much each row counts."""
     split: Split = Split()
 
 
@@ -157,6 +170,7 @@ class RawSchema(_Columns):
 
     source: Source = Source()
     positive: ClassLabel | None = None
+    """The positive one of two labels; by default the larger, or the second in order."""
     numbers: dict[ColumnName, Number] = {}
     categories: dict[ColumnName, Category] = {}
     dates: dict[ColumnName, Date] = {}

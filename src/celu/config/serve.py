@@ -29,22 +29,39 @@ class ServeSettings(Settings):
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "celu"
+    """The model's name in requests."""
     listen: Address = "127.0.0.1:8080"
+    """HOST:PORT at which clients reach the guest."""
     certificate: FilePath | None = None
+    """The guest's certificate for HTTPS (PEM)."""
     key: FilePath | None = None
+    """Its private key (PEM)."""
     ca: FilePath | None = None
+    """The authority of the clients' certificates (PEM)."""
     token_file: FilePath | None = None
+    """A file with the token that clients send."""
     deadline_ms: Annotated[float, Field(gt=0, le=60_000)] = 200.0
+    """A host that does not answer in this time is replaced by the fallback."""
     fallback: Fallback = "mean"
+    """What replaces a host: its mean Z, a model without hosts (its path), or no answer."""
     cache_mb: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """The size of the guest's cache of Z."""
     cache_s: Annotated[float, Field(gt=0, le=1e6)] = 60.0
-    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 1024  # of one request
+    """How long a Z is cached."""
+    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 1024
+    """Rows in a request."""
     max_body_mb: Annotated[int, Field(ge=1, le=1024)] = 8
-    max_requests: Annotated[int, Field(ge=1, le=10_000)] = 256  # at the same time
+    """The size of a request."""
+    max_requests: Annotated[int, Field(ge=1, le=10_000)] = 256
+    """Requests at the same time."""
     lookup: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
+    """A host's class "module:Class" that returns current features, in place of the store."""
     rows_per_second: PositiveInt | None = None
+    """The most rows that a host answers for in a second."""
     distinct_rows_per_day: PositiveInt | None = None
-    folder: FilePath | None = None  # by default "serve" beside party.toml
+    """The most different rows that a host answers for on one day (UTC)."""
+    folder: FilePath | None = None
+    """What must survive a restart; by default "serve" beside party.toml."""
 
     @property
     def is_exposed(self) -> bool:

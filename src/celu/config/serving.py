@@ -24,11 +24,17 @@ class Serving(Settings):
     """
 
     guest: PartyName = "guest"
+    """The name of the guest."""
     hosts: list[PartyName]
+    """The names of the hosts."""
     codec: Annotated[str, Field(max_length=50)] = "fp32"
+    """How Z is encoded."""
     chunk_rows: Annotated[int, Field(ge=1, le=MAX_CHUNK_ROWS)] = 512
+    """celu predict: rows in a message."""
     asks: Literal["numbers", "tags"] = "numbers"
+    """celu serve: whether rows are named by their number in the alignment, or by their tag."""
     mode: Literal["asked", "pushed"] = "asked"
+    """celu serve: whether the guest asks for Z of a row, or hosts send all in advance."""
 
     @model_validator(mode="after")
     def _names_are_distinct(self) -> Serving:

@@ -22,7 +22,7 @@ from celu.config.reading import Settings, read_toml, validate
 from celu.errors import ConfigError
 
 # Settings that no trial may change: who takes part, and how trials are compared.
-_FIXED = ("preset", "seed", "guest", "choices", "evaluation", "checkpoint")
+FIXED = ("preset", "seed", "guest", "choices", "evaluation", "checkpoint")
 _RANGE = {"low", "high", "log", "step"}
 
 
@@ -33,9 +33,13 @@ class Range(Settings):
     """
 
     low: int | float
+    """The least value; if low and high are integers, so are the values."""
     high: int | float
+    """The greatest value."""
     log: bool = False
+    """Whether small values are tried as often as large ones."""
     step: int | float | None = None
+    """The distance between two values; by default any value is possible."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Range:
@@ -120,7 +124,7 @@ def read_space(path: Path, job: Job) -> Space:
     if not dimensions:
         raise ConfigError(f"{path}: expected settings to vary, got none")
     for name in dimensions:
-        if name.partition(".")[0] in _FIXED:
+        if name.partition(".")[0] in FIXED:
             raise ConfigError(f"{path}: {name}: expected a setting that trials may vary")
         inner = next((other for other in dimensions if other.startswith(f"{name}.")), None)
         if inner is not None:
