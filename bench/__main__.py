@@ -123,11 +123,16 @@ def tabular(
     out: _Out = Path("bench-out/tabular"),
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Tables at a time, one core each.")] = 2,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="A table to measure: flights, criteo, diamonds, movies or vietnam."),
+    ] = None,
 ) -> None:
     """Federated AUC on tables, compared with pooled models and LightGBM (about 40 minutes)."""
     from bench.tabular import bench_tabular
 
-    _report(lambda log: bench_tabular(log, folder, list(range(1, seeds + 1)), workers), out)
+    numbers = list(range(1, seeds + 1))
+    _report(lambda log: bench_tabular(log, folder, numbers, workers, only or ()), out)
 
 
 @app.command("privacy")

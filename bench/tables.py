@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from bench.samples import prepare_sample, sample_file
 from celu.config.columns import Category, Number
 from celu.config.schema import ROW_NUMBER, RawSchema, Split
 from celu.data.flights import write_flights
-from celu.errors import DataError
+from celu.errors import ConfigError, DataError
 from celu.prepare.pipeline import Target, prepare
 
 # The share of rows that are held out: a third of them for validation, the others for the test.
@@ -112,12 +112,20 @@ class TabularSet:
         return labels.numpy()
 
 
-def check_sources(data: Path | None) -> list[str]:
-    """The names of the tables that can be read; raises DataError if a package is missing."""
+def check_sources(data: Path | None, only: Sequence[str] = ()) -> list[str]:
+    """The names of the tables that can be read, or of those of `only`.
+
+    Raises ConfigError for another name in `only`, DataError if a package is missing.
+    """
+    known = [name for name in NAMES if name != "criteo" or data is not None]
+    for name in only:
+        if name not in known:
+            needs = "--data with it" if name in NAMES else f"one of {', '.join(NAMES)}"
+            raise ConfigError(f"--only {name}: expected {needs}")
     _archive()
     if data is not None:
         sample_file(data, "criteo")
-    return [name for name in NAMES if name != "criteo" or data is not None]
+    return [name for name in known if not only or name in only]
 
 
 def load_set(name: str, data: Path | None, folder: Path) -> TabularSet:

@@ -57,10 +57,15 @@ FAMILIES = (
 )
 
 
-def bench_tabular(log: Log, data: Path | None, seeds: list[int], workers: int = 1) -> BenchResult:
-    """Measure every table that can be read; raises DataError or ConfigError for a package."""
+def bench_tabular(
+    log: Log, data: Path | None, seeds: list[int], workers: int = 1, only: Sequence[str] = ()
+) -> BenchResult:
+    """Measure every table that can be read, or those of `only`.
+
+    Raises DataError or ConfigError for a package, ConfigError for an unknown table.
+    """
     result = BenchResult("tabular", seeds)
-    names = check_sources(data)
+    names = check_sources(data, only)
     measure = partial(_measure, data=data, seeds=seeds)
     if workers == 1:
         result.rows += _logged(log, map(measure, names))

@@ -13,7 +13,7 @@ import celu
 from bench import tabular
 from bench.pooled import Scored, auc, train_lightgbm, train_pooled
 from bench.tables import TABLES, Rows, Table, TabularSet, check_sources, load_set
-from celu.errors import DataError
+from celu.errors import ConfigError, DataError
 
 LABELS_FROM = {"diamonds": "cut", "movies": "rating", "vietnam": "pharvis"}
 
@@ -57,6 +57,15 @@ def test_without_its_folder_criteo_is_left_out_and_a_wrong_folder_is_an_error(
     assert check_sources(None) == ["flights", "diamonds", "movies", "vietnam"]
     with pytest.raises(DataError, match=r"criteo_random\.tsv\.gz does not exist"):
         check_sources(tmp_path)
+
+
+def test_single_tables_are_measured_on_request() -> None:
+    assert check_sources(None, ["flights"]) == ["flights"]
+    assert check_sources(None, ["movies", "diamonds"]) == ["diamonds", "movies"]
+    with pytest.raises(ConfigError, match="--only criteo: expected --data with it"):
+        check_sources(None, ["criteo"])
+    with pytest.raises(ConfigError, match=r"--only iris: expected one of flights, criteo, dia"):
+        check_sources(None, ["iris"])
 
 
 def test_the_model_with_the_best_validation_auc_counts_whatever_its_test_auc() -> None:
@@ -118,7 +127,7 @@ def test_a_bench_measures_every_family_and_the_figures_are_the_worst(
 ) -> None:
     families = [replace(f, job={**f.job, "batch_size": 128}) for f in tabular.FAMILIES]
     monkeypatch.setattr(tabular, "FAMILIES", families)
-    monkeypatch.setattr(tabular, "check_sources", lambda data: ["one", "two"])
+    monkeypatch.setattr(tabular, "check_sources", lambda data, only: ["one", "two"])
     monkeypatch.setattr(tabular, "load_set", lambda name, data, folder: synthetic())
     result = tabular.bench_tabular(lambda line: None, None, [1])
     first, second = result.rows
