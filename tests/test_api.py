@@ -199,7 +199,7 @@ def test_rows_in_another_order_are_named_as_such() -> None:
     )
     other = celu.Host(bottom=host.bottom, train=table, test=table)
     own = celu.Guest(bottom=guest.bottom, top=guest.top, loss=guest.loss, train=mine, test=mine)
-    with pytest.raises(celu.CeluError, match="same rows in another order"):
+    with pytest.raises(celu.CeluError, match="same rows in other parts or another order"):
         celu.simulate(small_job(), own, {"weather": other})
 
 

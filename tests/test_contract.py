@@ -18,6 +18,7 @@ from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
 from celu.transport.wire import VERSION
 from federation import Federation, federation, train_over_grpc, with_validation
+from noises import noisy_federation
 from psi.parties import Wrapped, run_to_completion
 
 CHOICE = {"round": 0, "W": 5, "R": 1, "depth": 1, "codec": "fp32"}
@@ -142,11 +143,11 @@ def test_settings_that_are_fixed_under_auto_are_compared() -> None:
     ],
 )
 def test_noise_that_differs_or_that_one_party_lacks_is_named(field: str, noise: Any) -> None:
-    fed, other = federation(), federation(privacy=noise)
+    fed, other = noisy_federation(), noisy_federation(**noise)
     assert_both_name(field, run_sessions(fed, other.job))
     setting, name = field.split(".")[1:]
     values = {**noise[setting], name: 9.0}
-    third = federation(privacy={setting: values})
+    third = noisy_federation(**{setting: values})
     assert_both_name(field, run_sessions(other, third.job))
 
 
