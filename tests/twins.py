@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 import celu
+from celu.config.schema import HeldOut
 from celu.events import ignore
+from celu.privacy.randomized_response import RandomizedResponse, digest_labels
+from celu.privacy.secret_key import SecretKey
 from celu.session import guest_session, host_session
 from celu.transport.memory import memory_links, run_together
 from celu.transport.message import Message
@@ -52,6 +55,16 @@ def with_labels(
         **more,
     )
     return Federation(fed.job, other, fed.hosts)
+
+
+def randomized_labels(fed: Federation, part: HeldOut | Literal["train"]) -> Tensor:
+    """What the twin of a guest learns from, or is evaluated on."""
+    guest, epsilon = fed.guest, fed.job.privacy.label_epsilon
+    rows = guest.train if part == "train" else guest.held_out(part)
+    classes, key = guest.label_map.classes, SecretKey(KEY)
+    assert epsilon is not None and classes is not None and rows.labels is not None
+    digest = digest_labels(key, guest.labelled_rows, classes)
+    return RandomizedResponse(epsilon, len(classes)).randomize(rows, part, rows.labels, key, digest)
 
 
 def messages_to_host(

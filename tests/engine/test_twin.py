@@ -19,11 +19,10 @@ from celu.engine.setup import RunSetup, RunTerms
 from celu.engine.twin_metrics import corrected_auc
 from celu.errors import ConfigError
 from celu.metrics.measure import compute
-from celu.privacy.randomized_response import RandomizedResponse
 from celu.privacy.secret_key import SecretKey
 from celu.transport.message import Kind
 from federation import BATCH, ROWS, Federation, federation
-from twins import KEY, messages_to_host, twin_federation, with_labels
+from twins import KEY, messages_to_host, randomized_labels, twin_federation, with_labels
 
 STANDING_STILL = celu.Optimizer(name="sgd", lr=1e-30)
 EPOCH = ROWS // BATCH
@@ -59,8 +58,7 @@ def test_a_host_is_sent_derivatives_of_the_randomized_labels_and_not_of_the_true
     private, true = (derivatives_by_row(f) for f in (copy.deepcopy(fed), plain))
     labels = fed.guest.train.labels
     assert labels is not None
-    response = RandomizedResponse(1.0, 2)
-    randomized = response.randomize(fed.guest.train, "train", labels, SecretKey(KEY))
+    randomized = randomized_labels(fed, "train")
     for row in range(ROWS):
         agrees = bool((private[row][0] * true[row][0]).sum() > 0)
         assert agrees == bool(randomized[row] == labels[row])

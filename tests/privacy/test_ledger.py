@@ -13,17 +13,19 @@ from celu.launch.label_budget import check_label_budget, spend_label_budget
 from celu.privacy.ledger import LEDGER, Ledger, Release, read_ledger, spend
 from federation import federation
 
-ONE = Release(key="1" * 32, epsilon=1.0, classes=2)
-OTHER_KEY = Release(key="2" * 32, epsilon=1.0, classes=2)
-OTHER_EPSILON = Release(key="1" * 32, epsilon=0.5, classes=2)
+ONE = Release(key="1" * 32, epsilon=1.0, classes=2, labels="a" * 32)
+OTHER_KEY = ONE.model_copy(update={"key": "2" * 32})
+OTHER_EPSILON = ONE.model_copy(update={"epsilon": 0.5})
+OTHER_LABELS = ONE.model_copy(update={"labels": "b" * 32})
 
 
-def test_the_same_key_and_epsilon_add_nothing_and_others_add_up(tmp_path: Path) -> None:
+def test_the_same_release_adds_nothing_and_others_add_up(tmp_path: Path) -> None:
     assert spend(tmp_path, ONE, None).total == 1.0
     assert spend(tmp_path, ONE, None).total == 1.0
     assert spend(tmp_path, OTHER_EPSILON, None).total == 1.5
     assert spend(tmp_path, OTHER_KEY, None).total == 2.5
-    assert read_ledger(tmp_path).releases == [ONE, OTHER_EPSILON, OTHER_KEY]
+    assert spend(tmp_path, OTHER_LABELS, None).total == 3.5
+    assert read_ledger(tmp_path).releases == [ONE, OTHER_EPSILON, OTHER_KEY, OTHER_LABELS]
     assert [path.name for path in tmp_path.iterdir()] == [LEDGER]
 
 
@@ -38,7 +40,8 @@ def test_a_run_that_exceeds_the_budget_is_refused_by_name_and_not_recorded(tmp_p
 def test_epsilons_that_sum_to_the_budget_are_within_it() -> None:
     ledger = Ledger()
     for key in "123":
-        ledger = ledger.adding(Release(key=key * 32, epsilon=0.1, classes=2), 0.3)
+        release = ONE.model_copy(update={"key": key * 32, "epsilon": 0.1})
+        ledger = ledger.adding(release, 0.3)
     assert len(ledger.releases) == 3
 
 

@@ -34,7 +34,7 @@ from celu.engine.scores import Scores
 from celu.engine.state import TwinState
 from celu.engine.state_dict import OPTIMIZER, TwinMetadata, parameter_names, sharded_rows
 from celu.engine.twin_metrics import CORRECTED, corrected_metrics
-from celu.errors import ConfigError
+from celu.errors import CheckpointError, ConfigError
 from celu.label_map import LabelMap
 from celu.metrics.names import METRICS
 from celu.metrics.own import Metric
@@ -42,7 +42,7 @@ from celu.models.fit_labels import check_both_classes, check_output
 from celu.models.members import MemberLoss
 from celu.models.user_code import call_loss
 from celu.party import Guest
-from celu.privacy.randomized_response import RandomizedResponse
+from celu.privacy.randomized_response import RandomizedResponse, digest_labels
 from celu.privacy.secret_key import LABELS, SecretKey
 from celu.ranks.gradients import sum_dense
 from celu.ranks.slices import ONE, Slices
@@ -116,6 +116,7 @@ class Twin:
         self._key = SecretKey.read(guest.label_key, LABELS)
         classes = guest.label_map.classes or ()
         self._response = RandomizedResponse(job.privacy.label_epsilon, len(classes))
+        self._digest = digest_labels(self._key, guest.labelled_rows, classes)
         self._loss = self._response.unbiased(guest.loss)
         self._of_members = MemberLoss(self._loss, top)
         parts = {"train": guest.train, "test": guest.test, "validation": guest.validation}
@@ -135,7 +136,7 @@ class Twin:
     def _randomize(self, part: str, rows: Dataset) -> Tensor:
         assert rows.labels is not None  # checked before the run starts
         codes = self._guest.label_map.codes(rows.labels)
-        return self._response.randomize(rows, part, codes, self._key)
+        return self._response.randomize(rows, part, codes, self._key, self._digest)
 
     def close(self) -> None:
         """Stop reading labels."""
@@ -256,12 +257,18 @@ class Twin:
         }
         tensors |= {f"{OPTIMIZER}{n}": v for n, v in optimizer.items() if isinstance(v, Tensor)}
         numbers = {n: v for n, v in optimizer.items() if not isinstance(v, Tensor)}
-        metadata = TwinMetadata(key=self._key.fingerprint, optimizer=numbers)
+        metadata = TwinMetadata(key=self._key.fingerprint, labels=self._digest, optimizer=numbers)
         return metadata, {f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}
 
     def from_state_dict(self, metadata: TwinMetadata, checkpoint: CheckpointTensors) -> TwinState:
-        """The inverse of `state_dict`; raises CheckpointError, also for another key."""
+        """The inverse of `state_dict`; raises CheckpointError, also for another key or labels."""
         self._key.check_same(metadata.key, LABELS)
+        if metadata.labels != self._digest:
+            raise CheckpointError(
+                f"{self._model.party}: the labels: expected the rows and labels that the run "
+                "started with, got others, which would be randomized again; restore the store, or "
+                "start a new run with another --out at all parties"
+            )
         weights = checkpoint.pop_weights(f"{PREFIX}weights.", self._model.modules)
         flat: Mapping[str, Tensor] = checkpoint.pop_prefix(f"{PREFIX}{OPTIMIZER}")
         optimizer = self._optimizer.unflatten_state({**metadata.optimizer, **flat})

@@ -9,6 +9,7 @@ from celu.config.party import PartySettings
 from celu.errors import ConfigError
 from celu.party import Guest, Host
 from celu.privacy.ledger import Ledger, Release, read_ledger, spend
+from celu.privacy.randomized_response import digest_labels
 from celu.privacy.secret_key import LABELS, SecretKey
 
 
@@ -54,6 +55,11 @@ def _place(guest: Guest, job: Job) -> tuple[Path, Release] | None:
     key = SecretKey.read(guest.label_key, LABELS)
     if key.path is None or job.privacy.label_epsilon is None:
         return None
-    classes = len(guest.label_map.classes or ())
-    release = Release(key=key.fingerprint, epsilon=job.privacy.label_epsilon, classes=classes)
+    classes = guest.label_map.classes or ()
+    release = Release(
+        key=key.fingerprint,
+        epsilon=job.privacy.label_epsilon,
+        classes=len(classes),
+        labels=digest_labels(key, guest.labelled_rows, classes),
+    )
     return key.path.parent, release

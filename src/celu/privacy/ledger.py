@@ -1,8 +1,8 @@
 """The ledger of a guest's labels: what hosts have received of them, as a sum of epsilons.
 
-`privacy.json` lies beside the key of the labels. A run with the same key, epsilon and number of
-classes has the same randomized labels, and adds nothing. Any other run randomizes them again, and
-epsilons add up. A damaged ledger is refused, never reset.
+`privacy.json` lies beside the key of the labels. A run with the same key, epsilon, rows, labels and
+classes has the same randomized labels, and adds nothing. Any other run randomizes all of them
+again, and epsilons add up. A damaged ledger is refused, never reset.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Release(Settings):
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # its fingerprint
     epsilon: Epsilon
     classes: Annotated[int, Field(ge=2, le=10_000)]
+    labels: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # their digest, keyed
 
 
 class Ledger(Settings):
@@ -52,8 +53,9 @@ class Ledger(Settings):
             raise ConfigError(
                 f"privacy.budget: expected at most epsilon {budget:g} for these labels, got "
                 f"{ledger.total:g}: {self.total:g} is spent, and privacy.label_epsilon = "
-                f"{release.epsilon:g} would add to it; use the key and epsilon of an earlier run, "
-                "which adds nothing, a smaller epsilon, or raise the budget"
+                f"{release.epsilon:g} would add to it; use the key, epsilon, rows and "
+                "labels of an earlier run, which add nothing, a smaller epsilon, or raise the "
+                "budget"
             )
         return ledger
 

@@ -16,11 +16,10 @@ from celu.checkpoint.writer import InlineWriter
 from celu.engine.guest_loss import GuestLoss
 from celu.errors import CheckpointError, NonFiniteError
 from celu.privacy.randomized_response import RandomizedResponse
-from celu.privacy.secret_key import SecretKey
 from celu.transport.message import Message
 from checkpoint.disks import QuickDisk
 from federation import Federation, assert_same_bits
-from twins import KEY, as_bytes, messages_to_host, twin_federation, with_labels
+from twins import as_bytes, messages_to_host, randomized_labels, twin_federation, with_labels
 
 AUC = {"every": 4, "metric": "auc"}
 CASES: dict[str, dict[str, Any]] = {
@@ -52,18 +51,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 def fixed_labels(monkeypatch: pytest.MonkeyPatch, fed: Federation) -> None:
     """Whatever the true labels are, the randomized ones are those of this federation."""
-    guest = fed.guest
-    parts = {"train": guest.train, "test": guest.test, "validation": guest.validation}
-    epsilon, classes = fed.job.privacy.label_epsilon, guest.label_map.classes
-    assert epsilon is not None and classes is not None
-    response = RandomizedResponse(epsilon, len(classes))
-    found = {
-        part: response.randomize(rows, part, rows.labels, SecretKey(KEY))
-        for part, rows in parts.items()
-        if rows is not None and rows.labels is not None
-    }
+    parts: list[Any] = ["train", "test"]
+    parts += ["validation"] if fed.guest.validation is not None else []
+    found = {part: randomized_labels(fed, part) for part in parts}
 
-    def fixed(self: RandomizedResponse, rows: Any, part: str, codes: Tensor, key: Any) -> Tensor:
+    def fixed(self: RandomizedResponse, rows: Any, part: str, *given: Any) -> Tensor:
         return found[part]
 
     monkeypatch.setattr(RandomizedResponse, "randomize", fixed)
@@ -152,6 +144,15 @@ def test_another_key_is_refused_when_a_run_resumes(tmp_path: Path) -> None:
         train(copy.deepcopy(fed), tmp_path, killed=6)
     other = with_labels(fed, lambda labels: labels, b"another key of labels")
     with pytest.raises(CheckpointError, match="label_key: expected the key that the run started"):
+        train(other, tmp_path)
+
+
+def test_other_labels_are_refused_when_a_run_resumes(tmp_path: Path) -> None:
+    fed = twin_federation(checkpoint={"every": 3})
+    with pytest.raises(celu.CeluError):
+        train(copy.deepcopy(fed), tmp_path, killed=6)
+    other = with_labels(fed, lambda labels: labels.flip(0))
+    with pytest.raises(CheckpointError, match="the labels: expected the rows and labels that"):
         train(other, tmp_path)
 
 
