@@ -63,7 +63,7 @@ def spent(guest: celu.Guest) -> float:
     job = celu.Job(hosts={"host": 6}, rounds=1, privacy={"label_epsilon": 1.0})
     settings = PartySettings(role="guest", name="guest")
     spend_label_budget(settings, job, guest)
-    return read_ledger(guest.label_key.parent).total
+    return read_ledger(guest.label_key).total
 
 
 def test_rows_that_are_prepared_with_another_seed_are_another_release(tmp_path: Path) -> None:

@@ -42,8 +42,9 @@ from celu.models.fit_labels import check_both_classes, check_output
 from celu.models.members import MemberLoss
 from celu.models.user_code import call_loss
 from celu.party import Guest
+from celu.privacy.ledger import read_label_key
 from celu.privacy.randomized_response import RandomizedResponse, digest_labels
-from celu.privacy.secret_key import LABELS, SecretKey
+from celu.privacy.secret_key import LABELS
 from celu.ranks.gradients import sum_dense
 from celu.ranks.slices import ONE, Slices
 from celu.ranks.whole import digest_whole
@@ -113,7 +114,7 @@ class Twin:
         self._model = replace(own, bottom=bottom, top=top)
         self._seed, self._guest, self._device = job.seed, guest, device
         self._ranks, self._batch_size = ranks, job.batch_size
-        self._key = SecretKey.read(guest.label_key, LABELS)
+        self._key = read_label_key(guest.label_key)
         classes = guest.label_map.classes or ()
         self._response = RandomizedResponse(job.privacy.label_epsilon, len(classes))
         self._digest = digest_labels(self._key, guest.labelled_rows, classes)

@@ -8,9 +8,8 @@ from celu.config.job import Job
 from celu.config.party import PartySettings
 from celu.errors import ConfigError
 from celu.party import Guest, Host
-from celu.privacy.ledger import Ledger, Release, read_ledger, spend
+from celu.privacy.ledger import Ledger, Release, read_label_key, read_ledger, spend
 from celu.privacy.randomized_response import digest_labels
-from celu.privacy.secret_key import LABELS, SecretKey
 
 
 def check_label_budget(settings: PartySettings, job: Job, party: Guest | Host) -> Ledger | None:
@@ -31,8 +30,8 @@ def check_label_budget(settings: PartySettings, job: Job, party: Guest | Host) -
         return None
     place = _place(party, job)
     if place is not None:
-        folder, release = place
-        return read_ledger(folder).adding(release, budget)
+        key, release = place
+        return read_ledger(key).adding(release, budget)
     if budget is not None:
         raise ConfigError(
             "privacy.budget: expected a label_key that is a file, beside which the ledger lies, "
@@ -51,8 +50,8 @@ def spend_label_budget(settings: PartySettings, job: Job, party: Guest | Host) -
 
 
 def _place(guest: Guest, job: Job) -> tuple[Path, Release] | None:
-    """The folder of the ledger, and what this run adds to it; None for a key without a file."""
-    key = SecretKey.read(guest.label_key, LABELS)
+    """The file of the key, and what this run adds to its ledger; None for a key without a file."""
+    key = read_label_key(guest.label_key)
     if key.path is None or job.privacy.label_epsilon is None:
         return None
     classes = guest.label_map.classes or ()
@@ -62,4 +61,4 @@ def _place(guest: Guest, job: Job) -> tuple[Path, Release] | None:
         classes=len(classes),
         labels=digest_labels(key, guest.labelled_rows, classes),
     )
-    return key.path.parent, release
+    return key.path, release

@@ -2,7 +2,8 @@
 
 `privacy.json` lies beside the key of the labels. A run with the same key, epsilon, rows, labels and
 classes has the same randomized labels, and adds nothing. Any other run randomizes all of them
-again, and epsilons add up. A damaged ledger is refused, never reset.
+again, and epsilons add up. The ledger is created before its key, so a key without one has lost it.
+A damaged or lost ledger is refused, never reset.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pydantic import Field, ValidationError
 from celu.config.privacy import Epsilon
 from celu.config.reading import Settings, describe
 from celu.errors import ConfigError
+from celu.privacy.secret_key import LABELS, SecretKey
 
 LEDGER = "privacy.json"
 _MAX_BYTES = 1 << 20
@@ -60,14 +62,33 @@ class Ledger(Settings):
         return ledger
 
 
-def read_ledger(folder: Path) -> Ledger:
-    """The ledger of a folder, empty if it has none; raises ConfigError if it is damaged."""
-    path = folder / LEDGER
+def read_label_key(source: bytes | Path | str | None) -> SecretKey:
+    """The key of labels, as `SecretKey.read`; the file of a new one gets a ledger beside it."""
+    if isinstance(source, Path | str) and not Path(source).exists():
+        key = Path(source)
+        with _locked(key.parent):  # another run may have spent something in the meantime
+            if not key.exists() and not (key.parent / LEDGER).exists():
+                _write(key.parent, Ledger())
+    return SecretKey.read(source, LABELS)
+
+
+def read_ledger(key: Path) -> Ledger:
+    """The ledger beside a key; raises ConfigError if it is damaged, or lost while the key is there.
+
+    Without either it is empty.
+    """
+    path = key.parent / LEDGER
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES)
     except FileNotFoundError:
-        return Ledger()
+        if not key.exists():
+            return Ledger()
+        raise ConfigError(
+            f"{path}: expected what was spent on the labels of {key}, got no file; restore it from "
+            f"a backup. If there is none, remove {key.name} too: the next run begins a new ledger "
+            "at 0, to which you have to add what earlier runs spent"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     try:
@@ -79,13 +100,13 @@ def read_ledger(folder: Path) -> Ledger:
         ) from error
 
 
-def spend(folder: Path, release: Release, budget: float | None) -> Ledger:
+def spend(key: Path, release: Release, budget: float | None) -> Ledger:
     """Record a release before anything of it is sent; raises ConfigError as `Ledger.adding`."""
-    with _locked(folder):
-        before = read_ledger(folder)
+    with _locked(key.parent):
+        before = read_ledger(key)
         ledger = before.adding(release, budget)
         if ledger is not before:
-            _write(folder, ledger)
+            _write(key.parent, ledger)
     return ledger
 
 
