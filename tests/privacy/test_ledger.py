@@ -109,6 +109,28 @@ def test_a_run_without_label_privacy_exceeds_every_budget(tmp_path: Path) -> Non
     assert check_label_budget(settings(None), job(None), party) is None
 
 
+def test_a_run_without_label_privacy_is_recorded_beside_a_key(tmp_path: Path) -> None:
+    key = tmp_path / "label.key"
+    spend_label_budget(settings(None), job(None), guest(key))
+    assert not list(tmp_path.iterdir())  # no key, and nothing to record
+    spend_label_budget(settings(5.0), job(1.0), guest(key))
+    spend_label_budget(settings(None), job(None), party := guest(key))
+    spend_label_budget(settings(None), job(None), guest(b"0" * 32))
+    assert read_ledger(key).unprotected and read_ledger(key).total == float("inf")
+    for epsilon in (1.0, 0.5):
+        with pytest.raises(ConfigError, match=r"privacy\.budget: .*an earlier run without privacy"):
+            spend_label_budget(settings(5.0), job(epsilon), party)
+    spend_label_budget(settings(None), job(0.5), party)
+    assert len(read_ledger(key).releases) == 2 and read_ledger(key).unprotected
+
+
+def test_a_guest_alone_records_nothing(tmp_path: Path) -> None:
+    key = tmp_path / "label.key"
+    spend_label_budget(settings(None), job(1.0), guest(key))
+    spend_label_budget(settings(None), celu.Job(hosts={}, rounds=1), guest(key))
+    assert not read_ledger(key).unprotected
+
+
 def test_a_budget_needs_a_key_in_a_file() -> None:
     with pytest.raises(ConfigError, match=r"privacy\.budget: expected a label_key that is a file"):
         check_label_budget(settings(2.0), job(1.0), guest(b"0" * 32))

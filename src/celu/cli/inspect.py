@@ -52,7 +52,9 @@ def inspect(
     if rate is not None:
         console.print(f"positive rate: {rate:.4f}")
     ledger = read_ledger(opened.path.resolve().parent / LABELS.file)
-    if ledger.releases and opened.schema.label is not None:
+    if ledger.unprotected and opened.schema.label is not None:
+        console.print("label privacy: none, after a run without label_epsilon", soft_wrap=True)
+    elif ledger.releases and opened.schema.label is not None:
         epsilons = " + ".join(f"{release.epsilon:g}" for release in ledger.releases)
         console.print(f"label privacy: epsilon {ledger.total:g} is spent ({epsilons})")
     findings = gate.findings()

@@ -8,7 +8,14 @@ from celu.config.job import Job
 from celu.config.party import PartySettings
 from celu.errors import ConfigError
 from celu.party import Guest, Host
-from celu.privacy.ledger import Ledger, Release, read_label_key, read_ledger, spend
+from celu.privacy.ledger import (
+    Ledger,
+    Release,
+    read_label_key,
+    read_ledger,
+    record_unprotected,
+    spend,
+)
 from celu.privacy.randomized_response import digest_labels
 
 
@@ -41,8 +48,16 @@ def check_label_budget(settings: PartySettings, job: Job, party: Guest | Host) -
 
 
 def spend_label_budget(settings: PartySettings, job: Job, party: Guest | Host) -> None:
-    """Record what this run spends, before anything is sent; raises ConfigError."""
-    if check_label_budget(settings, job, party) is None or isinstance(party, Host):
+    """Record what this run spends, before anything is sent; raises ConfigError.
+
+    A run without `label_epsilon` is recorded where there is a key, so that a later budget knows it.
+    """
+    if isinstance(party, Host) or not job.hosts:
+        return
+    has_ledger = check_label_budget(settings, job, party) is not None
+    if job.privacy.label_epsilon is None and isinstance(party.label_key, Path):
+        record_unprotected(party.label_key)
+    if not has_ledger:
         return
     place = _place(party, job)
     if place is not None:

@@ -9,6 +9,7 @@ A damaged or lost ledger is refused, never reset.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,21 +37,32 @@ class Release(Settings):
 
 
 class Ledger(Settings):
-    """All ways in which a store's labels were randomized for hosts."""
+    """All ways in which a store's labels were randomized for hosts.
+
+    `unprotected`: hosts have also received what follows from the true labels, in a run without
+    `label_epsilon`.
+    """
 
     format: Literal["celu-privacy-1"] = "celu-privacy-1"
     releases: Annotated[list[Release], Field(max_length=10_000)] = []
+    unprotected: bool = False
 
     @property
     def total(self) -> float:
-        """The epsilon of all releases together."""
-        return sum(release.epsilon for release in self.releases)
+        """The epsilon of all releases together, infinite after an unprotected run."""
+        return math.inf if self.unprotected else sum(r.epsilon for r in self.releases)
 
     def adding(self, release: Release, budget: float | None = None) -> Ledger:
         """The ledger after another run; raises ConfigError if that exceeds the budget."""
+        if budget is not None and self.unprotected:
+            raise ConfigError(
+                f"privacy.budget: expected at most epsilon {budget:g} for these labels, got an "
+                "earlier run without privacy.label_epsilon: hosts have received what follows from "
+                "the true labels, which exceeds any budget; remove the budget"
+            )
         if release in self.releases:
             return self
-        ledger = Ledger(releases=[*self.releases, release])
+        ledger = self.model_copy(update={"releases": [*self.releases, release]})
         if budget is not None and ledger.total > budget * (1 + 1e-9):  # sums are rounded
             raise ConfigError(
                 f"privacy.budget: expected at most epsilon {budget:g} for these labels, got "
@@ -108,6 +120,16 @@ def spend(key: Path, release: Release, budget: float | None) -> Ledger:
         if ledger is not before:
             _write(key.parent, ledger)
     return ledger
+
+
+def record_unprotected(key: Path) -> None:
+    """Record a run without label privacy where there is a key or ledger; raises ConfigError."""
+    if not key.exists() and not (key.parent / LEDGER).exists():
+        return
+    with _locked(key.parent):
+        ledger = read_ledger(key)
+        if not ledger.unprotected:
+            _write(key.parent, ledger.model_copy(update={"unprotected": True}))
 
 
 @contextmanager
