@@ -37,7 +37,7 @@ from celu.engine.twin_metrics import CORRECTED, corrected_metrics
 from celu.errors import CheckpointError, ConfigError
 from celu.label_map import LabelMap
 from celu.metrics.names import METRICS
-from celu.metrics.own import Metric
+from celu.metrics.own import Metric, undefined_on_failure
 from celu.models.fit_labels import check_both_classes, check_output
 from celu.models.members import MemberLoss
 from celu.models.user_code import call_loss
@@ -94,6 +94,19 @@ def check_label_privacy(guest: Guest, job: Job, *, decides: bool) -> None:
             f"evaluation.metric: expected one of {', '.join(CORRECTED)} with {epsilon}, got "
             f"{metric}: it decides what hosts see, and cannot be estimated from randomized labels"
         )
+
+
+def without_failing_metrics(guest: Guest, warn: Callable[[str], None]) -> Guest:
+    """The guest, whose own metrics are NaN where they fail: they depend on true labels."""
+    if guest.metrics is None:
+        return guest
+    changed = copy.copy(guest)
+    metrics = [
+        undefined_on_failure(metric, warn) if isinstance(metric, Metric) else metric
+        for metric in guest.metrics
+    ]
+    object.__setattr__(changed, "metrics", tuple(metrics))
+    return changed
 
 
 class Twin:

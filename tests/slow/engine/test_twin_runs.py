@@ -104,6 +104,30 @@ def test_nan_in_the_own_model_is_not_seen_by_a_host_and_is_reported_at_the_end(
         train(fed, tmp_path)  # which takes checkpoints
 
 
+@celu.metric(higher_is_better=True)
+def failing(scores: Any, labels: Any) -> float:
+    if labels[0] == 1:  # as a true label decides
+        raise ValueError("no such label")
+    return 0.5
+
+
+def test_a_metric_of_ones_own_that_fails_does_not_end_the_run() -> None:
+    messages, ends = [], []
+    for first in (0.0, 1.0):
+        fed = twin_federation(rounds=8)
+        fed.guest.test.labels[0] = first  # type: ignore[index]
+        object.__setattr__(fed.guest, "metrics", ("auc", failing))
+        events: list[celu.Event] = []
+        result = celu.simulate(
+            copy.deepcopy(fed.job), fed.guest, fed.hosts, callbacks=[events.append]
+        )
+        messages.append([e.fields["message"] for e in events if e.event == "warning"])
+        ends.append((result.rounds, str(result.metrics["failing"])))
+    assert messages[0] == [] and len(messages[1]) == 1
+    assert "the metric 'failing' failed" in messages[1][0]
+    assert ends == [(8, "0.5"), (8, "nan")]
+
+
 def train(fed: Federation, folder: Path, killed: int | None = None) -> celu.Result:
     stores = {
         name: Checkpoints(folder / name, QuickDisk(), InlineWriter())
