@@ -21,7 +21,9 @@ from celu.events import Event
 from celu.models.tops import WideDeepTop
 from celu.models.tower import Tower
 from celu.simulation import simulate_all
+from celu.transport.message import Message
 from federation import Federation, assert_same_bits
+from twins import as_bytes, messages_to_hosts
 
 ROWS, TRAIN = 2000, 1600
 
@@ -147,6 +149,13 @@ def test_classes_and_numbers_are_attacked_with_a_note(loss: str) -> None:
     assert bool(attacks(audit, "norm")) == (loss == "regression")
 
 
+def conversation(fed: Federation, audit: AuditOptions | None) -> list[Any]:
+    """The bytes of all messages in both directions."""
+    messages: list[Message] = []
+    messages_to_hosts(fed, messages, audit=audit, received=messages)
+    return [as_bytes(message) for message in messages]
+
+
 def test_an_audit_changes_no_bit_of_the_training_and_no_byte_on_the_wire() -> None:
     plain, recorded = audited(), audited()
     without = simulate_all(plain.job, plain.guest, plain.hosts)["guest"]
@@ -154,6 +163,7 @@ def test_an_audit_changes_no_bit_of_the_training_and_no_byte_on_the_wire() -> No
     found = run(recorded, options(), callbacks=[events.append])["guest"]
     assert_same_bits(plain.weights(), recorded.weights())
     assert found.traffic == without.traffic
+    assert conversation(audited(), None) == conversation(audited(), options())
     assert without.audit is None
     assert events[-1].event == "audit"
 

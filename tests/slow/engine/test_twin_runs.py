@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ from celu.privacy.randomized_response import RandomizedResponse
 from celu.transport.message import Message
 from checkpoint.disks import QuickDisk
 from federation import Federation, assert_same_bits
-from twins import as_bytes, messages_to_host, randomized_labels, twin_federation, with_labels
+from noises import GAUSSIAN
+from twins import (
+    as_bytes,
+    messages_to_hosts,
+    on_the_wire,
+    randomized_labels,
+    twin_federation,
+    with_labels,
+)
 
 AUC = {"every": 4, "metric": "auc"}
 CASES: dict[str, dict[str, Any]] = {
@@ -32,6 +41,10 @@ CASES: dict[str, dict[str, Any]] = {
     "two hosts": {"hosts": {"one": 6, "two": 3}},
     "labels only": {"guest_has_features": False},
     "multi-class": {"loss": "multiclass"},
+    "FedBCD": {"method": celu.Method(W=1, R=3, weighting="none")},
+    "members": {"is_residual": True, "method": celu.Method(R=3)},
+    "noise on Z": {"privacy": {"label_epsilon": 1.0, "z_noise": GAUSSIAN}},
+    "two slices": {"slices": 2, "method": celu.Method(R=3)},
     "auto": {"method": "auto", "rounds": 90, "evaluation": {**AUC, "every": 10}},
     "auto with validation": {
         "method": "auto", "rounds": 90, "evaluation": AUC, "validation": True,
@@ -61,16 +74,31 @@ def fixed_labels(monkeypatch: pytest.MonkeyPatch, fed: Federation) -> None:
     monkeypatch.setattr(RandomizedResponse, "randomize", fixed)
 
 
+def turned_around(labels: Tensor) -> Tensor:
+    return labels.flip(0)
+
+
+def mostly_one_class(labels: Tensor) -> Tensor:
+    classes, other = torch.unique(labels), torch.zeros_like(labels)
+    rare = torch.arange(0, len(labels), 8)
+    other[rare] = classes[torch.arange(len(rare)) % len(classes)]
+    return other
+
+
+@pytest.mark.parametrize("change", [turned_around, mostly_one_class])
 @pytest.mark.parametrize("case", CASES)
-def test_other_true_labels_with_the_same_randomized_ones_give_a_host_the_same_bytes(
-    case: str, monkeypatch: pytest.MonkeyPatch
+def test_other_true_labels_with_the_same_randomized_ones_give_hosts_the_same_bytes(
+    case: str, change: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fed = twin_federation(**CASES[case])
-    other = with_labels(copy.deepcopy(fed), lambda labels: labels.flip(0))
+    settings = dict(CASES[case])
+    slices = settings.pop("slices", 1)
+    fed = twin_federation(**settings)
+    other = with_labels(copy.deepcopy(fed), change)
     fed = with_labels(copy.deepcopy(fed), lambda labels: labels)  # tensors of the same layout
     fixed_labels(monkeypatch, fed)
     before = fed.weights()
-    (one, result), (two, other_result) = messages_to_host(fed), messages_to_host(other)
+    one, result = messages_to_hosts(fed, slices=slices)
+    two, other_result = messages_to_hosts(other, slices=slices)
     assert [as_bytes(message) for message in one] == [as_bytes(message) for message in two]
     assert result.rounds == other_result.rounds
     if "target" in case or "patience" in case:
@@ -84,7 +112,7 @@ def test_other_true_labels_with_the_same_randomized_ones_give_a_host_the_same_by
 def test_without_label_privacy_other_labels_give_a_host_other_bytes() -> None:
     fed = twin_federation(privacy={})
     other = with_labels(copy.deepcopy(fed), lambda labels: labels.flip(0))
-    (one, _), (two, _) = messages_to_host(fed), messages_to_host(other)
+    (one, _), (two, _) = messages_to_hosts(fed), messages_to_hosts(other)
     assert [as_bytes(message) for message in one] != [as_bytes(message) for message in two]
 
 
@@ -93,12 +121,12 @@ def test_nan_in_the_own_model_is_not_seen_by_a_host_and_is_reported_at_the_end(
 ) -> None:
     fed = twin_federation(method=celu.Method(R=3), checkpoint={"every": 3})
     whole, bad = copy.deepcopy(fed), copy.deepcopy(fed)
-    expected, _ = messages_to_host(whole)
+    expected, _ = messages_to_hosts(whole)
     losses = GuestLoss.weighted
     monkeypatch.setattr(GuestLoss, "weighted", lambda *given: losses(*given) * float("nan"))
     sent: list[Message] = []
     with pytest.raises(NonFiniteError, match="the model contains NaN or Inf, although the run"):
-        messages_to_host(bad, sent)
+        messages_to_hosts(bad, sent)
     assert [as_bytes(message) for message in sent] == [as_bytes(message) for message in expected]
     with pytest.raises(NonFiniteError, match="although the run was completed"):
         train(fed, tmp_path)  # which takes checkpoints
@@ -202,5 +230,6 @@ def test_no_file_and_no_message_contains_the_key(tmp_path: Path) -> None:
     for content in [path.read_bytes() for path in files]:
         assert secret not in content and digits.encode() not in content
     shown = [*events, repr(result), repr(fed.guest)]
-    shown += [str(as_bytes(message)) for message in messages_to_host(twin_federation(key=key))[0]]
-    assert not any(digits in text or repr(secret) in text for text in shown)
+    assert not any(digits in text or repr(secret)[2:-1] in text for text in shown)
+    sent = on_the_wire(messages_to_hosts(twin_federation(key=key))[0])
+    assert len(sent) > 10_000 and secret not in sent and digits.encode() not in sent
