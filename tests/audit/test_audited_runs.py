@@ -149,6 +149,11 @@ def test_classes_and_numbers_are_attacked_with_a_note(loss: str) -> None:
     assert bool(attacks(audit, "norm")) == (loss == "regression")
 
 
+def test_the_guests_audit_says_that_a_host_has_a_more_exact_z() -> None:
+    audit = audit_of(run(audited(rounds=1), options())["guest"])
+    assert any("A host has its exact Z" in sentence for sentence in notes_of(audit))
+
+
 def conversation(fed: Federation, audit: AuditOptions | None) -> list[Any]:
     """The bytes of all messages in both directions."""
     messages: list[Message] = []
