@@ -171,4 +171,4 @@ def check_final_state(party: str, state: FinalState, expected: FinalState) -> No
 
 
 def _without_times(evaluation: dict[str, Any]) -> dict[str, Any]:
-    return {key: evaluation[key] for key in ("round", "loss", "rmse")}
+    return {k: v for k, v in evaluation.items() if k in ("round", "loss", "rmse", "auc")}

@@ -29,6 +29,7 @@ _DEFAULTS: dict[str, Any] = {
     "choices": [],
     "evaluation": {"every": 3, "metric": "loss"},
     "order": {},
+    "privacy": {},
 }
 _BLOCKS = {"shuffle": "blocks", "block_rows": 4, "window_blocks": 3}
 _CHOICES = [
@@ -60,6 +61,7 @@ _SCENARIOS: list[dict[str, Any]] = [
     {"every": 2, "rounds": 8, "depth": 2, "R": 2, "W": 3, "optimizer": "adagrad"},
     # Stops at its first evaluation: any model reaches this target.
     {"every": 2, "rounds": 6, "evaluation": {"every": 3, "metric": "loss", "target": 100.0}},
+    {"every": 2, "depth": 2, "R": 3, "W": 2, "rounds": 5, "privacy": {"label_epsilon": 1.0}},
 ]
 NUM_SCENARIOS = len(_SCENARIOS)
 
@@ -108,6 +110,7 @@ class Scenario:
             train=guest.train,
             test=guest.test,
             bottom=_copy(guest.bottom),
+            label_key=guest.label_key,
         )
 
     def host(self, name: str) -> Host:
@@ -137,6 +140,7 @@ def scenario(number: int) -> Scenario:
             "optimizer": {"name": row["optimizer"], "lr": 0.1},
             "evaluation": row["evaluation"],
             "order": row["order"],
+            "privacy": row["privacy"],
             "choices": row["choices"],
             "checkpoint": {"every": row["every"]},
         }
@@ -144,12 +148,21 @@ def scenario(number: int) -> Scenario:
     rng = torch.Generator().manual_seed(number)
     numbers = {n: torch.randn(_ROWS + _TEST_ROWS, _COLUMNS, generator=rng) for n in _names(job)}
     labels = torch.stack([x[:, 0] for x in numbers.values()]).sum(0)
+    is_private = job.privacy.label_epsilon is not None
+    labels = (labels > 0).float() if is_private else labels
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number)
         top = Top(1 + len(hosts))
         train, test = _datasets(numbers[job.guest], labels)
         bottom = Bottom(row["dropout"])
-        guest = Guest(bottom=bottom, top=top, loss="regression", train=train, test=test)
+        guest = Guest(
+            bottom=bottom,
+            top=top,
+            loss="binary" if is_private else "regression",
+            train=train,
+            test=test,
+            label_key=b"the key of the labels",
+        )
         parties = {}
         for name in hosts:
             bottom = Bottom(row["dropout"])

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 import celu
+from celu.config.schema import HeldOut
+from celu.engine.auditing import AuditOptions
 from celu.events import ignore
+from celu.privacy.randomized_response import RandomizedResponse, digest_labels
+from celu.privacy.secret_key import SecretKey
+from celu.ranks.slices import Slices
 from celu.session import guest_session, host_session
 from celu.transport.memory import memory_links, run_together
 from celu.transport.message import Message
+from celu.transport.wire import as_sendable, encode_whole
 from federation import Federation, federation, with_validation
 from psi.parties import Wrapped
 
@@ -27,6 +33,8 @@ def twin_federation(
     """A federation with label privacy; `job` are arguments of `federation`."""
     fed = federation(**{"privacy": {"label_epsilon": epsilon}, **job})
     fed = with_validation(fed) if validation else fed
+    if fed.job.privacy.z_noise is not None:
+        fed.hosts = {name: replace(host, noise_key=KEY) for name, host in fed.hosts.items()}
     return with_labels(fed, lambda labels: labels, key)
 
 
@@ -54,32 +62,60 @@ def with_labels(
     return Federation(fed.job, other, fed.hosts)
 
 
-def messages_to_host(
-    fed: Federation, sent: list[Message] | None = None
+def randomized_labels(fed: Federation, part: HeldOut | Literal["train"]) -> Tensor:
+    """What the twin of a guest learns from, or is evaluated on."""
+    guest, epsilon = fed.guest, fed.job.privacy.label_epsilon
+    rows = guest.train if part == "train" else guest.held_out(part)
+    classes, key = guest.label_map.classes, SecretKey(KEY)
+    assert epsilon is not None and classes is not None and rows.labels is not None
+    digest = digest_labels(key, guest.labelled_rows, classes)
+    return RandomizedResponse(epsilon, len(classes)).randomize(rows, part, rows.labels, key, digest)
+
+
+def messages_to_hosts(
+    fed: Federation,
+    sent: list[Message] | None = None,
+    *,
+    slices: int = 1,
+    audit: AuditOptions | None = None,
+    received: list[Message] | None = None,
 ) -> tuple[list[Message], celu.Result]:
-    """All messages from the guest to its first host in a run, and the guest's result.
+    """All messages from the guest to its hosts in a run, and the guest's result.
 
-    The clocks are the same in each run: with `auto`, choices depend on measured times.
+    The guest computes in `slices`, and all parties are audited as `audit` says. Messages to the
+    guest are added to `received`. The clocks are the same in each run: with `auto`, choices depend
+    on measured times.
     """
-    sent = [] if sent is None else sent
+    sent, received = ([] if found is None else found for found in (sent, received))
+    pairs = {name: memory_links("guest", name) for name in fed.hosts}
+    programs: dict[str, Any] = {
+        name: host_session(name, host, fed.job, pairs[name][1], ignore, _clock(), audit=audit)
+        for name, host in fed.hosts.items()
+    }
+    links: dict[str, Any] = {
+        name: Wrapped(pair[0], _recording(sent), _recording(received))
+        for name, pair in pairs.items()
+    }
+    programs["guest"] = guest_session(
+        "guest", fed.guest, fed.job, links, ignore, _clock(), audit=audit, ranks=Slices(slices)
+    )
+    result = run_together(programs, [end for pair in pairs.values() for end in pair])["guest"]
+    return sent, result
 
+
+def _recording(messages: list[Message]) -> Callable[[Message], Message]:
     def record(message: Message) -> Message:
         tensor = message.tensor
         copied = None if tensor is None else tensor.detach().clone()
-        sent.append(replace(message, tensor=copied))
+        messages.append(replace(message, tensor=copied))
         return message
 
-    pairs = {name: memory_links("guest", name) for name in fed.hosts}
-    programs: dict[str, Any] = {
-        name: host_session(name, host, fed.job, pairs[name][1], ignore, _clock())
-        for name, host in fed.hosts.items()
-    }
-    links: dict[str, Any] = {name: pair[0] for name, pair in pairs.items()}
-    first = next(iter(fed.hosts))
-    links[first] = Wrapped(pairs[first][0], record)
-    programs["guest"] = guest_session("guest", fed.guest, fed.job, links, ignore, _clock())
-    result = run_together(programs, [end for pair in pairs.values() for end in pair])["guest"]
-    return sent, result
+    return record
+
+
+def on_the_wire(messages: Sequence[Message]) -> bytes:
+    """The bytes of all messages as they are sent, but of those that depend on the connection."""
+    return b"".join(encode_whole(as_sendable(message), 0, 0) for message in messages)
 
 
 def _clock() -> Callable[[], float]:

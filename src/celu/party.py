@@ -11,6 +11,7 @@ the weights of the best evaluation are the result. The test rows are then scored
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from torch import nn
 from celu.config.class_weights import ClassWeights, ClassWeightsLike, parse_class_weights
 from celu.config.schema import HeldOut
 from celu.data.dataset import Dataset
+from celu.data.labelled_rows import LabelledRows
+from celu.data.store import Store
 from celu.errors import ConfigError, DataError
 from celu.label_map import LabelMap
 from celu.metrics.own import MetricLike, as_metrics
@@ -61,9 +64,10 @@ class Guest:
     multiply the weights of rows, and do not change metrics.
 
     `label_key`, for a job with `privacy.label_epsilon`, is the secret that decides which labels are
-    randomized: the path of a file, which is created if it does not exist, or random bytes. The same
-    labels need the same key in every run. `noise_key`, for `privacy.dz_noise`, is the secret of its
-    noise; see `Host`.
+    randomized: the path of a file, which is created if it does not exist, or random bytes, of which
+    no ledger is written. With the same key, the same rows and labels are randomized once for all
+    runs; other rows or labels are another release. `noise_key`, for `privacy.dz_noise`, is the
+    secret of its noise; see `Host`.
     """
 
     bottom: nn.Module | None
@@ -77,6 +81,7 @@ class Guest:
     label_key: bytes | Path | None = field(repr=False)
     noise_key: bytes | Path | None = field(repr=False)
     label_map: LabelMap = field(init=False)
+    labelled_rows: LabelledRows = field(init=False, repr=False)
 
     def __init__(
         self,
@@ -117,12 +122,27 @@ class Guest:
             "label_key": Path(label_key) if isinstance(label_key, str) else label_key,
             "noise_key": Path(noise_key) if isinstance(noise_key, str) else noise_key,
             "label_map": label_map,
+            "labelled_rows": LabelledRows(_by_part(train, test, validation)),
         }.items():
             object.__setattr__(self, name, value)
+
+    def of_store(self, store: Store) -> Guest:
+        """The same guest, whose rows are some of a store's, with the labels that the store has.
+
+        Then all alignments of the store share their randomized labels.
+        """
+        other = copy.copy(self)
+        object.__setattr__(other, "labelled_rows", LabelledRows(store))
+        return other
 
     def held_out(self, part: HeldOut) -> Dataset:
         """The validation or test rows."""
         return self.test if part == "test" or self.validation is None else self.validation
+
+
+def _by_part(train: Dataset, test: Dataset, validation: Dataset | None) -> dict[str, Dataset]:
+    parts = {"train": train, "test": test}
+    return parts if validation is None else {**parts, "validation": validation}
 
 
 def _class_weights(given: ClassWeightsLike | None, loss: Loss) -> ClassWeights | None:

@@ -32,6 +32,7 @@ from celu.engine.promises import promises
 from celu.engine.schedule import Schedule
 from celu.engine.setup import RunSetup, RunTerms
 from celu.engine.spans import Spans
+from celu.engine.twin import without_failing_metrics
 from celu.errors import CheckpointError
 from celu.events import (
     Audited,
@@ -150,6 +151,8 @@ async def guest_session(
         recorder = None if audit is None else audit.recorder(guest.train)
         if recorder is not None:
             guest = with_canaries(guest, recorder.sample)
+        if job.privacy.label_epsilon is not None and links:
+            guest = without_failing_metrics(guest, lambda text: emit(Warned(message=text)))
         trainer = GuestTrainer(name, guest, job, spans, _graph_options(graphs, emit), ranks)
         trainer.recorder = recorder
         traffic = [link.traffic for link in links.values()]
@@ -187,8 +190,6 @@ async def guest_session(
         raise
     if trainer.twin is not None:
         trainer.check_own_model()
-        latest = observer.evaluations[-1] if observer.evaluations else {}
-        trainer.evaluator.check(test or latest, rounds)
     result = _result(rounds, trainer, observer, plan.choices, model, best_round, mean_z, test)
     if audit is None or trainer.recorder is None:
         return result

@@ -95,6 +95,7 @@ def test_figures_are_those_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures["none_own"] == none["own AUC"] > 0.9
     assert figures["eps1_own"] == twin["own AUC"] < none["own AUC"]
     assert figures["eps1_cost"] == none["model AUC"] - twin["model AUC"]
+    assert -0.5 < figures["eps1_cost_default"] < 0.5 and figures["eps1_cost_default"] != 0
     longer = by_run["twin, epsilon 1", 2]["own AUC"]
     assert figures["five_over_one_own"] == longer / twin["own AUC"]
     assert all("seconds" not in row for row in result.rows) and figures["audit_s"]

@@ -27,7 +27,7 @@ from federation import (
     train_over_grpc,
 )
 from noises import GAUSSIAN, MARVELL, noisy_federation
-from twins import messages_to_host
+from twins import messages_to_hosts
 
 
 def exchange(fed: Federation) -> tuple[HostTrainer, GuestTrainer, Message, Message]:
@@ -136,7 +136,7 @@ def test_runs_with_two_hosts_have_the_same_bits_over_grpc_and_in_memory(
 
 def test_marvell_copes_with_a_batch_of_one_class() -> None:
     fed = noisy_federation(dz_noise=MARVELL, batch_size=2, rounds=20)
-    messages, _ = messages_to_host(fed)
+    messages, _ = messages_to_hosts(fed)
     sent = [m.tensor for m in messages if m.kind is Kind.DERIVATIVE and m.tensor is not None]
     assert len(sent) == 20 and all(bool(dz.isfinite().all()) for dz in sent)
 

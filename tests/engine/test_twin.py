@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 import celu
+from celu.data.batch_loader import BatchLoader
+from celu.data.dataset import Batch
 from celu.data.order import BatchOrder
 from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.setup import RunSetup, RunTerms
@@ -23,7 +25,7 @@ from celu.privacy.randomized_response import RandomizedResponse
 from celu.privacy.secret_key import SecretKey
 from celu.transport.message import Kind
 from federation import BATCH, ROWS, Federation, federation
-from twins import KEY, messages_to_host, twin_federation, with_labels
+from twins import KEY, messages_to_hosts, randomized_labels, twin_federation, with_labels
 
 STANDING_STILL = celu.Optimizer(name="sgd", lr=1e-30)
 EPOCH = ROWS // BATCH
@@ -32,7 +34,7 @@ EPOCH = ROWS // BATCH
 def derivatives_by_row(fed: Federation) -> dict[int, list[Tensor]]:
     """dZ of each row, one for each time that it was exchanged."""
     order, found = BatchOrder(fed.job.seed, ROWS, BATCH), {}
-    for message in messages_to_host(fed)[0]:
+    for message in messages_to_hosts(fed)[0]:
         if message.kind is Kind.DERIVATIVE and message.tensor is not None:
             rows = order.rows(message.round)
             for row, dz in zip(rows.tolist(), message.tensor, strict=True):
@@ -41,15 +43,41 @@ def derivatives_by_row(fed: Federation) -> dict[int, list[Tensor]]:
 
 
 def test_a_row_has_the_same_randomized_label_in_every_epoch_and_run() -> None:
+    assert rows_with_other_derivatives() == 0
+
+
+def test_labels_that_are_randomized_again_for_each_batch_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch_of = BatchLoader.batch
+
+    def batch(self: BatchLoader, round_: int) -> Batch:
+        batch = batch_of(self, round_)
+        if batch.inputs:  # not the twin's
+            return batch
+        assert batch.labels is not None
+        again = celu.Dataset({}, batch.labels)
+        response, key = RandomizedResponse(3.0, 2), SecretKey(b"a key of round %3d" % round_)
+        return replace(batch, labels=response.randomize(again, "", batch.labels, key, ""))
+
+    monkeypatch.setattr(BatchLoader, "batch", batch)
+    assert rows_with_other_derivatives() > 10
+
+
+def rows_with_other_derivatives() -> int:
+    """How many rows have other dZ in another epoch or run, of a model that stays as it is."""
     fed = twin_federation(rounds=3 * EPOCH, optimizer=STANDING_STILL, method=celu.Method(R=1))
     found = derivatives_by_row(copy.deepcopy(fed))
     again = derivatives_by_row(copy.deepcopy(fed))
-    assert len(found) == ROWS
-    for row, exposures in found.items():
-        assert len(exposures) == 3
+    assert len(found) == ROWS and all(len(exposures) == 3 for exposures in found.values())
+    return sum(
         # The other rows of a batch change sums in the last bits.
-        for dz in (*exposures, *again[row]):
-            assert torch.allclose(dz, exposures[0], rtol=1e-3, atol=1e-6)
+        not all(
+            torch.allclose(dz, exposures[0], rtol=1e-3, atol=1e-6)
+            for dz in (*exposures, *again[row])
+        )
+        for row, exposures in found.items()
+    )
 
 
 def test_a_host_is_sent_derivatives_of_the_randomized_labels_and_not_of_the_true_ones() -> None:
@@ -59,8 +87,7 @@ def test_a_host_is_sent_derivatives_of_the_randomized_labels_and_not_of_the_true
     private, true = (derivatives_by_row(f) for f in (copy.deepcopy(fed), plain))
     labels = fed.guest.train.labels
     assert labels is not None
-    response = RandomizedResponse(1.0, 2)
-    randomized = response.randomize(fed.guest.train, "train", labels, SecretKey(KEY))
+    randomized = randomized_labels(fed, "train")
     for row in range(ROWS):
         agrees = bool((private[row][0] * true[row][0]).sum() > 0)
         assert agrees == bool(randomized[row] == labels[row])
@@ -95,7 +122,7 @@ def test_weights_of_rows_and_classes_do_not_change_what_a_host_receives() -> Non
     train = weighted.guest.train
     rows = celu.Dataset(train.inputs, train.labels, train.sizes, weights=torch.rand(ROWS) + 0.1)
     object.__setattr__(weighted.guest, "train", rows)
-    one, two = (messages_to_host(f)[0] for f in (copy.deepcopy(fed), weighted))
+    one, two = (messages_to_hosts(f)[0] for f in (copy.deepcopy(fed), weighted))
     for a, b in zip(one, two, strict=True):
         assert a.tensor is None or (b.tensor is not None and torch.allclose(a.tensor, b.tensor))
 

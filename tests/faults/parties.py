@@ -32,7 +32,7 @@ ROUNDS, EVERY = 300, 5
 # The deadline of every wait. A passing test never gets near it, even on a busy machine.
 TIMEOUT_S = 900.0
 
-_JOB = f"""
+JOB = f"""
 seed = 1
 batch_size = 32
 rounds = {ROUNDS}
@@ -308,7 +308,7 @@ class Environment:
         hosts: int = 1,
         via: int | None = None,
         keys: Path | None = None,
-        job_text: str = _JOB,
+        job_text: str = JOB,
         link: str = _LINK,
         options: Sequence[str] = (),
         **settings: Any,

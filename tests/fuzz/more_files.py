@@ -23,7 +23,7 @@ from celu.metrics.names import Output
 from celu.page.assemble import script_safe_json
 from celu.prepare.draft import draft_schema
 from celu.prepare.pipeline import Target, prepare
-from celu.privacy.ledger import Release, read_ledger, spend
+from celu.privacy.ledger import Release, read_label_key, read_ledger, spend
 from celu.privacy.secret_key import LABELS, SecretKey
 from celu.psi.state import VALUE_BYTES, ExchangeState
 from celu.record.run import RunRecord
@@ -207,8 +207,9 @@ def certificate_files(folder: Path) -> Iterator[Reader]:
 def privacy_files(folder: Path) -> Iterator[Reader]:
     """The key and the ledger of a guest's labels."""
     (folder / "privacy").mkdir()
-    key = SecretKey.read(folder / "privacy" / "label.key", LABELS)
-    spend(folder / "privacy", Release(key=key.fingerprint, epsilon=1.0, classes=2), None)
+    key = read_label_key(folder / "privacy" / "label.key")
+    release = Release(key=key.fingerprint, epsilon=1.0, classes=2, labels="a" * 32)
+    spend(folder / "privacy" / "label.key", release, None)
 
     def read_key(path: Path) -> None:
         (path / "privacy" / "label.key").chmod(0o600)
@@ -220,7 +221,7 @@ def privacy_files(folder: Path) -> Iterator[Reader]:
             f"privacy.json, {mutate.__name__}",
             "privacy/privacy.json",
             mutate,
-            lambda path: read_ledger(path / "privacy"),
+            lambda path: read_ledger(path / "privacy" / "label.key"),
         )
 
 

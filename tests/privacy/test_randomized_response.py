@@ -31,9 +31,10 @@ def randomized(
     part: str = "train",
     with_tags: bool = True,
     key: SecretKey = KEY,
+    digest: str = "digest",
 ) -> Tensor:
     response = RandomizedResponse(epsilon, classes)
-    return response.randomize(rows(labels, with_tags), part, labels, key)
+    return response.randomize(rows(labels, with_tags), part, labels, key, digest)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -61,10 +62,10 @@ def test_a_row_has_the_same_randomized_label_whatever_rows_are_around_it() -> No
     whole = rows(labels)
     assert whole.tags is not None
     response = RandomizedResponse(1.0, 2)
-    expected = response.randomize(whole, "train", labels, KEY)
+    expected = response.randomize(whole, "train", labels, KEY, "digest")
     order = torch.randperm(100, generator=torch.Generator().manual_seed(1))
     shuffled = celu.Dataset({}, labels[order], tags=whole.tags[order.numpy()])
-    found = response.randomize(shuffled, "test", labels[order], KEY)
+    found = response.randomize(shuffled, "test", labels[order], KEY, "digest")
     assert torch.equal(found, expected[order])
 
 
@@ -80,10 +81,11 @@ def test_whether_a_label_changes_does_not_depend_on_the_label() -> None:
         # With the same choices, a row whose two labels differ would reveal the true one.
         {"epsilon": 1.1},
         {"classes": 3},
+        {"digest": "of other labels"},
     ],
-    ids=["key", "epsilon", "classes"],
+    ids=["key", "epsilon", "classes", "labels"],
 )
-def test_another_key_epsilon_or_number_of_classes_changes_other_rows(other: dict[str, int]) -> None:
+def test_another_key_epsilon_or_other_labels_change_other_rows(other: dict[str, int]) -> None:
     labels = torch.zeros(ROWS)
     changed = (randomized(labels) != 0).double()
     others = (randomized(labels, **other) != 0).double()  # type: ignore[arg-type]

@@ -237,6 +237,8 @@ def federate(
     """Makes a federation; the parameter is (transport, number of hosts)."""
     transport, num_hosts = request.param
     monkeypatch.setattr(stream, "CLOSE_S", 0.5)  # peers often do not answer here
+    # Idle threads of earlier tests end with their pools, whenever those are collected.
+    before = set(threading.enumerate())
     with ExitStack() as stack:
         # Heartbeats so long that no peer is found silent on a busy machine.
         def make(
@@ -257,7 +259,7 @@ def federate(
             return made
 
         yield make
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith(("from-", "to-", "reconnect-", "celu-")):
             thread.join(timeout=600)
             stack = sys._current_frames().get(thread.ident or 0)

@@ -32,6 +32,8 @@ NOT_COVERED = (
     "sample are not covered: the figures are what these attacks found, not a bound.",
     "Rows are taken one by one: what several rows of the same person reveal together is not "
     "covered.",
+    "Model completion uses Z as the guest decodes it. A host has its exact Z, before codec and "
+    "noise, and may find more.",
     "Z of the guest's own features never leaves it; what scores, metrics and answers of "
     "a served model reveal later is not covered.",
 )

@@ -16,6 +16,7 @@ from celu.data.alignment import read_alignment
 from celu.data.gate import ColumnFacts, Gate, check_store, raise_errors
 from celu.data.store import Store, open_store
 from celu.privacy.ledger import read_ledger
+from celu.privacy.secret_key import LABELS
 
 _MAX_WIDTH = 10_000
 _HEADINGS = ("column", "kind", "min", "max", "mean", "missing", "unseen", "in use")
@@ -50,8 +51,10 @@ def inspect(
     rate = _positive_rate(opened, gate)
     if rate is not None:
         console.print(f"positive rate: {rate:.4f}")
-    ledger = read_ledger(opened.path.resolve().parent)
-    if ledger.releases and opened.schema.label is not None:
+    ledger = read_ledger(opened.path.resolve().parent / LABELS.file)
+    if ledger.unprotected and opened.schema.label is not None:
+        console.print("label privacy: none, after a run without label_epsilon", soft_wrap=True)
+    elif ledger.releases and opened.schema.label is not None:
         epsilons = " + ".join(f"{release.epsilon:g}" for release in ledger.releases)
         console.print(f"label privacy: epsilon {ledger.total:g} is spent ({epsilons})")
     findings = gate.findings()

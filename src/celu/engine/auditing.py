@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -55,20 +56,15 @@ class AuditOptions:
 
 
 def with_canaries(guest: Guest, sample: RowSample) -> Guest:
-    """The guest with random labels for the canaries of a sample, if it has any."""
+    """The guest with random labels for the canaries of a sample, if it has any.
+
+    With label privacy they are randomized as the true labels would be, so an audit is no release of
+    its own: a label drawn uniformly hides whether it was changed.
+    """
     train = guest.train
     if not sample.num_canaries or train.labels is None or train.labels.dim() != 1:
         return guest
     labels = random_labels(sample, train.labels, guest.loss.prediction)
-    return Guest(
-        bottom=guest.bottom,
-        top=guest.top,
-        loss=guest.loss,
-        train=train.with_labels(labels, train.classes),
-        test=guest.test,
-        validation=guest.validation,
-        metrics=guest.metrics,
-        class_weights=guest.class_weights,
-        label_key=guest.label_key,
-        noise_key=guest.noise_key,
-    )
+    changed = copy.copy(guest)  # with the same labelled rows
+    object.__setattr__(changed, "train", train.with_labels(labels, train.classes))
+    return changed

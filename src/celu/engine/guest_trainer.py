@@ -103,7 +103,7 @@ class GuestTrainer(Trainer):
     def num_local_steps(self, R: int) -> int:
         """How many local steps a round has: of R updates from a batch, the exchange is one.
 
-        With a twin, its update is another, so that a round costs no more than without.
+        With a twin, its update is another. From R = 2 on, it takes the place of a local step.
         """
         return max(0, R - (1 if self.twin is None else 2))
 

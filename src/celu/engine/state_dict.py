@@ -43,6 +43,7 @@ class TwinMetadata(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     key: str  # the fingerprint of the key of its labels
+    labels: str  # their digest
     optimizer: dict[str, int | float | None]
 
 

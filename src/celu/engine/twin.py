@@ -34,16 +34,17 @@ from celu.engine.scores import Scores
 from celu.engine.state import TwinState
 from celu.engine.state_dict import OPTIMIZER, TwinMetadata, parameter_names, sharded_rows
 from celu.engine.twin_metrics import CORRECTED, corrected_metrics
-from celu.errors import ConfigError
+from celu.errors import CheckpointError, ConfigError
 from celu.label_map import LabelMap
 from celu.metrics.names import METRICS
-from celu.metrics.own import Metric
+from celu.metrics.own import Metric, undefined_on_failure
 from celu.models.fit_labels import check_both_classes, check_output
 from celu.models.members import MemberLoss
 from celu.models.user_code import call_loss
 from celu.party import Guest
-from celu.privacy.randomized_response import RandomizedResponse
-from celu.privacy.secret_key import LABELS, SecretKey
+from celu.privacy.ledger import read_label_key
+from celu.privacy.randomized_response import RandomizedResponse, digest_labels
+from celu.privacy.secret_key import LABELS
 from celu.ranks.gradients import sum_dense
 from celu.ranks.slices import ONE, Slices
 from celu.ranks.whole import digest_whole
@@ -95,6 +96,19 @@ def check_label_privacy(guest: Guest, job: Job, *, decides: bool) -> None:
         )
 
 
+def without_failing_metrics(guest: Guest, warn: Callable[[str], None]) -> Guest:
+    """The guest, whose own metrics are NaN where they fail: they depend on true labels."""
+    if guest.metrics is None:
+        return guest
+    changed = copy.copy(guest)
+    metrics = [
+        undefined_on_failure(metric, warn) if isinstance(metric, Metric) else metric
+        for metric in guest.metrics
+    ]
+    object.__setattr__(changed, "metrics", tuple(metrics))
+    return changed
+
+
 class Twin:
     """The models that learn from randomized labels, with their optimizer."""
 
@@ -113,9 +127,10 @@ class Twin:
         self._model = replace(own, bottom=bottom, top=top)
         self._seed, self._guest, self._device = job.seed, guest, device
         self._ranks, self._batch_size = ranks, job.batch_size
-        self._key = SecretKey.read(guest.label_key, LABELS)
+        self._key = read_label_key(guest.label_key)
         classes = guest.label_map.classes or ()
         self._response = RandomizedResponse(job.privacy.label_epsilon, len(classes))
+        self._digest = digest_labels(self._key, guest.labelled_rows, classes)
         self._loss = self._response.unbiased(guest.loss)
         self._of_members = MemberLoss(self._loss, top)
         parts = {"train": guest.train, "test": guest.test, "validation": guest.validation}
@@ -135,7 +150,7 @@ class Twin:
     def _randomize(self, part: str, rows: Dataset) -> Tensor:
         assert rows.labels is not None  # checked before the run starts
         codes = self._guest.label_map.codes(rows.labels)
-        return self._response.randomize(rows, part, codes, self._key)
+        return self._response.randomize(rows, part, codes, self._key, self._digest)
 
     def close(self) -> None:
         """Stop reading labels."""
@@ -256,12 +271,18 @@ class Twin:
         }
         tensors |= {f"{OPTIMIZER}{n}": v for n, v in optimizer.items() if isinstance(v, Tensor)}
         numbers = {n: v for n, v in optimizer.items() if not isinstance(v, Tensor)}
-        metadata = TwinMetadata(key=self._key.fingerprint, optimizer=numbers)
+        metadata = TwinMetadata(key=self._key.fingerprint, labels=self._digest, optimizer=numbers)
         return metadata, {f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}
 
     def from_state_dict(self, metadata: TwinMetadata, checkpoint: CheckpointTensors) -> TwinState:
-        """The inverse of `state_dict`; raises CheckpointError, also for another key."""
+        """The inverse of `state_dict`; raises CheckpointError, also for another key or labels."""
         self._key.check_same(metadata.key, LABELS)
+        if metadata.labels != self._digest:
+            raise CheckpointError(
+                f"{self._model.party}: the labels: expected the rows and labels that the run "
+                "started with, got others, which would be randomized again; restore the store, or "
+                "start a new run with another --out at all parties"
+            )
         weights = checkpoint.pop_weights(f"{PREFIX}weights.", self._model.modules)
         flat: Mapping[str, Tensor] = checkpoint.pop_prefix(f"{PREFIX}{OPTIMIZER}")
         optimizer = self._optimizer.unflatten_state({**metadata.optimizer, **flat})

@@ -201,8 +201,12 @@ def _model_finding(settings: PartySettings, job: Job, trial: Trial) -> Finding:
 def _privacy_finding(settings: PartySettings, job: Job, ledger: Ledger) -> Finding:
     budget = settings.privacy.budget
     limit = "no budget is set" if budget is None else f"the budget is {budget:g}"
-    text = f"labels at epsilon {job.privacy.label_epsilon:g}; with this run {ledger.total:g} is "
-    return Finding("privacy", "ok", f"{text}spent on them in all, and {limit}")
+    text = f"labels at epsilon {job.privacy.label_epsilon:g}; "
+    if ledger.unprotected:
+        text += "an earlier run without label_epsilon told hosts more than any epsilon"
+        return Finding("privacy", "warn", text, "These labels cannot be protected any more.")
+    text += f"with this run {ledger.total:g} is spent on them in all, and {limit}"
+    return Finding("privacy", "ok", text)
 
 
 def _promise_findings(job: Job, schedule: Schedule) -> Iterator[Finding]:

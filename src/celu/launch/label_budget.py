@@ -8,8 +8,15 @@ from celu.config.job import Job
 from celu.config.party import PartySettings
 from celu.errors import ConfigError
 from celu.party import Guest, Host
-from celu.privacy.ledger import Ledger, Release, read_ledger, spend
-from celu.privacy.secret_key import LABELS, SecretKey
+from celu.privacy.ledger import (
+    Ledger,
+    Release,
+    read_label_key,
+    read_ledger,
+    record_unprotected,
+    spend,
+)
+from celu.privacy.randomized_response import digest_labels
 
 
 def check_label_budget(settings: PartySettings, job: Job, party: Guest | Host) -> Ledger | None:
@@ -30,8 +37,8 @@ def check_label_budget(settings: PartySettings, job: Job, party: Guest | Host) -
         return None
     place = _place(party, job)
     if place is not None:
-        folder, release = place
-        return read_ledger(folder).adding(release, budget)
+        key, release = place
+        return read_ledger(key).adding(release, budget)
     if budget is not None:
         raise ConfigError(
             "privacy.budget: expected a label_key that is a file, beside which the ledger lies, "
@@ -41,8 +48,16 @@ def check_label_budget(settings: PartySettings, job: Job, party: Guest | Host) -
 
 
 def spend_label_budget(settings: PartySettings, job: Job, party: Guest | Host) -> None:
-    """Record what this run spends, before anything is sent; raises ConfigError."""
-    if check_label_budget(settings, job, party) is None or isinstance(party, Host):
+    """Record what this run spends, before anything is sent; raises ConfigError.
+
+    A run without `label_epsilon` is recorded where there is a key, so that a later budget knows it.
+    """
+    if isinstance(party, Host) or not job.hosts:
+        return
+    has_ledger = check_label_budget(settings, job, party) is not None
+    if job.privacy.label_epsilon is None and isinstance(party.label_key, Path):
+        record_unprotected(party.label_key)
+    if not has_ledger:
         return
     place = _place(party, job)
     if place is not None:
@@ -50,10 +65,15 @@ def spend_label_budget(settings: PartySettings, job: Job, party: Guest | Host) -
 
 
 def _place(guest: Guest, job: Job) -> tuple[Path, Release] | None:
-    """The folder of the ledger, and what this run adds to it; None for a key without a file."""
-    key = SecretKey.read(guest.label_key, LABELS)
+    """The file of the key, and what this run adds to its ledger; None for a key without a file."""
+    key = read_label_key(guest.label_key)
     if key.path is None or job.privacy.label_epsilon is None:
         return None
-    classes = len(guest.label_map.classes or ())
-    release = Release(key=key.fingerprint, epsilon=job.privacy.label_epsilon, classes=classes)
-    return key.path.parent, release
+    classes = guest.label_map.classes or ()
+    release = Release(
+        key=key.fingerprint,
+        epsilon=job.privacy.label_epsilon,
+        classes=len(classes),
+        labels=digest_labels(key, guest.labelled_rows, classes),
+    )
+    return key.path, release

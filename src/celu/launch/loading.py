@@ -88,7 +88,7 @@ def load_party(
     if sharding is not None:
         sharding.shard({"top": top} if bottom is None else {"bottom": bottom, "top": top})
     with _naming_label(settings, datasets):
-        return Guest(
+        guest = Guest(
             bottom=None if bottom is None else bottom.to(device),
             top=top.to(device),
             loss=loss,
@@ -100,6 +100,7 @@ def load_party(
             label_key=_key(settings, LABELS),
             noise_key=_key(settings, NOISE),
         )
+    return guest if settings.data is None else guest.of_store(open_store(settings.data.store))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ def lift(scores, labels):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,30 @@ class Metric:
 
 
 MetricLike = str | Metric
+
+
+def undefined_on_failure(own: Metric, warn: Callable[[str], None]) -> Metric:
+    """The same metric, but NaN where the function fails; `warn` is called the first time.
+
+    A value of NaN or Inf, which would end another run, is a warning, too.
+    """
+    failures: list[str] = []
+
+    def function(scores: Any, labels: Any) -> float:
+        try:
+            value = own(scores, labels)
+        except ModelError as error:
+            value, why = math.nan, str(error)
+        else:
+            why = f"the metric {own.name!r} is NaN or Inf"
+        if math.isfinite(value):
+            return value
+        if not failures:
+            warn(f"{why}; it is recorded as undefined, since hosts see when a run ends")
+        failures.append(own.name)
+        return math.nan
+
+    return Metric(function, own.higher_is_better, own.name)
 
 
 def metric(*, higher_is_better: bool) -> Callable[[Function], Metric]:

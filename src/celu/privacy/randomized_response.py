@@ -5,14 +5,15 @@ other K - 1 classes, all alike (Warner 1965; K classes: Kairouz, Bonawitz and Ra
 epsilon label differential privacy for whatever is computed from the new labels, however often.
 
 The choice is a keyed hash of the row's tag, so a row has the same randomized label each time. It
-also depends on epsilon and K: with one choice for two values of epsilon, a row whose two labels
-differ would reveal the true one.
+also depends on epsilon, on K and on the digest of all labels: two releases that shared choices
+would reveal more than the sum of their epsilons, such as which rows were relabelled.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +22,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from celu.config.schema import ClassLabel
 from celu.data.dataset import Dataset
+from celu.data.labelled_rows import LabelledRows
 from celu.models.losses import LOSSES, Loss, PerInstance
 from celu.privacy.secret_key import SecretKey
 
 _CHUNK = 1 << 16
+
+
+def digest_labels(key: SecretKey, rows: LabelledRows, classes: Sequence[ClassLabel] | None) -> str:
+    """Identifies labels to whoever has the key: rows, labels, and the order of the classes."""
+    digest = hashlib.blake2b(key=key.secret, digest_size=16, person=b"celu.label.rows")
+    digest.update(rows.digest + repr(tuple(classes or ())).encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -45,17 +55,20 @@ class RandomizedResponse:
         """The probability of each other class; q, where there are two."""
         return math.exp(-self.epsilon) * self.keep
 
-    def randomize(self, rows: Dataset, part: str, codes: Tensor, key: SecretKey) -> Tensor:
+    def randomize(
+        self, rows: Dataset, part: str, codes: Tensor, key: SecretKey, labels: str
+    ) -> Tensor:
         """The randomized codes of the rows of a part: training, validation or test rows.
 
-        `codes` are the true ones. A row without a tag is known by its part and number.
+        `codes` are the true ones; `labels` is the digest of all labels that belong together. A row
+        without a tag is known by its part and number.
         """
         result = codes.detach().cpu().numpy().astype(np.int64)
         threshold = round((1 - self.keep) * 2**64)
-        part = "" if rows.tags is not None else part
+        what = f"{labels} {'' if rows.tags is not None else part}"
         for start in range(0, len(result), _CHUNK):
             chunk = result[start : start + _CHUNK]
-            choices, shifts = self._hash(rows.take_tags(start, start + len(chunk)), part, key)
+            choices, shifts = self._hash(rows.take_tags(start, start + len(chunk)), what, key)
             moved = (chunk + 1 + (shifts % np.uint64(self.num_classes - 1)).astype(np.int64)) % (
                 self.num_classes
             )
@@ -63,11 +76,11 @@ class RandomizedResponse:
         return torch.from_numpy(result).to(codes.dtype)
 
     def _hash(
-        self, tags: npt.NDArray[np.uint8], part: str, key: SecretKey
+        self, tags: npt.NDArray[np.uint8], what: str, key: SecretKey
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
         """Two independent 64-bit numbers for each tag: whether it changes, and to which class."""
         hash_ = hashlib.blake2b(key=key.secret, digest_size=16, person=b"celu.label.flip")
-        hash_.update(f"{self.epsilon!r} {self.num_classes} {part}\0".encode())
+        hash_.update(f"{self.epsilon!r} {self.num_classes} {what}\0".encode())
         digests = []
         for tag in tags:
             own = hash_.copy()

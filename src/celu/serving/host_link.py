@@ -100,9 +100,9 @@ class HostLink(ABC):
 
     @property
     def is_up(self) -> bool:
-        """Whether a session is open and the link is not down."""
+        """Whether a session is open, and its link is neither down nor over."""
         link = self._link
-        return link is not None and not link.is_down
+        return link is not None and not link.is_down and not link.is_over
 
     @abstractmethod
     def has_z(self, model: str) -> bool:

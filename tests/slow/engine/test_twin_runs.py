@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,18 @@ from celu.checkpoint.writer import InlineWriter
 from celu.engine.guest_loss import GuestLoss
 from celu.errors import CheckpointError, NonFiniteError
 from celu.privacy.randomized_response import RandomizedResponse
-from celu.privacy.secret_key import SecretKey
 from celu.transport.message import Message
 from checkpoint.disks import QuickDisk
 from federation import Federation, assert_same_bits
-from twins import KEY, as_bytes, messages_to_host, twin_federation, with_labels
+from noises import GAUSSIAN
+from twins import (
+    as_bytes,
+    messages_to_hosts,
+    on_the_wire,
+    randomized_labels,
+    twin_federation,
+    with_labels,
+)
 
 AUC = {"every": 4, "metric": "auc"}
 CASES: dict[str, dict[str, Any]] = {
@@ -35,6 +43,10 @@ CASES: dict[str, dict[str, Any]] = {
     "two hosts": {"hosts": {"one": 6, "two": 3}},
     "labels only": {"guest_has_features": False},
     "multi-class": {"loss": "multiclass"},
+    "FedBCD": {"method": celu.Method(W=1, R=3, weighting="none")},
+    "members": {"is_residual": True, "method": celu.Method(R=3)},
+    "noise on Z": {"privacy": {"label_epsilon": 1.0, "z_noise": GAUSSIAN}},
+    "two slices": {"slices": 2, "method": celu.Method(R=3)},
     "auto": {"method": "auto", "rounds": 90, "evaluation": {**AUC, "every": 10}},
     "auto with validation": {
         "method": "auto", "rounds": 90, "evaluation": AUC, "validation": True,
@@ -54,33 +66,41 @@ CASES: dict[str, dict[str, Any]] = {
 
 def fixed_labels(monkeypatch: pytest.MonkeyPatch, fed: Federation) -> None:
     """Whatever the true labels are, the randomized ones are those of this federation."""
-    guest = fed.guest
-    parts = {"train": guest.train, "test": guest.test, "validation": guest.validation}
-    epsilon, classes = fed.job.privacy.label_epsilon, guest.label_map.classes
-    assert epsilon is not None and classes is not None
-    response = RandomizedResponse(epsilon, len(classes))
-    found = {
-        part: response.randomize(rows, part, rows.labels, SecretKey(KEY))
-        for part, rows in parts.items()
-        if rows is not None and rows.labels is not None
-    }
+    parts: list[Any] = ["train", "test"]
+    parts += ["validation"] if fed.guest.validation is not None else []
+    found = {part: randomized_labels(fed, part) for part in parts}
 
-    def fixed(self: RandomizedResponse, rows: Any, part: str, codes: Tensor, key: Any) -> Tensor:
+    def fixed(self: RandomizedResponse, rows: Any, part: str, *given: Any) -> Tensor:
         return found[part]
 
     monkeypatch.setattr(RandomizedResponse, "randomize", fixed)
 
 
+def turned_around(labels: Tensor) -> Tensor:
+    return labels.flip(0)
+
+
+def mostly_one_class(labels: Tensor) -> Tensor:
+    classes, other = torch.unique(labels), torch.zeros_like(labels)
+    rare = torch.arange(0, len(labels), 8)
+    other[rare] = classes[torch.arange(len(rare)) % len(classes)]
+    return other
+
+
+@pytest.mark.parametrize("change", [turned_around, mostly_one_class])
 @pytest.mark.parametrize("case", CASES)
-def test_other_true_labels_with_the_same_randomized_ones_give_a_host_the_same_bytes(
-    case: str, monkeypatch: pytest.MonkeyPatch
+def test_other_true_labels_with_the_same_randomized_ones_give_hosts_the_same_bytes(
+    case: str, change: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fed = twin_federation(**CASES[case])
-    other = with_labels(copy.deepcopy(fed), lambda labels: labels.flip(0))
+    settings = dict(CASES[case])
+    slices = settings.pop("slices", 1)
+    fed = twin_federation(**settings)
+    other = with_labels(copy.deepcopy(fed), change)
     fed = with_labels(copy.deepcopy(fed), lambda labels: labels)  # tensors of the same layout
     fixed_labels(monkeypatch, fed)
     before = fed.weights()
-    (one, result), (two, other_result) = messages_to_host(fed), messages_to_host(other)
+    one, result = messages_to_hosts(fed, slices=slices)
+    two, other_result = messages_to_hosts(other, slices=slices)
     assert [as_bytes(message) for message in one] == [as_bytes(message) for message in two]
     assert result.rounds == other_result.rounds
     if "target" in case or "patience" in case:
@@ -94,7 +114,7 @@ def test_other_true_labels_with_the_same_randomized_ones_give_a_host_the_same_by
 def test_without_label_privacy_other_labels_give_a_host_other_bytes() -> None:
     fed = twin_federation(privacy={})
     other = with_labels(copy.deepcopy(fed), lambda labels: labels.flip(0))
-    (one, _), (two, _) = messages_to_host(fed), messages_to_host(other)
+    (one, _), (two, _) = messages_to_hosts(fed), messages_to_hosts(other)
     assert [as_bytes(message) for message in one] != [as_bytes(message) for message in two]
 
 
@@ -103,23 +123,51 @@ def test_nan_in_the_own_model_is_not_seen_by_a_host_and_is_reported_at_the_end(
 ) -> None:
     fed = twin_federation(method=celu.Method(R=3), checkpoint={"every": 3})
     whole, bad = copy.deepcopy(fed), copy.deepcopy(fed)
-    expected, _ = messages_to_host(whole)
+    expected, _ = messages_to_hosts(whole)
     losses = GuestLoss.weighted
     monkeypatch.setattr(GuestLoss, "weighted", lambda *given: losses(*given) * float("nan"))
     sent: list[Message] = []
     with pytest.raises(NonFiniteError, match="the model contains NaN or Inf, although the run"):
-        messages_to_host(bad, sent)
+        messages_to_hosts(bad, sent)
     assert [as_bytes(message) for message in sent] == [as_bytes(message) for message in expected]
     with pytest.raises(NonFiniteError, match="although the run was completed"):
         train(fed, tmp_path)  # which takes checkpoints
 
 
-def test_nan_in_a_metric_of_the_own_model_is_reported_at_the_end() -> None:
-    fed = twin_federation()
+@celu.metric(higher_is_better=True)
+def failing(scores: Any, labels: Any) -> float:
+    if labels[0] == 1:  # as a true label decides
+        raise ValueError("no such label")
+    return 0.5
+
+
+def test_a_metric_of_ones_own_that_fails_does_not_end_the_run() -> None:
+    messages, ends = [], []
+    for first in (0.0, 1.0):
+        fed = twin_federation(rounds=8)
+        fed.guest.test.labels[0] = first  # type: ignore[index]
+        object.__setattr__(fed.guest, "metrics", ("auc", failing))
+        events: list[celu.Event] = []
+        result = celu.simulate(
+            copy.deepcopy(fed.job), fed.guest, fed.hosts, callbacks=[events.append]
+        )
+        messages.append([e.fields["message"] for e in events if e.event == "warning"])
+        ends.append((result.rounds, str(result.metrics["failing"])))
+    assert messages[0] == [] and len(messages[1]) == 1
+    assert "the metric 'failing' failed" in messages[1][0]
+    assert ends == [(8, "0.5"), (8, "nan")]
+
+
+def test_a_metric_of_ones_own_that_is_nan_is_a_warning_and_does_not_end_the_run() -> None:
+    fed = twin_federation(rounds=8)
     own = celu.Metric(lambda scores, labels: math.nan, higher_is_better=True, name="own")
-    fed = replace(fed, guest=replace(fed.guest, metrics=[own]))
-    with pytest.raises(NonFiniteError, match="the own of the evaluation"):
-        celu.simulate(fed.job, fed.guest, fed.hosts)
+    events: list[celu.Event] = []
+    result = celu.simulate(
+        fed.job, replace(fed.guest, metrics=[own]), fed.hosts, callbacks=[events.append]
+    )
+    (warning,) = [e.fields["message"] for e in events if e.event == "warning"]
+    assert "the metric 'own' is NaN or Inf; it is recorded as undefined" in warning
+    assert result.rounds == 8
 
 
 def train(fed: Federation, folder: Path, killed: int | None = None) -> celu.Result:
@@ -165,6 +213,15 @@ def test_another_key_is_refused_when_a_run_resumes(tmp_path: Path) -> None:
         train(other, tmp_path)
 
 
+def test_other_labels_are_refused_when_a_run_resumes(tmp_path: Path) -> None:
+    fed = twin_federation(checkpoint={"every": 3})
+    with pytest.raises(celu.CeluError):
+        train(copy.deepcopy(fed), tmp_path, killed=6)
+    other = with_labels(fed, lambda labels: labels.flip(0))
+    with pytest.raises(CheckpointError, match="the labels: expected the rows and labels that"):
+        train(other, tmp_path)
+
+
 def test_no_file_and_no_message_contains_the_key(tmp_path: Path) -> None:
     key = tmp_path / "secret" / "label.key"
     key.parent.mkdir()
@@ -187,5 +244,6 @@ def test_no_file_and_no_message_contains_the_key(tmp_path: Path) -> None:
     for content in [path.read_bytes() for path in files]:
         assert secret not in content and digits.encode() not in content
     shown = [*events, repr(result), repr(fed.guest)]
-    shown += [str(as_bytes(message)) for message in messages_to_host(twin_federation(key=key))[0]]
-    assert not any(digits in text or repr(secret) in text for text in shown)
+    assert not any(digits in text or repr(secret)[2:-1] in text for text in shown)
+    sent = on_the_wire(messages_to_hosts(twin_federation(key=key))[0])
+    assert len(sent) > 10_000 and secret not in sent and digits.encode() not in sent

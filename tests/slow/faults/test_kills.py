@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from celu.privacy.ledger import read_ledger
 from faults.kills import VICTIMS, kill_many
-from faults.parties import Environment, Federation
+from faults.parties import JOB, Environment, Federation
 from slow.faults.conftest import Federate
 
 KILLS = 24  # `python -m tests.faults --kills 600` for more
@@ -40,3 +41,20 @@ def test_when_one_of_two_hosts_is_killed_the_other_parties_resume_by_themselves(
     federation.assert_same_bits(baseline)
     assert [len(party.codes) for party in federation.parties.values()] == [1, 2, 2]
     assert len(federation.guest.events("restart")) >= 2
+
+
+def test_with_label_privacy_a_run_killed_at_each_party_ends_with_the_same_bits(
+    environment: Environment, federate: Federate, tmp_path: Path
+) -> None:
+    text = JOB + "[privacy]\nlabel_epsilon = 1.0\n"
+    baseline = environment.run_without_faults(tmp_path / "baseline", job_text=text)
+    federation = federate(job_text=text)
+    federation.start()
+    for names in VICTIMS.values():
+        federation.wait_for_rounds(40)
+        for name in names:
+            assert federation.parties[name].kill()
+        federation.start()
+    federation.wait()
+    federation.assert_same_bits(baseline)
+    assert read_ledger(environment.folder / "label.key").total == 1.0
