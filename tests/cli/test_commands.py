@@ -230,3 +230,8 @@ def test_the_line_for_the_other_side_names_the_contract_as_it_was_given(
         "bank listens on port 7443. The other side runs:\n"
         f"  shop:  celu align party.toml {option} --connect bank=10.0.0.7:7443"
     )
+
+
+def test_the_help_of_align_names_both_groups() -> None:
+    text = " ".join(invoke("align", "--help").split())
+    assert "P-256 or X25519" in text

@@ -55,11 +55,12 @@ def align(
         bool, typer.Option("--merge", help="Merge all shards into the alignment; needs no peer.")
     ] = False,
 ) -> None:
-    """Find the rows that all parties have: private set intersection (ECDH on P-256).
+    """Find the rows that all parties have: private set intersection.
 
     Each company runs this before [bold]celu run[/bold], with the same two files. Each learns which
     of its own ids the others have too, and how many rows the others have in total; nothing about
     the others' remaining ids. If it is interrupted, it resumes when all parties start it again.
+    The group, P-256 or X25519, is a setting of the contract.
     """
     contract = read_job(job)
     settings = _with_store(with_options(read_party(party), connect, listen), store, out)
