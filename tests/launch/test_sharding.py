@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,10 +16,12 @@ from celu.config.party import PartySettings
 from celu.config.reading import validate
 from celu.errors import ConfigError
 from celu.launch import sharding
+from celu.launch.loading import load_party
 from celu.launch.sharding import Sharding
 from celu.models.tower import new_embedding
 from celu.ranks.embedding import ShardedEmbedding
 from celu.ranks.group import Group
+from stores import write_store
 
 ROWS, WIDTH = 100, 4
 JOB = celu.Job(seed=1, batch_size=4, rounds=1, guest="guest", hosts={})
@@ -71,3 +74,26 @@ def test_a_users_tables_are_replaced_and_their_absence_is_refused(alone: Group) 
     assert type(whole[0]) is nn.Embedding
     with pytest.raises(ConfigError, match=r"model\.shard: expected a model with embedding tables"):
         of(alone, True).shard({"top": nn.Linear(2, 2)})
+
+
+def test_a_party_that_starts_over_builds_the_same_tables(
+    alone: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_table = ROWS * WIDTH * 4 * 2 * 2
+    monkeypatch.setattr(sharding, "available_bytes", lambda: 2 * (4 * one_table))
+    rng = np.random.default_rng(1)
+    write_store(tmp_path / "store", {"c": rng.integers(0, ROWS, 8)}, {"c": ROWS - 1})
+    given = {
+        "role": "host",
+        "name": "host",
+        "data": {"store": tmp_path / "store", "aligned": True},
+        "model": {"bottom": {"use": "wdl", "embedding_dim": WIDTH - 1, "hidden": [2]}},
+        "peers": {"guest": {"connect": "localhost:1"}},
+        "insecure": True,
+    }
+    settings = validate(PartySettings, given, Path("party.toml"))
+    job = JOB.model_copy(update={"hosts": {"host": celu.HostTerms(z_width=2)}})
+    decides = Sharding(alone, settings, job, validates=False)
+    for _ in range(10):  # as after each restart of a peer
+        party = load_party(settings, job, tmp_path, sharding=decides)
+        assert not any(isinstance(m, ShardedEmbedding) for m in party.bottom.modules())

@@ -51,6 +51,8 @@ def load_party(
     validation = None if validation is None else _to_device(validation, job, device)
     model = settings.require_model()
     own_width = settings.own_width(job)
+    if sharding is not None:
+        sharding.start()  # a party that starts over, because a peer did, builds the same again
     seed_step(job.seed, settings.name, 0, 0)
     bottom = None
     if model.bottom is not None:

@@ -36,6 +36,10 @@ class Sharding:
         copies = 2 if job.auto else 1  # for checkpoints, and the savepoint of `auto`
         self._bytes_a_weight = _FLOAT_BYTES * (states * (1 + copies) + (1 if validates else 0))
         self._limit = _half_of_memory(find_device(settings.device))
+        self.start()
+
+    def start(self) -> None:
+        """Start to build a party's modules: the tables of an earlier build do not count."""
         self._planned = 0  # bytes of the tables so far, if they are whole
         self._num_sharded = 0
 
