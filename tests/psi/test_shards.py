@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from celu.data.shards import Shard, shard_of
+from celu.data import store
+from celu.data.shards import Shard, read_rows, shard_of
+from celu.data.tags import ascending, make_tags
 from celu.errors import ContractMismatch, DataError, PeerFailed, ProtocolError
 from celu.events import ignore
 from celu.psi.exchange import dummies
-from celu.psi.protocol import AlignmentResources, AlignmentResult, align_guest, align_host
+from celu.psi.protocol import (
+    AlignmentResources,
+    AlignmentResult,
+    _read_total,
+    align_guest,
+    align_host,
+)
 from celu.psi.workers import Workers
 from celu.transport.link import Link
 from celu.transport.memory import memory_links
 from celu.transport.message import Kind, Message
 from psi.parties import TERMS, Killed, Outcomes, Wrapped, killed_at, run_to_completion, tags_of
+from stores import write_store
 
 GUEST, HOST = range(200), range(50, 330)
 
@@ -147,6 +158,76 @@ def test_a_shard_beyond_its_padding_is_refused_before_anything_is_sent() -> None
     shard.check_fits(160, 1000)
     with pytest.raises(DataError, match=r"shard 0/10: expected at most 160 of 1000 rows, got more"):
         shard.check_fits(161, 1000)
+
+
+def test_a_store_may_have_more_rows_than_a_shard() -> None:
+    shard, total = Shard(3, 64), 1 << 33
+    declared = {"rows": shard.padded_rows(total), "total": total}
+    assert _read_total(declared, shard, "host") == total
+    for wrong, its_shard in (({"rows": total}, None), ({**declared, "total": 1 << 35}, shard)):
+        with pytest.raises(ProtocolError, match="from host: HELLO: expected"):
+            _read_total(wrong, its_shard, "host")
+
+
+@pytest.fixture
+def groups_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Stores get row groups of ten rows; collects those that are read, but for single tags."""
+    monkeypatch.setattr(store, "READ_ROWS", 10)
+    found: list[int] = []
+    real = pq.ParquetFile.iter_batches
+
+    def iter_batches(file: Any, rows: int, row_groups: list[int], **more: Any) -> Any:
+        found.extend(row_groups if rows > 1 else [])
+        return real(file, rows, row_groups=row_groups, **more)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
+    return found
+
+
+@pytest.mark.parametrize("has_statistics", [True, False])
+@pytest.mark.parametrize("rows", [1000, 4000])
+def test_a_shard_reads_the_row_groups_of_its_range_only(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups_read: list[int],
+    has_statistics: bool,
+    rows: int,
+) -> None:
+    make = partial(pq.ParquetWriter, write_statistics=has_statistics)
+    monkeypatch.setattr(pq, "ParquetWriter", make)
+    ids = [f"id {i}" for i in range(rows)]
+    tags = make_tags(ids, 1)
+    ids = [ids[i] for i in ascending(tags)]
+    parts = {"train": ids, "test": ids[:3]}
+    columns = {"x": np.zeros(rows, np.float32)}
+    made = write_store(tmp_path / "store", columns, test={"x": columns["x"][:3]}, ids=parts)
+    all_tags = made.tags("train")
+    every = shard_of(all_tags, 40)
+    for index in (0, 1, 17, 39):
+        groups_read.clear()
+        own = read_rows(made, Shard(index, 40))
+        assert len(groups_read) <= (every == index).sum() / 10 + 4  # of rows / 10 in all
+        assert own.numbers["train"].tolist() == np.flatnonzero(every == index).tolist()
+        assert np.array_equal(own.tags["train"], all_tags[every == index])
+
+
+def test_rows_in_any_order_are_found(tmp_path: Path, groups_read: list[int]) -> None:
+    made = write_store(tmp_path / "store", {"x": np.zeros(500, np.float32)})
+    every = shard_of(made.tags("train"), 7)
+    for index in range(7):
+        own = read_rows(made, Shard(index, 7))
+        assert own.numbers["train"].tolist() == np.flatnonzero(every == index).tolist()
+
+
+def test_no_tag_of_a_shard_is_outside_of_its_range() -> None:
+    tags = [tag.tobytes() for tag in tags_of(range(3000))]
+    for count in (1, 3, 64, 1 << 16):
+        for tag, index in zip(tags, shard_of(tags_of(range(3000)), count), strict=True):
+            start, stop = Shard(int(index), count).tag_range
+            assert start <= tag < stop
+    assert Shard(1, 2).tag_range[0] == bytes([128, 0, 0, 0, 0, 0])
+    last = b"\xff" * 16
+    assert Shard(2, 3).tag_range[1] > last
 
 
 def test_shards_are_ranges_of_tags_of_about_equal_size() -> None:

@@ -67,6 +67,13 @@ class Shard:
         """The name of its folder."""
         return f"{self.index}-of-{self.count}"
 
+    @property
+    def tag_range(self) -> tuple[bytes, bytes]:
+        """No tag of the shard is before the first, or from the second on; see `shard_of`."""
+        start, stop = (-(-(i << 48) // self.count) for i in (self.index, self.index + 1))
+        last = b"\xff" * TAG_BYTES + b"\0"  # after every tag
+        return start.to_bytes(6, "big"), last if stop >> 48 else stop.to_bytes(6, "big")
+
     def padded_rows(self, total: int) -> int:
         """How many rows it has with its dummies, if the party has `total` rows: no secret."""
         mean = -(-total // self.count)
@@ -117,17 +124,15 @@ class ShardFacts(Settings):
 
 
 def read_rows(store: Store, shard: Shard) -> ShardRows:
-    """The tags and row numbers of a shard, in one scan of the store's tags."""
+    """The tags and row numbers of a shard; of the store's tags, only its range is read."""
+    start, stop = shard.tag_range
     tags: dict[Part, Tags] = {}
     numbers: dict[Part, Rows] = {}
     for part in store.parts:
         found = [(np.zeros((0, TAG_BYTES), np.uint8), np.zeros(0, np.int64))]
-        first = 0
-        for batch in store.batches(part, [TAG]):
-            its_tags = tags_of(batch)
+        for first, its_tags in store.tags_between(part, start, stop):
             inside = np.flatnonzero(shard_of(its_tags, shard.count) == shard.index)
             found.append((its_tags[inside], inside + first))
-            first += len(its_tags)
         tags[part] = np.concatenate([pair[0] for pair in found])
         numbers[part] = np.concatenate([pair[1] for pair in found])
     return ShardRows(tags, numbers)

@@ -11,6 +11,7 @@ It opens and writes stores. It does not check values (`gate`) or make tensors (`
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -103,6 +104,25 @@ class Store:
                     yield batch.slice(early)
             self._check_rows(part, num_rows, num_rows == self.schema.rows[part])
 
+    def tags_between(self, part: Part, start: bytes, stop: bytes) -> Iterator[tuple[int, Tags]]:
+        """Blocks of a part's tags, each with the number of its first row: all of a range, and more.
+
+        Only row groups with tags from `start` to before `stop` are read, and at most two more.
+        """
+        import pyarrow.parquet as pq
+
+        path = self.file(part)
+        with _readable(path):
+            file = pq.ParquetFile(path, page_checksum_verification=True)
+            check_sizes(path, [TAG])
+            firsts = np.cumsum([0, *(size for _, size in _group_sizes(file))])
+            for group in _groups_between(file, start, stop):
+                num_rows = int(firsts[group])
+                for batch in _read_groups(file, [group], [TAG]):
+                    yield num_rows, tags_of(batch)
+                    num_rows += batch.num_rows
+                self._check_rows(part, num_rows, num_rows == firsts[group + 1])
+
     def _check_rows(self, part: Part, num_rows: int, is_valid: bool) -> None:
         if not is_valid:
             raise DataError(
@@ -133,6 +153,39 @@ def _groups_from(metadata: Any, start: int) -> tuple[list[int], int]:
             return list(range(group, metadata.num_row_groups)), num_rows
         num_rows += metadata.row_group(group).num_rows
     return [], num_rows
+
+
+def _group_sizes(file: Any) -> list[tuple[int, int]]:
+    """The row groups, and how many rows each has."""
+    return [
+        (group, file.metadata.row_group(group).num_rows) for group in range(file.num_row_groups)
+    ]
+
+
+def _groups_between(file: Any, start: bytes, stop: bytes) -> Iterator[int]:
+    """The row groups that may have tags of a range.
+
+    Where the file has statistics of its tags, they tell. `celu prepare` writes none, and rows in
+    the order of their tags: there the first group is found by bisection.
+    """
+    groups = [group for group, size in _group_sizes(file) if size]
+    column = [file.schema.column(at).path for at in range(len(file.schema))].index(TAG)
+    statistics = [file.metadata.row_group(group).column(column).statistics for group in groups]
+    if all(found is not None and found.has_min_max for found in statistics):
+        for group, found in zip(groups, statistics, strict=True):
+            if found.max >= start and found.min < stop:
+                yield group
+        return
+
+    def first_tag(group: int) -> bytes:
+        batches = file.iter_batches(1, row_groups=[group], columns=[TAG], use_threads=False)
+        return bytes(tags_of(next(batches))[0])
+
+    before = bisect_left(groups, start, key=first_tag)
+    for group in groups[max(0, before - 1) :]:
+        if first_tag(group) >= stop:
+            return
+        yield group
 
 
 def to_numpy(column: Any) -> np.ndarray[Any, np.dtype[Any]]:
