@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,14 @@ class Parties:
         env: Mapping[str, str] | None = None,
         restarts: int = 3,
         shard: bool | None = None,
+        options: Sequence[str] = (),
+        machine: str = "",
+        launcher: Sequence[str] = ("--standalone",),
     ) -> subprocess.Popen[bytes]:
-        """Start a party: one process that uses slices, or torchrun with ranks."""
+        """Start a party: one process that uses slices, or torchrun with ranks.
+
+        `machine` is added to the name of the party's folder: another machine has a copy.
+        """
         is_guest = role == "guest"
         model = "" if shard is None else f"shard = {str(shard).lower()}\n"
         text = _PARTY.format(
@@ -118,22 +124,39 @@ class Parties:
             peer="host" if is_guest else "guest",
             peer_more="" if is_guest else f'connect = "127.0.0.1:{self.port}"',
         )
-        file = self.folder / role / "party.toml"
+        own = self.folder / f"{role}{machine}"
+        file = own / "party.toml"
         file.write_text(text, encoding="utf-8")
         command = [sys.executable, "-m"]
-        if ranks > 1:
-            command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        if ranks > 1 or "--standalone" not in launcher:
+            command += ["torch.distributed.run", *launcher, f"--nproc-per-node={ranks}"]
             command += [f"--max-restarts={restarts}", "-m"]
         command += ["celu", "run", str(file), "--job", str(self.folder / job)]
-        command += ["--out", str(self.folder / role / out)]
-        with self.log(role, out).open("ab") as log:
+        command += ["--out", str(own / out), *options]
+        with self.log(f"{role}{machine}", out).open("ab") as log:
             return subprocess.Popen(
                 command,
                 stdout=log,
                 stderr=log,
-                cwd=self.folder / role,
+                cwd=own,
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
             )
+
+    def start_machines(
+        self, role: str, out: str, copies: Sequence[str], **options: Any
+    ) -> list[subprocess.Popen[bytes]]:
+        """Start a party on several machines, as far as torchrun can tell, with a rank on each.
+
+        `copies` has for each what is added to the name of its folder; the first has rank 0.
+        """
+        port = free_port()
+        started = []
+        for number, machine in enumerate(copies, start=1):
+            launcher = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+            launcher += [f"--nnodes={len(copies)}", f"--local-addr=127.0.0.{number}"]
+            more = {**options, "machine": machine, "launcher": launcher}
+            started.append(self.start(role, out, **more))
+        return started
 
     def log(self, role: str, out: str) -> Path:
         return self.folder / role / f"{out}.log"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ from celu.launch.recording import modules_of
 from celu.launch.starting import load_start
 from celu.model_identity import digest_weights, weights_of
 from celu.party import Guest, Host
+from celu.privacy.ledger import read_label_key
+from celu.privacy.secret_key import LABELS, NOISE, KeyUse, SecretKey
 from celu.ranks.environment import local_rank, num_ranks
 from celu.ranks.link import RankLink
 from celu.ranks.own_rows import sharded_names
@@ -112,11 +115,63 @@ def check_same_weights(ranks: Slices, party: Guest | Host) -> None:
     modules = modules_of(party)
     shards = sharded_names(modules)
     digest = digest_weights({n: t for n, t in weights_of(modules).items() if n not in shards})
-    if ranks.share(lambda: digest) != digest:
+    if ranks.any(ranks.share(lambda: digest) != digest):
         raise ModelError(
             "expected the same initial weights at all ranks, got others: a model must draw them "
             "from torch's random numbers, which are seeded, and from nothing else"
         )
+
+
+def check_same_keys(ranks: Slices, job: Job, party: Guest | Host) -> None:
+    """Create the secret keys that a run needs at the first rank, and compare them at all.
+
+    Ranks on other machines may have copies of the store, and a key of their own would randomize
+    their labels in another way. Raises ConfigError for a missing or another key.
+    """
+    if len(ranks.own) == ranks.size:
+        return
+    for source, use in _keys(job, party):
+        fingerprint = ranks.share(partial(_fingerprint, source, use))
+        problem: ConfigError | None = None
+        if not ranks.is_first:
+            problem = _problem_with_key(source, use, fingerprint, ranks.own.start)
+        if ranks.any(problem is not None):  # before the first rank waits for a peer
+            raise problem or ConfigError(
+                f"{use.file}: expected the key of the first rank at all ranks, got none or another "
+                "at some, whose output says more; copy the file to their machines, with its mode"
+            )
+
+
+def _problem_with_key(
+    source: Path | bytes | str | None, use: KeyUse, fingerprint: str, rank: int
+) -> ConfigError | None:
+    """What is wrong with the key of another rank than the first, which has this fingerprint."""
+    where = source if isinstance(source, Path) else use.argument
+    expected = f"{where}: expected the key of the first rank at rank {rank}"
+    advice = "copy the file from the first rank's machine, with its mode"
+    if isinstance(source, Path) and not source.exists():
+        return ConfigError(f"{expected}, got none; {advice}")
+    try:
+        if _fingerprint(source, use, create=False) == fingerprint:
+            return None
+    except ConfigError as error:
+        return error
+    return ConfigError(f"{expected}, got another; {advice}")
+
+
+def _fingerprint(source: Path | bytes | str | None, use: KeyUse, *, create: bool = True) -> str:
+    if create and use is LABELS:
+        return read_label_key(source).fingerprint
+    return SecretKey.read(source, use, create=create).fingerprint
+
+
+def _keys(job: Job, party: Guest | Host) -> Iterator[tuple[Path | bytes | str | None, KeyUse]]:
+    """The secret keys that a party needs for a job."""
+    privacy, is_guest = job.privacy, isinstance(party, Guest)
+    if isinstance(party, Guest) and job.hosts and privacy.label_epsilon is not None:
+        yield party.label_key, LABELS
+    if job.hosts and (privacy.dz_noise if is_guest else privacy.z_noise) is not None:
+        yield party.noise_key, NOISE
 
 
 def follow_party(settings: PartySettings, job: Job, source: Path, more: int) -> None:
@@ -140,6 +195,7 @@ def follow_party(settings: PartySettings, job: Job, source: Path, more: int) -> 
             if more and terms.total_rounds is None:
                 terms = replace(terms, total_rounds=ranks.share(lambda: None))
             check_same_weights(ranks, party)
+            check_same_keys(ranks, job, party)
             links = {peer: RankLink(ranks, peer, None) for peer in settings.peers}
             options: dict[str, Any] = {
                 "checkpoints": rank_checkpoints(ranks, Checkpoints(settings.run_dir), party),

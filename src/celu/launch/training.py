@@ -29,6 +29,7 @@ from celu.launch.label_budget import spend_label_budget
 from celu.launch.loading import load_party, read_datasets, test_ids
 from celu.launch.memory import retain_freed_memory
 from celu.launch.ranks import (
+    check_same_keys,
     check_same_weights,
     check_slices,
     rank_checkpoints,
@@ -187,6 +188,7 @@ def _run_recorded(
             total = ranks.share(partial(extended_rounds, job, rows, checkpoints, more))
             terms = replace(terms, total_rounds=total)
         check_same_weights(ranks, party)
+        check_same_keys(ranks, job, party)
         try:
             result = _run_once(settings, job, party, folder, listening, terms, audit, ranks)
             break

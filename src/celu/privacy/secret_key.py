@@ -68,10 +68,13 @@ class SecretKey:
             )
 
     @classmethod
-    def read(cls, source: bytes | Path | str | None, use: KeyUse) -> SecretKey:
+    def read(
+        cls, source: bytes | Path | str | None, use: KeyUse, *, create: bool = True
+    ) -> SecretKey:
         """The key of a file, which is created if it does not exist, or the bytes themselves.
 
-        Raises ConfigError for a missing, short or damaged key, and for a file that others can read.
+        With `create=False` a missing file is refused. Raises ConfigError for a missing, short or
+        damaged key, and for a file that others can read.
         """
         if source is None:
             raise ConfigError(
@@ -83,7 +86,7 @@ class SecretKey:
             return cls(_checked(source, use.argument))
         path = Path(source)
         try:
-            if not path.exists():
+            if create and not path.exists():
                 _create(path)
             _check_mode(path)
             with path.open("rb") as file:

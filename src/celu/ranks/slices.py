@@ -95,6 +95,10 @@ class Slices:
         """The sum of what the processes have, added in their order, at all of them."""
         return part
 
+    def any(self, found: bool) -> bool:
+        """Whether it holds at any of the processes, at all of them."""
+        return bool(self.total(torch.tensor(float(found))) > 0)
+
     def at_first(self, compute: Callable[[], _T], otherwise: _T) -> _T:
         """What the first process computes; others get `otherwise`, and all the same CeluError."""
         found = [otherwise]
