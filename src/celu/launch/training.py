@@ -28,6 +28,7 @@ from celu.launch.folder import open_run_folder
 from celu.launch.label_budget import spend_label_budget
 from celu.launch.loading import load_party, read_datasets, test_ids
 from celu.launch.memory import retain_freed_memory
+from celu.launch.once import AppliedOptions
 from celu.launch.ranks import (
     check_same_keys,
     check_same_weights,
@@ -98,8 +99,8 @@ def run(
         return party
 
     with recording_failure([folder]):
-        _restart(folder, restart_from)
         slices = Slices(settings.slices)
+        _restart(folder, restart_from, slices)
         return _run_recorded(
             settings, job, reset, folder, lambda port: None, more=more, ranks=slices
         )
@@ -122,7 +123,7 @@ def run_party(
     retain_freed_memory()
     settings = with_own_device(settings)
     with slices_of(settings, job) as ranks, recording_failure([folder]):
-        _restart(folder, restart_from)
+        _restart(folder, restart_from, ranks)
         endpoint_of(settings)  # refuse wrong keys before reading rows, which may take long
         datasets = read_datasets(settings)
         for warning in datasets.warnings:
@@ -150,11 +151,18 @@ def run_party(
         )
 
 
-def _restart(folder: RunFolder, round_: int | None) -> None:
+def _restart(folder: RunFolder, round_: int | None, ranks: Slices) -> None:
     """Give up the checkpoints after a round, if one is given."""
-    if round_ is not None:
-        Checkpoints(folder.path).restart_from(round_)
-        folder.emit(Warned(message=f"checkpoints after round {round_} were given up on request"))
+    if round_ is None:
+        return
+    given = round_
+
+    def give_up() -> int:
+        Checkpoints(folder.path).restart_from(given)
+        folder.emit(Warned(message=f"checkpoints after round {given} were given up on request"))
+        return given
+
+    AppliedOptions(folder, ranks.launch).once("restart_from", give_up)
 
 
 def _run_recorded(
@@ -185,7 +193,9 @@ def _run_recorded(
         if more and terms.total_rounds is None:  # once: the first session records it
             checkpoints = Checkpoints(folder.path)
             rows = party.train.num_rows
-            total = ranks.share(partial(extended_rounds, job, rows, checkpoints, more))
+            extend = partial(extended_rounds, job, rows, checkpoints, more)
+            applied = AppliedOptions(folder, ranks.launch)
+            total = ranks.share(partial(applied.once, "total_rounds", extend))
             terms = replace(terms, total_rounds=total)
         check_same_weights(ranks, party)
         check_same_keys(ranks, job, party)

@@ -32,6 +32,7 @@ from celu.ranks.slices import Slices
 _SHORT = 2048  # bytes of a shared value that fit into the first broadcast
 _NONE, _DENSE, _SPARSE, _OTHER_ROWS = range(4)  # of gradients: the last has not those of a lookup
 _FAILED, _DONE = "celu/failed", "celu/done"
+_LAUNCH = "celu/launch"  # in torchrun's own store, which survives its restarts
 _REASON_S = 2.0  # for the reason of a rank that is gone
 _END_S = 20.0  # for the first rank, to tell the peers
 _DTYPES = (
@@ -51,6 +52,7 @@ def joined(timeout_s: float) -> Iterator[Group]:
     try:
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
         attempt = meet(store, rank, size, timeout_s)
+        launch = store.compare_set(_LAUNCH, "", attempt).decode()  # of the first attempt
         store = PrefixStore(attempt, store)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
@@ -59,6 +61,7 @@ def joined(timeout_s: float) -> Iterator[Group]:
             "at their output, and check that they reach MASTER_ADDR"
         ) from error
     group = Group(store, rank, size, attempt)
+    group.launch = launch
     try:
         yield group
     except BaseException as error:

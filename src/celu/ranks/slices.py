@@ -24,8 +24,11 @@ class Slices:
     """The slices of a party that is one process.
 
     `size` is their number, `own` those that this process computes, `is_first` whether it is the one
-    that has the links to the peers and the run folder.
+    that has the links to the peers and the run folder. `launch` names what torchrun launched, the
+    same however often it restarts the ranks; None without torchrun.
     """
+
+    launch: str | None = None
 
     def __init__(self, size: int = 1) -> None:
         self.size = size
