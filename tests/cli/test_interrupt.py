@@ -11,6 +11,7 @@ from rich.console import Console
 
 from celu.cli.interrupt import InterruptHandler
 from celu.events import CheckpointTaken, RoundDone, TrainingResumed, TrainingStarted
+from celu.ranks.slices import Slices
 
 
 @pytest.fixture
@@ -52,3 +53,31 @@ def test_the_previous_signal_handler_is_restored(output: io.StringIO) -> None:
     with InterruptHandler(Console(file=output), "airline"):
         assert signal.getsignal(signal.SIGINT) != previous
     assert signal.getsignal(signal.SIGINT) == previous
+
+
+class TwoRanks(Slices):
+    """The first of two ranks; `other` is whether the other one was interrupted."""
+
+    def __init__(self, *, other: bool) -> None:
+        super().__init__(2)
+        self.own = range(1)
+        self._other = other
+
+    def any(self, found: bool) -> bool:
+        return found or self._other
+
+
+def test_ranks_stop_together_and_torchrun_may_interrupt_one_twice(output: io.StringIO) -> None:
+    with InterruptHandler(Console(file=output, width=200), "airline") as handler:
+        handler.join(TwoRanks(other=False))
+        handler.event(TrainingStarted(num_rounds=9))
+        handler.event(CheckpointTaken(round=3, seconds=1.0))
+        interrupt()
+        interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            handler.event(CheckpointTaken(round=6, seconds=1.0))
+    with InterruptHandler(None, "airline") as handler:
+        handler.join(TwoRanks(other=True))
+        handler.event(TrainingStarted(num_rounds=9))
+        with pytest.raises(KeyboardInterrupt):
+            handler.event(CheckpointTaken(round=6, seconds=1.0))

@@ -94,7 +94,9 @@ def run(
     if own_rank() > 0:
         from celu.launch.ranks import follow_party  # like `run_party` below
 
-        follow_party(settings, contract, party.parent.resolve(), more or 0)
+        source = party.parent.resolve()
+        with InterruptHandler(None, settings.name) as interrupt:
+            follow_party(settings, contract, source, more or 0, interrupt.join, interrupt.event)
         return
     if num_restarts() > 0:
         _check_earlier_attempt(settings.run_dir)
@@ -132,6 +134,7 @@ def run(
             ),
             restart_from,
             more or 0,
+            interrupt.join,
         )
     took_s = time.monotonic() - started
     console.print(summary_table(settings.name, result, took_s, progress.training_s))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from celu.data.memory_map import StoreDatasets
 from celu.engine.rank_checkpoints import RankCheckpoints
 from celu.engine.setup import RunTerms
 from celu.errors import ConfigError, ModelError, PeerRestarted
-from celu.events import ignore
+from celu.events import Callback
 from celu.launch.loading import load_party, read_datasets
 from celu.launch.memory import retain_freed_memory
 from celu.launch.recording import modules_of
@@ -174,14 +174,23 @@ def _keys(job: Job, party: Guest | Host) -> Iterator[tuple[Path | bytes | str | 
         yield party.noise_key, NOISE
 
 
-def follow_party(settings: PartySettings, job: Job, source: Path, more: int) -> None:
+def follow_party(
+    settings: PartySettings,
+    job: Job,
+    source: Path,
+    more: int,
+    joined: Callable[[Slices], None],
+    emit: Callback,
+) -> None:
     """Run a rank other than the first until the party is done; raises CeluError.
 
-    It computes its slice of every batch. It has no link, no run folder, and emits nothing.
+    It computes its slice of every batch. It has no link and no run folder; `emit` is called with
+    the events of training that all ranks have. `joined` is called once the ranks have met.
     """
     retain_freed_memory()
     settings = with_own_device(settings)
     with slices_of(settings, job) as ranks:
+        joined(ranks)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         if settings.precision == "tf32":
@@ -204,10 +213,10 @@ def follow_party(settings: PartySettings, job: Job, source: Path, more: int) -> 
             }
             try:
                 if isinstance(party, Guest):
-                    session = guest_session(settings.name, party, job, links, ignore, **options)
+                    session = guest_session(settings.name, party, job, links, emit, **options)
                 else:
                     link = links[job.guest]
-                    session = host_session(settings.name, party, job, link, ignore, **options)
+                    session = host_session(settings.name, party, job, link, emit, **options)
                 run_blocking(session)
                 pass_on(modules_of(party), ranks)  # while the first rank writes the weights
                 return

@@ -114,15 +114,18 @@ def run_party(
     listening: Callable[[int], None],
     restart_from: int | None = None,
     more: int = 0,
+    joined: Callable[[Slices], None] = lambda ranks: None,
 ) -> Result:
     """Train a party whose rows and modules `party.toml` names; raises CeluError.
 
     Python searches `source` first when it imports the user's modules. `listening` is called with
-    the port once peers can connect. For `restart_from` and `more` see `run`.
+    the port once peers can connect, `joined` once the party's ranks have met. For `restart_from`
+    and `more` see `run`.
     """
     retain_freed_memory()
     settings = with_own_device(settings)
     with slices_of(settings, job) as ranks, recording_failure([folder]):
+        joined(ranks)
         _restart(folder, restart_from, ranks)
         endpoint_of(settings)  # refuse wrong keys before reading rows, which may take long
         datasets = read_datasets(settings)
