@@ -6,7 +6,6 @@ import json
 import shlex
 import socket
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -91,6 +90,8 @@ def run(
     check_names(contract, settings, party)
     settings.require_data()
     settings.require_model()
+    if num_restarts() > 0:
+        _check_earlier_attempt(settings.run_dir)
     if own_rank() > 0:
         from celu.launch.ranks import follow_party  # like `run_party` below
 
@@ -98,8 +99,6 @@ def run(
         with InterruptHandler(None, settings.name) as interrupt:
             follow_party(settings, contract, source, more or 0, interrupt.join, interrupt.event)
         return
-    if num_restarts() > 0:
-        _check_earlier_attempt(settings.run_dir)
     console = Console()
     monitors = Monitors(settings, contract, console, port=dashboard_port if dashboard else None)
     folder = open_run_folder(settings, contract)
@@ -145,15 +144,22 @@ def run(
 def _check_earlier_attempt(run_dir: Path) -> None:
     """Raise the error that ended the run before torchrun restarted it, if a restart cannot help.
 
-    It does if a rank was lost. An error of another kind has been reported to the peers, which have
-    stopped.
+    It does if a rank was lost or killed. An error of another kind has been reported to the peers,
+    which have stopped; a run that was interrupted is not to continue.
     """
-    with suppress(OSError, ValueError):
+    try:
         summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-        kind = getattr(errors, str(summary.get("status")), None)
-        if isinstance(kind, type) and issubclass(kind, CeluError) and kind is not RankLost:
-            message = summary.get("message")
-            raise kind(f"before torchrun restarted it, the run ended with: {message}")
+        status, message = str(summary["status"]), str(summary.get("message", ""))
+    except (OSError, ValueError, TypeError, KeyError):
+        return
+    if status in ("done", RankLost.__name__):
+        return
+    if status == KeyboardInterrupt.__name__:
+        raise KeyboardInterrupt
+    kind = getattr(errors, status, None)
+    if not (isinstance(kind, type) and issubclass(kind, CeluError)):
+        kind, message = CeluError, f"{status}; its output says where"
+    raise kind(f"before torchrun restarted it, the run ended with: {message}")
 
 
 def awaited(settings: PartySettings) -> str:

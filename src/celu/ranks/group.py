@@ -207,6 +207,9 @@ class Group(Slices):
         with suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends anyway, with its own exit code
         with suppress(RuntimeError):
+            if not isinstance(error, CeluError | KeyboardInterrupt):
+                kind = type(error).__name__  # not its text, which may quote rows
+                error = CeluError(f"rank {self.rank} ended with {kind}; its own output says where")
             if isinstance(error, CeluError) and not isinstance(error, RankLost):
                 self._store.set(_FAILED, json.dumps(_describe(error)))
             dist.destroy_process_group()  # a rank that waits for this one now sees that it is gone
