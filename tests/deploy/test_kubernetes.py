@@ -165,3 +165,21 @@ def test_what_an_exit_code_stops_is_what_celu_would_only_repeat() -> None:
     ]
     assert ConfigError.exit_code in rule["values"]
     assert not {0, 11, 12, 14, 130} & set(rule["values"])  # the peer, the disk and the operator
+
+
+@pytest.mark.parametrize("peer", ["", "bank=bank.example.com"])
+def test_a_shard_listens_or_connects_to_the_port_of_its_number(tmp_path: Path, peer: str) -> None:
+    its = container("alignment")
+    # As Kubernetes expands variables: $$ is an escaped $.
+    words = [
+        w.replace("$(POD_INDEX)", "3").replace("$$", "$") for w in its["command"] + its["args"]
+    ]
+    program = tmp_path / "celu"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PEER": peer, "POD_INDEX": "3"}
+    assert {one["name"] for one in its["env"]} == {"PEER", "POD_INDEX"}
+    ran = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    expected = ["align", "settings/party.toml", "--job", "settings/job.toml", "--shard=3/4"]
+    connects = ["--connect", "bank=bank.example.com:7003"] if peer else []
+    assert ran.stdout.split() == expected + connects
