@@ -95,6 +95,25 @@ class Parties:
         )
         (self.folder / name).write_text(text, encoding="utf-8")
 
+    def write_settings(
+        self, role: str, slices: int = 1, shard: bool | None = None, machine: str = ""
+    ) -> Path:
+        """Write a party's `party.toml`."""
+        is_guest = role == "guest"
+        model = "" if shard is None else f"shard = {str(shard).lower()}\n"
+        text = _PARTY.format(
+            role=role,
+            bottom=self.bottom,
+            device=self.device,
+            more=f"slices = {slices}" + (f'\nlisten = "127.0.0.1:{self.port}"' if is_guest else ""),
+            model=model + ('top = "wdl"\nloss = "binary"' if is_guest else ""),
+            peer="host" if is_guest else "guest",
+            peer_more="" if is_guest else f'connect = "127.0.0.1:{self.port}"',
+        )
+        file = self.folder / f"{role}{machine}" / "party.toml"
+        file.write_text(text, encoding="utf-8")
+        return file
+
     def start(
         self,
         role: str,
@@ -113,20 +132,8 @@ class Parties:
 
         `machine` is added to the name of the party's folder: another machine has a copy.
         """
-        is_guest = role == "guest"
-        model = "" if shard is None else f"shard = {str(shard).lower()}\n"
-        text = _PARTY.format(
-            role=role,
-            bottom=self.bottom,
-            device=self.device,
-            more=f"slices = {slices}" + (f'\nlisten = "127.0.0.1:{self.port}"' if is_guest else ""),
-            model=model + ('top = "wdl"\nloss = "binary"' if is_guest else ""),
-            peer="host" if is_guest else "guest",
-            peer_more="" if is_guest else f'connect = "127.0.0.1:{self.port}"',
-        )
         own = self.folder / f"{role}{machine}"
-        file = own / "party.toml"
-        file.write_text(text, encoding="utf-8")
+        file = self.write_settings(role, slices, shard, machine)
         command = [sys.executable, "-m"]
         if ranks > 1 or "--standalone" not in launcher:
             command += ["torch.distributed.run", *launcher, f"--nproc-per-node={ranks}"]

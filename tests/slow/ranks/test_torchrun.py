@@ -135,7 +135,7 @@ def test_a_killed_rank_restarts_its_party_and_the_bits_are_undisturbed(
     assert len(attempts) > 1
     # The peer is not restarted: it starts over by itself, at all its ranks.
     assert [e["event"] for e in parties.events("guest", "killed")].count("attempt") <= 1
-    assert any(e["event"] == "restarted" for e in parties.events("guest", "killed"))
+    assert any(e["event"] == "restart" for e in parties.events("guest", "killed"))
 
 
 def test_an_option_for_one_start_applies_once_although_torchrun_restarts(tmp_path: Path) -> None:
