@@ -83,6 +83,7 @@ class Group(Slices):
         self.rank, self.attempt = rank, attempt
         self._store = store
         self._num_tables = 0
+        self._buffers: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor]] = {}
         self._is_broken = False
 
     def share(self, compute: Callable[[], Any]) -> Any:
@@ -236,20 +237,33 @@ class Group(Slices):
         for dtype in sorted({parameters[i].dtype for i in which}, key=str):
             same = [i for i in which if parameters[i].dtype == dtype]
             sizes = [parameters[i].numel() for i in same]
-            length = -(-sum(sizes) // self.size)
-            flat = torch.zeros(length * self.size, dtype=dtype)
+            flat, received = self._memory(dtype, sum(sizes))
             for index, into in zip(same, flat[: sum(sizes)].split(sizes), strict=True):
                 gradient = own[index]
-                if gradient is not None:
+                if gradient is None:
+                    into.zero_()
+                else:
                     into.copy_(gradient.reshape(-1))
-            received = torch.empty_like(flat)
             self.exchange(dist.all_to_all_single, received, flat)
+            length = len(flat) // self.size
             summed = sum_dense(received.split(length))
             self.exchange(dist.all_gather, list(flat.split(length)), summed)
             for index, part in zip(same, flat[: sum(sizes)].split(sizes), strict=True):
                 like = parameters[index]
                 found[index] = part.reshape(like.shape).to(like.device)
         return [found[index] for index in which]
+
+    def _memory(self, dtype: torch.dtype, size: int) -> tuple[Tensor, Tensor]:
+        """Memory for the gradients of a step, as they are sent and received: used in every step.
+
+        A step is applied before the next one is summed, so nobody needs the earlier sum.
+        """
+        found = self._buffers.get((dtype, size))
+        if found is None:
+            length = -(-size // self.size) * self.size
+            found = torch.zeros(length, dtype=dtype), torch.empty(length, dtype=dtype)
+            self._buffers[dtype, size] = found
+        return found
 
     def _sum_sparse(self, own: Tensor | None, like: Tensor) -> Tensor:
         """All ranks receive everybody's rows, and add them in the order of the ranks."""
@@ -282,7 +296,7 @@ class Group(Slices):
             head = len(data).to_bytes(8, "little") + data[: _SHORT - 8]
             buffer[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         self.exchange(dist.broadcast, buffer, 0)
-        head = bytes(buffer.tolist()) if not self.is_first else b""
+        head = buffer.numpy().tobytes() if not self.is_first else b""
         length = len(data) if self.is_first else int.from_bytes(head[:8], "little")
         if not self.is_first:
             data = head[8 : 8 + length]
@@ -292,7 +306,7 @@ class Group(Slices):
                 rest = torch.frombuffer(bytearray(data[_SHORT - 8 :]), dtype=torch.uint8)
             self.exchange(dist.broadcast, rest, 0)
             if not self.is_first:
-                data += bytes(rest.tolist())
+                data += rest.numpy().tobytes()
         return value if self.is_first else json.loads(data)
 
     def exchange(self, collective: Callable[..., Any], *arguments: Any) -> None:
