@@ -94,7 +94,7 @@ def predict(
 
 @app.command("psi")
 def psi(out: _Out = Path("bench-out/psi")) -> None:
-    """Private set intersection compared with bare multiplications (12 minutes on two cores)."""
+    """Private set intersection compared with bare multiplications (40 minutes on two cores)."""
     from bench.psi import bench_psi
 
     _report(bench_psi, out)
@@ -231,9 +231,9 @@ def checkpoint(
 @app.command("ranks")
 def ranks(
     out: _Out = Path("bench-out/ranks"),
-    turns: Annotated[int, typer.Option(min=1, help="Measurements of each number of ranks.")] = 3,
+    turns: Annotated[int, typer.Option(min=1, help="Measurements of each number of ranks.")] = 5,
 ) -> None:
-    """The work of a party on two and four ranks, over that of one process (about 3 minutes)."""
+    """The work of a party on two and four ranks, over that of one process (about 15 minutes)."""
     from bench.ranks import bench_ranks
 
     _report(lambda log: bench_ranks(log, turns=turns), out)
