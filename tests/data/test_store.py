@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from celu.data import memory_map
 from celu.data.memory_map import open_datasets
 from celu.data.store import Store, open_store
 from celu.errors import DataError
@@ -165,3 +166,22 @@ def test_a_mapped_file_of_another_size_is_written_again(store: Store) -> None:
     facts["files"][file.name] = 8  # the list agrees with the file, and both are wrong
     (folder / "columns.json").write_text(json.dumps(facts))
     assert torch.equal(rows_of(store).train.inputs["numbers"], expected)
+
+
+def test_files_that_another_process_wrote_first_are_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = write_store(tmp_path / "store", {"x": np.ones(9, np.float32)})
+    first: list[int] = []
+
+    def sync(path: Path) -> None:  # before the last step of the one, the other does all of it
+        if not first:
+            first.append(0)
+            open_datasets(made)
+            (folder,) = [p for p in (made.path / "columns").iterdir() if p.name[0] != "."]
+            first[0] = folder.stat().st_ino
+
+    monkeypatch.setattr(memory_map, "sync", sync)
+    assert open_datasets(made).train.num_rows == 9
+    (left,) = (made.path / "columns").iterdir()
+    assert left.stat().st_ino == first[0]

@@ -15,12 +15,15 @@ while they are written.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
+import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,8 +220,11 @@ def _write(
         (partial / "columns.json").write_text(json.dumps(facts), encoding="utf-8")
         for file in partial.iterdir():
             sync(file)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        with _locked(folder.parent):
+            # Another process, such as a rank, may have been faster, and be mapping its files.
+            if _read_cached(folder, key, files) is None:
+                shutil.rmtree(folder, ignore_errors=True)
+                partial.rename(folder)
     except OSError as error:
         if _read_cached(folder, key, files) is None:  # another process may have written it first
             raise DataError(
@@ -228,6 +234,16 @@ def _write(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return warnings
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _write_part(
