@@ -86,7 +86,7 @@ Z_DEFENCES = (
 )
 DELTA = 1e-6
 CPU_ROUNDS, CPU_TURNS = 60, 3
-# Rows, and the defences whose cost is measured with so many.
+# Numbers of rows, and the defences whose cost is measured with them.
 SCALES = (
     (163_000, (TWIN, SMALL_EPSILON)),
     (2_600_000, (TWIN, SMALL_EPSILON)),

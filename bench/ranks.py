@@ -67,7 +67,7 @@ def bench_ranks(log: Log, turns: int = 5, steps: int = STEPS) -> BenchResult:
             else:
                 found, copies = (measure() for measure in measured)
             figure = f"rank_work_{size}{'' if is_sharded else '_replicated'}"
-            # All ranks together do the work of one process; the copies do that of so many.
+            # All ranks together do the work of one process; each copy does that much.
             ratio = found["cpu_s"] / (copies["cpu_s"] / size)
             figures.setdefault(figure, []).append(ratio)
             over_idle = found["cpu_s"] / one["cpu_s"]
@@ -106,7 +106,7 @@ def _measure(
 ) -> dict[str, float]:
     """CPU and wall seconds a step: of all processes together, and of the slowest.
 
-    They are ranks, or so many copies of a process without ranks, which start their steps together.
+    They are ranks, or as many copies of a process without ranks, which start their steps together.
     """
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "bench.ranks", scratch, str(steps)]

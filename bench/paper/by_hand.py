@@ -46,8 +46,8 @@ def _settings() -> Settings:
 SETTINGS = _settings()
 _BRIEF = ("R=1/1, depth 1, 4bit", "R=5/5, depth 6, 4bit")
 Cell = tuple[str, str]  # task and regime
-# By how much auto may end below vanilla. Where the seeds cannot tell, so many more decide: the mean
-# of all of them is published, whatever it is.
+# By how much auto may end below vanilla. Where the seeds cannot tell, this many more decide: the
+# mean of all of them is published, whatever it is.
 MAX_LOST_AUC = 0.001
 _MORE_SEEDS = 10
 

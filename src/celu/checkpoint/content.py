@@ -82,7 +82,7 @@ def sums(digests: Mapping[str, str]) -> str:
 
 
 def _has_share(name: str, rows: int, share: Share) -> bool:
-    """Whether a rank has a share of a tensor of so many rows; raises ValueError for others."""
+    """Whether a rank has a share of a tensor; raises ValueError for another number of rows."""
     expected = share.rows_of(name)
     if expected not in (None, rows):
         raise ValueError(f"{name}: expected {expected} rows in all, got {rows}")

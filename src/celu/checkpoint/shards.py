@@ -92,7 +92,7 @@ class StoredShards:
 def read_rows(files: list[Path], name: str, rows: int, rank: int, size: int) -> Tensor:
     """A rank's rows of a tensor that is stored in these files, in the shards of as many ranks.
 
-    Raises OSError, or ValueError if they do not have so many rows.
+    Raises OSError, or ValueError if they have another number of rows.
     """
     own: Tensor | None = None
     for shard, path in enumerate(files):

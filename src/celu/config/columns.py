@@ -130,9 +130,9 @@ class Coded(Extended):
     """
 
     buckets: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """Values are hashed to so many codes."""
+    """The number of codes that values are hashed to."""
     vocabulary: Annotated[int, Field(ge=1, le=MAX_VOCABULARY)] | None = None
-    """Values have codes of their own, so many at most, the most frequent first."""
+    """The largest number of values with codes of their own; the most frequent have them."""
     min_count: PositiveInt = 1
     """With vocabulary: rarer values share one code."""
 
@@ -162,7 +162,7 @@ class Category(Coded):
     ADDED: ClassVar[frozenset[str]] = frozenset({"quantiles"})
 
     quantiles: Annotated[int, Field(ge=2, le=MAX_QUANTILES)] | None = None
-    """A number is divided into so many ranges with about equally many training rows."""
+    """The number of ranges of a number, each with about equally many training rows."""
 
     @classmethod
     def kinds(cls) -> list[str]:

@@ -191,7 +191,7 @@ class Evaluation(Settings):
     target: float | None = None
     """Training stops when the metric is as good as this."""
     patience: PositiveInt | None = None
-    """Training stops after so many evaluations without an improvement."""
+    """The number of evaluations without an improvement after which training stops."""
 
 
 class Checkpoint(Settings):

@@ -21,7 +21,7 @@ from celu.threads import DaemonThreads
 # For a dataset up to this size, gathering a batch is faster than waking a thread.
 _SMALL_BYTES = 64 * 1024
 _TIMEOUT_S = 600.0  # for a batch, or those that are gathered with it
-# Of rows on a GPU: at most so many rounds at once, and so much memory, of which a few are held.
+# Of rows on a GPU: the largest number of rounds, and amount of memory, at once; a few are held.
 _MAX_ROUNDS, _MAX_BYTES = 16, 1 << 26
 
 

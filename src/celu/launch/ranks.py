@@ -59,7 +59,7 @@ def slices_of(settings: PartySettings, job: Job) -> Iterator[Slices]:
 
 
 def check_slices(settings: PartySettings, job: Job, size: int) -> None:
-    """Raise ConfigError for what a batch in so many slices does not support."""
+    """Raise ConfigError for what a batch in several slices does not support."""
     if num_ranks() > 1 and settings.slices not in (1, size):
         raise ConfigError(
             f"slices: expected 1, or the number of ranks, {num_ranks()}, got {settings.slices}"

@@ -66,7 +66,7 @@ class Sharding:
             )
 
     def _applies(self, weights: int) -> bool:
-        """Whether a table of so many weights is sharded, which all ranks decide together."""
+        """Whether a table of this size is sharded, which all ranks decide together."""
         self._planned += weights * self._bytes_a_weight
         is_sharded = self._wanted
         if is_sharded is None:

@@ -105,7 +105,7 @@ def sharded_names(modules: Mapping[str, nn.Module | None]) -> dict[str, OwnRows]
 
 
 def blocks_of(parameter: OwnRows, bytes_: int = 1 << 22) -> Iterator[tuple[int, int]]:
-    """Ranges of each rank's rows, so that a rank's part of a block has about so many bytes."""
+    """Ranges of each rank's rows; a rank's part of a block has about this number of bytes."""
     width = max(1, parameter[:1].numel()) * parameter.element_size()
     step, most = max(1, bytes_ // width), num_own(parameter.table_rows, 0, parameter.num_ranks)
     for start in range(0, most, step):

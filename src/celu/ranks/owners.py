@@ -118,7 +118,7 @@ def _exchange_counts(ranks: Ranks, counts: Sequence[int], table: int) -> list[in
 def _exchange_rows(
     ranks: Ranks, tensor: Tensor, sent: Sequence[int], received: Sequence[int]
 ) -> Tensor:
-    """All-to-all of a tensor's rows: so many to each rank, and so many from each."""
+    """All-to-all of a tensor's rows, with the numbers of rows to and from each rank."""
     found = torch.empty((sum(received), *tensor.shape[1:]), dtype=tensor.dtype)
     ranks.exchange(dist.all_to_all_single, found, tensor, list(received), list(sent))
     return found

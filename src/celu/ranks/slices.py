@@ -43,11 +43,11 @@ class Slices:
         return self.own.start == 0
 
     def bounds(self, rows: int) -> list[int]:
-        """Where the slices of so many rows start, and the end; the first is never smaller."""
+        """Where the slices of a batch start, and its end; the first is never smaller."""
         return [-(-rows * k // self.size) for k in range(self.size + 1)]
 
     def own_rows(self, rows: int) -> slice:
-        """Those of so many rows that this process computes."""
+        """The rows of a batch that this process computes."""
         bounds = self.bounds(rows)
         return slice(bounds[self.own.start], bounds[self.own.stop])
 
@@ -73,7 +73,7 @@ class Slices:
         return batch if len(self.own) == self.size else batch.part(self.own_rows(rows))
 
     def stand_in(self, batch: Batch, rows: int) -> Batch | None:
-        """For a process without any of so many rows of a whole batch: one row of another's.
+        """For a process without any rows of a whole batch: one row of another's.
 
         It is for a forward pass in which other ranks may ask this one for rows of tables.
         """
@@ -126,7 +126,7 @@ class Slices:
     def scatter(
         self, compute: Callable[[], Sequence[Tensor]], rows: int, widths: Sequence[int]
     ) -> list[Tensor]:
-        """This process's rows of what the first one computes: float32 of so many rows each.
+        """This process's rows of what the first one computes: float32 of this number of rows each.
 
         All raise the CeluError that the first one raises.
         """
