@@ -6,13 +6,23 @@ does not make the name: `ranks/group.py` does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 
+from pydantic import ValidationError
+
+from celu.config.reading import Settings
 from celu.run_folder import RunFolder
 
 FILE = "launch.json"
+_MAX_BYTES = 1 << 16
+
+
+class _Launch(Settings):
+    """A launch of torchrun, and what each option resulted in."""
+
+    launch: str
+    applied: dict[str, int] = {}
 
 
 class AppliedOptions:
@@ -22,10 +32,13 @@ class AppliedOptions:
         self._folder = folder
         self._launch = launch
         self._applied: dict[str, int] = {}
-        with suppress(OSError, ValueError, TypeError, KeyError):  # none, or one of another launch
-            content = json.loads((folder.path / FILE).read_text(encoding="utf-8"))
-            if launch is not None and content["launch"] == launch:
-                self._applied = {str(name): int(n) for name, n in content["applied"].items()}
+        if launch is None:
+            return
+        with suppress(OSError, ValidationError):  # there is none, or it is damaged
+            with (folder.path / FILE).open("rb") as file:
+                found = _Launch.model_validate_json(file.read(_MAX_BYTES))
+            if found.launch == launch:
+                self._applied = dict(found.applied)
 
     def once(self, option: str, apply: Callable[[], int]) -> int:
         """What an option results in; it is applied unless this launch did so before a restart.
@@ -35,6 +48,6 @@ class AppliedOptions:
         if option not in self._applied:
             self._applied[option] = apply()
             if self._launch is not None:
-                content = {"launch": self._launch, "applied": self._applied}
-                self._folder.write(FILE, json.dumps(content, indent=2) + "\n")
+                content = _Launch(launch=self._launch, applied=self._applied)
+                self._folder.write(FILE, content.model_dump_json(indent=2) + "\n")
         return self._applied[option]

@@ -69,7 +69,7 @@ def preflight(
                 _check_alpn(tls, carrier, f"{peer} at {address}")
                 # In TLS 1.3 a rejection of our certificate only shows at the first read.
                 tls.sendall(_REQUESTS[carrier])
-                if not tls.recv(1):
+                if _is_closed(tls):
                     # Rejected; or, if it does not happen again, its process was just stopping.
                     num_closed += 1
                     if num_closed >= _MAX_CLOSED:
@@ -144,6 +144,14 @@ def preflight_gateway(
             )
 
     _retry(address, f"the gateway of {peer}", check, connect_s)
+
+
+def _is_closed(tls: ssl.SSLSocket) -> bool:
+    """Whether the peer closes the connection instead of sending something."""
+    try:
+        return not tls.recv(1)
+    except ssl.SSLZeroReturnError:  # an orderly close, in some releases of Python
+        return True
 
 
 def _check_alpn(tls: ssl.SSLSocket, carrier: str, where: str) -> None:

@@ -79,12 +79,14 @@ def wait_until_listening(ports: list[int]) -> None:
             time.sleep(0.05)
 
 
-def wait_for_rounds(pair: Pair, process: subprocess.Popen[str]) -> None:
+def wait_for_rounds(pair: Pair, processes: list[subprocess.Popen[str]]) -> None:
     give_up_at = time.monotonic() + DEADLINE_S
     while not any(e["event"] == "round" for e in read_events(pair.folder / "airline" / "run")):
-        if time.monotonic() > give_up_at or process.poll() is not None:
-            process.kill()  # else its output would never end
-            raise AssertionError(process.communicate())
+        has_ended = any(process.poll() is not None for process in processes)
+        if time.monotonic() > give_up_at or has_ended:
+            for process in processes:
+                process.kill()  # else its output would never end
+            raise AssertionError([process.communicate() for process in processes])
         time.sleep(0.05)
 
 
@@ -121,7 +123,7 @@ def test_a_crowd_of_idle_connections_does_not_change_a_run(
     crowd.connect(ports)  # before the peer
     host = start(pair, "weather", "--link", "wan-300")
     crowd.processes.append(host)
-    wait_for_rounds(pair, guest)
+    wait_for_rounds(pair, crowd.processes)
     crowd.connect(ports)  # while it trains
     assert guest.poll() is None, "the run must still be in progress"
     peak = peak_descriptors(guest)
