@@ -69,7 +69,7 @@ def preflight(
                 _check_alpn(tls, carrier, f"{peer} at {address}")
                 # In TLS 1.3 a rejection of our certificate only shows at the first read.
                 tls.sendall(_REQUESTS[carrier])
-                if _is_closed(tls):
+                if not tls.recv(1):
                     # Rejected; or, if it does not happen again, its process was just stopping.
                     num_closed += 1
                     if num_closed >= _MAX_CLOSED:
@@ -82,7 +82,7 @@ def preflight(
                 f"authority in peers.{peer}.ca (if this is a gateway's address, set "
                 f"peers.{peer}.gateway)"
             ) from error
-        except ssl.SSLEOFError as error:
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # Python 3.11.2: the latter
             # Retried: its process may be stopping, or a proxy answers before it has started.
             raise ConnectionError(
                 f"it closes the connection and does not speak TLS (if {peer} is behind a "
@@ -144,14 +144,6 @@ def preflight_gateway(
             )
 
     _retry(address, f"the gateway of {peer}", check, connect_s)
-
-
-def _is_closed(tls: ssl.SSLSocket) -> bool:
-    """Whether the peer closes the connection instead of sending something."""
-    try:
-        return not tls.recv(1)
-    except ssl.SSLZeroReturnError:  # an orderly close, in some releases of Python
-        return True
 
 
 def _check_alpn(tls: ssl.SSLSocket, carrier: str, where: str) -> None:
