@@ -34,7 +34,9 @@ from celu.events import (
 from celu.transport.message import TrafficBothWays
 from celu.workset.workset import Workset
 
-_MAX_PENDING = 16  # reports whose numbers a device still computes
+# Reports whose numbers a device still computes. Its own queue, of about a thousand kernels and
+# graphs, is full long before: so training never waits for a report.
+_MAX_PENDING = 1024
 _MAX_ENDS = 512  # of rounds
 _MIN_CYCLES = 3  # fewer are too noisy
 
@@ -62,7 +64,7 @@ class Observer:
     """Turns the engine's calls into events, for `emit(event)`.
 
     It reports every `report_every`-th round. The report of a party on a GPU is emitted once its
-    numbers have been copied from there, a few rounds later at most: training does not wait for it.
+    numbers have been copied from there: training does not wait for it.
     It uses the clock of `spans`.
     """
 
