@@ -51,7 +51,7 @@ from celu.party import Guest
 from celu.ranks.gradients import sum_dense
 from celu.ranks.slices import ONE, Slices
 from celu.transport.message import Kind, Message, TensorSpec
-from celu.transport.wire import check_finite, check_sendable, num_bytes
+from celu.transport.wire import check_finite, check_values, num_bytes
 from celu.workset.weighting import StaleLosses, Weights
 
 
@@ -155,11 +155,11 @@ class GuestTrainer(Trainer):
         return self._ranks.at_first(pack, otherwise=messages)
 
     def check_sendable(self, derivatives: Sequence[Message]) -> None:
-        """Raise what `wire.check_sendable` raises, at all ranks."""
+        """Raise what `wire.check_values` raises, at all ranks."""
 
         def check() -> None:
             for derivative in derivatives:
-                check_sendable(derivative)
+                check_values(derivative)
 
         self._ranks.at_first(check, otherwise=None)
 
