@@ -257,17 +257,21 @@ class Observer:
         fields["spans"] = self._latest_spans()
         self._pending.append(RoundReport(fields, self._losses, workset))
         self._losses = []
-        is_last = round_ + 1 == self._num_rounds
-        while self._pending and (
-            is_last or len(self._pending) > _MAX_PENDING or self._pending[0].is_ready
-        ):
+        if round_ + 1 == self._num_rounds:
+            self._emit_pending()
+        while self._pending and (len(self._pending) > _MAX_PENDING or self._pending[0].is_ready):
             self._emit_now(self._pending.popleft().event())
 
     def _emit(self, event: Event) -> None:
         """Emit an event after the reports of the rounds before it."""
+        self._emit_pending()
+        self._emit_now(event)
+
+    def _emit_pending(self) -> None:
+        if self._pending:
+            self._pending[-1].wait()  # once for all
         while self._pending:
             self._emit_now(self._pending.popleft().event())
-        self._emit_now(event)
 
     def _latest_spans(self) -> list[tuple[str, float, float]]:
         """The spans of the latest rounds since the last report, sorted by start."""

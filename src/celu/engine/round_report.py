@@ -40,6 +40,10 @@ class RoundReport:
         """Whether `event` need not wait."""
         return self._readback.is_ready
 
+    def wait(self) -> None:
+        """Wait for the numbers of this report, and so for those of earlier ones."""
+        self._readback.wait()
+
     def event(self) -> RoundDone:
         """The event; waits for its numbers."""
         numbers = deque(self._readback.values())
