@@ -33,10 +33,11 @@ class Readback:
 
     def wait(self) -> None:
         """Wait for the values, and so for all that the device was asked for before."""
-        if self._copied is not None and not self.is_ready:
+        if self._copied is not None:
             self._copied.synchronize()
 
     def values(self) -> list[list[float]]:
         """The values of each tensor; waits for them."""
-        self.wait()
+        if not self.is_ready:
+            self.wait()
         return [part.tolist() for part in self._values.split(self._sizes)]
