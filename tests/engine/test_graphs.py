@@ -116,8 +116,11 @@ def test_dropout_differs_in_every_step_and_is_that_without_graphs() -> None:
     assert any(not torch.allclose(t, without[n], atol=1e-2) for n, t in with_graphs.items())
 
 
-def test_a_module_that_reads_values_back_trains_without_graphs_and_the_record_says_so() -> None:
-    fed = with_bottom(federation(rounds=12, method=celu.Method(W=3, R=3)), Reading)
+@pytest.mark.parametrize("R", [1, 3])
+def test_a_module_that_reads_values_back_trains_without_graphs_and_the_record_says_so(
+    R: int,
+) -> None:
+    fed = with_bottom(federation(rounds=12, method=celu.Method(W=3, R=R)), Reading)
     weights, warnings = trained(fed, graphs=True)
     assert any("is not captured as a CUDA graph" in warning for warning in warnings)
     assert_same(weights, trained(fed, graphs=False)[0])
@@ -139,6 +142,25 @@ def test_a_step_whose_results_differ_is_given_up() -> None:
     results = [float(graphs.run("a step", step, one)[0][0]) for _ in range(5)]
     assert messages and "its results differ" in messages[0]
     assert results == [1, 2, 4, 5, 6]  # the third call was captured first
+
+
+@pytest.mark.parametrize("R", [1, 3])
+def test_a_capture_that_fails_once_is_tried_again(R: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: set[Graphs] = set()
+    record = Graphs._record
+
+    def failing(self: Graphs, step: Any, inputs: Any) -> Any:
+        if self not in failed:
+            failed.add(self)
+            raise RuntimeError("another thread used the device")
+        return record(self, step, inputs)
+
+    fed = federation(rounds=20, method=celu.Method(W=3, R=R))
+    expected, _ = trained(fed, graphs=False)
+    monkeypatch.setattr(Graphs, "_record", failing)
+    weights, warnings = trained(fed, graphs=True)
+    assert failed and not warnings
+    assert_same(weights, expected)
 
 
 @pytest.mark.parametrize("R", [1, 3])
