@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from celu.codecs.codec import check_size, from_bytes
+from celu.kernels import find_kernels
 
 # On a CPU rows are processed in chunks, so that intermediate results stay in the cache. On a GPU
 # without Triton all rows are processed at once, since kernel launches dominate.
@@ -209,17 +210,8 @@ def _limit(headroom: float) -> float:
 
 def _kernels(device: torch.device, width: int) -> ModuleType | None:
     """The GPU kernels, if they can be used for rows of this width."""
-    kernels = _gpu_quantizers() if device.type == "cuda" else None
+    kernels = find_kernels("celu.codecs.gpu_quantizers") if device.type == "cuda" else None
     return kernels if kernels is not None and kernels.fits(width) else None
-
-
-@cache
-def _gpu_quantizers() -> ModuleType | None:
-    try:
-        from celu.codecs import gpu_quantizers
-    except ImportError:  # torch without Triton
-        return None
-    return gpu_quantizers
 
 
 def _seed_of(generator: torch.Generator | None) -> int | None:

@@ -21,6 +21,7 @@ from celu.engine.gradients import add_decay, clip_gradients, decay_weights
 from celu.engine.learning_rate import LearningRate
 from celu.engine.update_rules import Rule, RuleState
 from celu.errors import CheckpointError, ConfigError
+from celu.kernels import find_kernels
 from celu.ranks.own_rows import OwnRows, leaf_of
 
 _NAME = re.compile(r"(\d{1,6})\.(\d{1,9})\.(\w+)")
@@ -198,8 +199,4 @@ def _rules_for(parameters: list[nn.Parameter]) -> ModuleType:
     """The module with the update rules of these parameters."""
     if not all(p.is_cuda and p.dtype == torch.float32 for p in parameters):
         return update_rules
-    try:
-        from celu.engine import gpu_update_rules
-    except ImportError:  # torch without Triton
-        return update_rules
-    return gpu_update_rules
+    return find_kernels("celu.engine.gpu_update_rules") or update_rules

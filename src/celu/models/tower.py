@@ -8,7 +8,6 @@ stalls at first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from itertools import pairwise
 from types import ModuleType
 from typing import Literal
@@ -16,6 +15,8 @@ from typing import Literal
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
+
+from celu.kernels import find_kernels
 
 Pooling = Literal["mean", "sum"]
 NewEmbedding = Callable[[int, int, float], nn.Embedding]  # of rows, width, standard deviation
@@ -92,17 +93,8 @@ def dense_layers(widths: Sequence[int], init_std: float | None) -> nn.Sequential
 
 def _kernels(table: nn.Embedding, ids: Tensor) -> ModuleType | None:
     """The GPU kernel, if it can be used for this table and these ids."""
-    kernels = _gpu_embedding() if ids.is_cuda else None
+    kernels = find_kernels("celu.models.gpu_embedding") if ids.is_cuda else None
     return kernels if kernels is not None and kernels.fits(table) else None
-
-
-@cache
-def _gpu_embedding() -> ModuleType | None:
-    try:
-        from celu.models import gpu_embedding
-    except ImportError:  # torch without Triton
-        return None
-    return gpu_embedding
 
 
 class FieldEmbedding(nn.Module):

@@ -9,12 +9,13 @@ D the width of Z of one host, or of all hosts, concatenated, at the guest.
 from __future__ import annotations
 
 import math
-from functools import cache
 from types import ModuleType
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from celu.kernels import find_kernels
 
 # The mean loss scales rows of dZ by 1/B, so their norms can be far below the 1e-8 at which torch's
 # cosine_similarity starts to shrink its result. With a bound below 1e-18, squares would underflow
@@ -129,14 +130,5 @@ def _unit_rows(x_BD: Tensor) -> Tensor:
 
 def _kernels(*tensors: Tensor) -> ModuleType | None:
     """The GPU kernel, if it can be used for these tensors."""
-    kernels = _gpu_similarity() if tensors[0].is_cuda else None
+    kernels = find_kernels("celu.workset.gpu_similarity") if tensors[0].is_cuda else None
     return kernels if kernels is not None and all(map(kernels.fits, tensors)) else None
-
-
-@cache
-def _gpu_similarity() -> ModuleType | None:
-    try:
-        from celu.workset import gpu_similarity
-    except ImportError:  # torch without Triton
-        return None
-    return gpu_similarity
