@@ -68,7 +68,7 @@ CALLS: dict[str, set[str]] = {
     "json.load": set(),
     "from_json": {"serving/inference_protocol.py"},  # a client's bytes, after a check of their size
     # Imports by name: of modules in the user's own settings (models, policies), and celu's own.
-    "import_module": {"__init__.py", "cli/app.py", "cli/bench.py"},
+    "import_module": {"__init__.py", "cli/app.py", "cli/bench.py", "kernels.py"},
     "importlib.import_module": {"models/building.py"},
 }
 
