@@ -116,7 +116,8 @@ def test_a_pooled_residual_network_is_the_federated_one_where_nothing_is_approxi
     top = {**family.top, "width": 8}
     family = replace(family, bottom=small, top=top, job={**family.job, "batch_size": 64})
     pooled, federated = (
-        train(table, family, 1) for train in (tabular._train_pooled, tabular._train_federated)
+        train(table, family, 1, "cpu")
+        for train in (tabular._train_pooled, tabular._train_federated)
     )
     assert pooled.validation == pytest.approx(federated.validation, abs=1e-9)
     assert pooled.test == pytest.approx(federated.test, abs=1e-9)
