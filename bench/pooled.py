@@ -98,8 +98,8 @@ def train_pooled(
                 output = torch.cat([_forward(whole, held_out, chunk) for chunk in chunks])
             whole.train()
             found = _score(output[:, 0].cpu().numpy(), table)
-            num_worse = 0 if found > best else num_worse + 1
-            best = max(best, found)
+            is_better = found.validation > best.validation  # test rows do not break ties
+            best, num_worse = (found, 0) if is_better else (best, num_worse + 1)
             if num_worse == job.evaluation.patience:
                 break
     return best
