@@ -13,7 +13,7 @@ from celu.errors import ModelError
 from celu.models.built_in import BOTTOMS
 from celu.models.members import num_members
 from celu.models.number_embedding import NumberEmbedding
-from celu.models.residual import ResidualTop, ResidualTower
+from celu.models.residual import Products, ResidualTop, ResidualTower
 
 SIZES = {"ids": (3, 5)}
 
@@ -136,6 +136,20 @@ def test_dropout_is_off_unless_it_is_asked_for() -> None:
     dropping.eval()
     assert torch.equal(dropping(**rows), dropping(**rows))
     assert BOTTOMS["resnet"].default_values["dropout"] == 0.0
+
+
+def test_columns_of_a_party_multiply_once_the_layer_of_products_is_trained() -> None:
+    layer, x = Products(2, rank=1), torch.tensor([[2.0, 3.0], [5.0, 7.0]])
+    assert torch.equal(layer(x), x)
+    with torch.no_grad():
+        layer.down.weight.copy_(torch.tensor([[0.0, 1.0]]))
+        layer.up.weight.copy_(torch.tensor([[1.0], [0.0]]))
+    assert layer(x).tolist() == [[2 + 2 * 3, 3], [5 + 5 * 7, 7]]
+
+
+def test_a_tower_may_do_without_products() -> None:
+    without = tower({"numbers": 4}, products=0)
+    assert not [name for name in without.state_dict() if name.startswith("products")]
 
 
 def products(*values: list[float]) -> list[float]:
