@@ -13,7 +13,7 @@ from celu.errors import ModelError
 from celu.models.built_in import BOTTOMS
 from celu.models.members import num_members
 from celu.models.number_embedding import NumberEmbedding
-from celu.models.residual import Products, ResidualTop, ResidualTower
+from celu.models.residual import CrossLayer, ResidualTop, ResidualTower
 
 SIZES = {"ids": (3, 5)}
 
@@ -138,18 +138,28 @@ def test_dropout_is_off_unless_it_is_asked_for() -> None:
     assert BOTTOMS["resnet"].default_values["dropout"] == 0.0
 
 
-def test_columns_of_a_party_multiply_once_the_layer_of_products_is_trained() -> None:
-    layer, x = Products(2, rank=1), torch.tensor([[2.0, 3.0], [5.0, 7.0]])
-    assert torch.equal(layer(x), x)
+def test_columns_multiply_in_a_cross_layer() -> None:
+    layer, x = CrossLayer(2), torch.tensor([[2.0, 3.0], [5.0, 7.0]])
     with torch.no_grad():
-        layer.down.weight.copy_(torch.tensor([[0.0, 1.0]]))
-        layer.up.weight.copy_(torch.tensor([[1.0], [0.0]]))
-    assert layer(x).tolist() == [[2 + 2 * 3, 3], [5 + 5 * 7, 7]]
+        layer.linear.weight.copy_(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
+        layer.linear.bias.copy_(torch.tensor([0.0, 4.0]))
+    assert layer(x).tolist() == [[2 * 3 + 2, 3 * 4 + 3], [5 * 7 + 5, 7 * 4 + 7]]
 
 
-def test_a_tower_may_do_without_products() -> None:
-    without = tower({"numbers": 4}, products=0)
-    assert not [name for name in without.state_dict() if name.startswith("products")]
+def test_a_cross_layer_starts_like_other_layers() -> None:
+    torch.manual_seed(0)
+    layer = CrossLayer(4)
+    torch.manual_seed(0)
+    usual = torch.nn.Linear(4, 4)
+    assert torch.equal(layer.linear.weight, usual.weight)
+    assert torch.equal(layer.linear.bias, usual.bias)
+
+
+def test_a_tower_has_a_cross_layer_unless_it_is_turned_off() -> None:
+    names = [name for name in tower({"numbers": 4}).state_dict() if name.startswith("cross")]
+    assert names == ["cross.linear.weight", "cross.linear.bias"]
+    without = tower({"numbers": 4}, cross=False)
+    assert not [name for name in without.state_dict() if name.startswith("cross")]
 
 
 def products(*values: list[float]) -> list[float]:

@@ -117,7 +117,7 @@ BOTTOMS: dict[str, BuiltIn] = {
             "members": "predictions that are averaged, alike at all parties; they divide Z",
             "width": _RESIDUAL["width"],
             "blocks": _RESIDUAL["blocks"],
-            "products": "the rank of the layer in which columns of the party multiply; 0: none",
+            "cross": "whether columns of the party multiply first, in a cross layer",
             "dropout": _RESIDUAL["dropout"],
             "pooling": _POOLING,
         },

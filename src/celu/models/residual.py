@@ -3,8 +3,8 @@
 The blocks are those of Gorishniy et al., "Revisiting Deep Learning Models for Tabular Data"
 (NeurIPS 2021), with layer normalisation in place of batch normalisation: a row's output does not
 depend on the other rows of its batch, so cached batches, predictions of a few rows and training
-agree. Ids and numbers are embedded column by column. A layer of products of these embeddings comes
-first, since a day and an hour together may say what neither says alone.
+agree. Ids and numbers are embedded column by column. A cross layer of these embeddings comes first,
+since a day and an hour together may say what neither says alone.
 
 A network has several members (`celu.models.members`): predictions of their own, with nearly all
 weights shared. At each party they start from different signs of the embeddings; their parts of Z
@@ -58,23 +58,21 @@ def residual_layers(inputs: int, width: int, blocks: int, dropout: float) -> nn.
     )
 
 
-class Products(nn.Module):
-    """x + x * f(x), with f: a layer of few outputs (`rank`), a layer.
+class CrossLayer(nn.Module):
+    """x * (W x + b) + x, so that columns multiply.
 
-    This is a cross layer of Wang et al., "DCN V2" (WWW 2021), of low rank. It starts as x.
+    The first cross layer of Wang et al., "DCN V2: Improved Deep & Cross Network" (WWW 2021), of
+    full rank. A tower has this one only, where the paper stacks several.
     """
 
-    def __init__(self, width: int, rank: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.down = nn.Linear(width, rank, bias=False)
-        self.up = nn.Linear(rank, width)
-        nn.init.zeros_(self.up.weight)
-        nn.init.zeros_(self.up.bias)
+        self.linear = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """The same shape, [B, width]."""
-        factors: Tensor = self.up(self.down(x))
-        return x + x * factors
+        factors: Tensor = self.linear(x)
+        return x * factors + x
 
 
 class MemberLinear(nn.Module):
@@ -106,9 +104,8 @@ class ResidualTower(nn.Module):
     `examples` are training rows of the inputs: the bins of numbers are fitted on them, and up to
     `recurring` values of numbers that name something get vectors of their own. Bags become the mean
     or the sum of their embeddings (`pooling`), as in `Tower`; `new_embedding` makes the tables of
-    ids and of values. `products` is the rank of the layer of products; 0 is none. Each of the
-    members has an equal part of Z, so its width must be a multiple of their number; ModelError
-    otherwise.
+    ids and of values. `cross` puts a cross layer before the residual network. Each of the members
+    has an equal part of Z, so its width must be a multiple of their number; ModelError otherwise.
     """
 
     def __init__(
@@ -123,7 +120,7 @@ class ResidualTower(nn.Module):
         members: PositiveInt = 8,
         width: PositiveInt = 128,
         blocks: NonNegativeInt = 1,
-        products: NonNegativeInt = 128,
+        cross: bool = True,
         dropout: Share = 0.0,
         pooling: Pooling = "mean",
         new_embedding: NewEmbedding = new_embedding,
@@ -146,7 +143,7 @@ class ResidualTower(nn.Module):
                     )
             self.embeddings[name] = embedding
         embedded = embedding_dim * sum(columns.values())
-        self.products = Products(embedded, products) if products else nn.Identity()
+        self.cross = CrossLayer(embedded) if cross else nn.Identity()
         self.signs = nn.Parameter(torch.randint(0, 2, (members, embedded)) * 2.0 - 1)
         self.layers = residual_layers(embedded, width, blocks, dropout)
         self.layers.append(nn.Linear(width, _width_of_member(z_width, members)))
@@ -154,7 +151,7 @@ class ResidualTower(nn.Module):
     def forward(self, **inputs: Tensor) -> Tensor:
         """Z, [B, z_width]."""
         parts = [self._embed(name, inputs[name]) for name in self.names]
-        embedded: Tensor = self.products(torch.cat(parts, dim=1))
+        embedded: Tensor = self.cross(torch.cat(parts, dim=1))
         z_BMD: Tensor = self.layers(embedded.unsqueeze(1) * self.signs)
         return z_BMD.flatten(start_dim=1)
 
