@@ -52,6 +52,18 @@ def step(
         _report(lambda log: bench_device_step(log, device, turns=turns), out)
 
 
+@app.command("precision")
+def precision(
+    out: _Out = Path("bench-out/precision"),
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
+    device: Annotated[str, typer.Option(help="A GPU: a CPU has no TF32.")] = "cuda",
+) -> None:
+    """What TF32 costs in AUC, with the paper's sizes (about 3 minutes on a GPU)."""
+    from bench.precision import bench_precision
+
+    _report(lambda log: bench_precision(log, device, list(range(1, seeds + 1))), out)
+
+
 @app.command("rounds")
 def rounds(
     out: _Out = Path("bench-out/rounds"),

@@ -17,7 +17,7 @@ SOURCE = Path(celu.__file__).parent
 # others on its line.
 LAYERS = [
     ["text"],
-    ["errors", "http_limits", "open_files", "threads", "traceback_lines", "version"],
+    ["device_copy", "errors", "http_limits", "open_files", "threads", "traceback_lines", "version"],
     ["metrics"],
     ["config", "display", "page"],
     ["events", "label_map"],

@@ -17,6 +17,7 @@ from celu.events import Event, Warned
 from engine.test_on_a_gpu import on_device
 from federation import Federation, federation
 from slow.engine.test_resume import CASES
+from twins import twin_federation
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -138,6 +139,14 @@ def test_a_step_whose_results_differ_is_given_up() -> None:
     results = [float(graphs.run("a step", step, one)[0][0]) for _ in range(5)]
     assert messages and "its results differ" in messages[0]
     assert results == [1, 2, 4, 5, 6]  # the third call was captured first
+
+
+@pytest.mark.parametrize("R", [1, 3])
+def test_label_privacy_is_the_same_too(R: int) -> None:
+    fed = twin_federation(rounds=20, method=celu.Method(W=3, R=R))
+    with_graphs, warnings = trained(fed, graphs=True)
+    assert not warnings
+    assert_same(with_graphs, trained(fed, graphs=False)[0])
 
 
 @pytest.mark.parametrize("case", ["changing", "depth 8", "compensated regression", "labels only"])

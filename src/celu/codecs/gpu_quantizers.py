@@ -1,10 +1,13 @@
 """The quantizers' arithmetic on a GPU: one Triton kernel to encode, one to decode.
 
-Before a rotation, another one computes the mean row.
+Before a rotation, torch computes the mean row.
 
 The payload has the same layout and meaning as that of `quantizers`, whose operations are used where
 Triton is missing. The rounding noise comes from another generator, so the codes of one tensor may
 differ by one step between a CPU and a GPU. On one GPU the same call gives the same bytes.
+
+Launching a kernel takes the CPU longer than executing it takes a GPU, and the longer the more
+arguments it has: so the kernels find the parts of a payload themselves.
 """
 
 from __future__ import annotations
@@ -18,21 +21,6 @@ from torch import Tensor
 
 _MIN_WIDTH, _MAX_WIDTH = 8, 1 << 13  # a program holds whole rows, and whole bytes, in registers
 _TILE = 2048  # numbers in a program
-_MEAN_ROWS, _MEAN_COLUMNS = 512, 8  # which a program of the mean adds up at a time
-
-
-class Parts(NamedTuple):
-    """Views of a payload: the range of each row (min, step), [2, B], and codes, [B, bytes]."""
-
-    ranges: Tensor
-    codes: Tensor
-
-
-class Rotation(NamedTuple):
-    """What is subtracted from each row, and the signs that it is multiplied by, [E]."""
-
-    mean_D: Tensor
-    signs_E: Tensor
 
 
 def fits(width: int) -> bool:
@@ -40,62 +28,56 @@ def fits(width: int) -> bool:
     return _MIN_WIDTH <= width <= _MAX_WIDTH
 
 
-def mean_row(x_BD: Tensor, into_D: Tensor, limit: float) -> None:
-    """The mean of rows clamped to +-`limit`, added up in one order."""
-    rows, width = x_BD.shape
-    _mean_kernel[(triton.cdiv(width, _MEAN_COLUMNS),)](
-        x_BD, into_D, rows, width, limit, ROWS=_MEAN_ROWS, COLUMNS=_MEAN_COLUMNS
-    )
-
-
 def encode(
     x_BD: Tensor,
-    into: Parts,
+    payload: Tensor,
     bits: int,
     *,
     limit: float,
     seed: int | None,
-    rotation: Rotation | None = None,
+    signs_E: Tensor | None = None,
 ) -> None:
-    """Quantize rows, clamped to +-`limit`, into a payload; without a seed, round to nearest."""
+    """Quantize rows, clamped to +-`limit`, into a payload; without a seed, round to nearest.
+
+    With signs, the mean row is subtracted and the rest multiplied by them and rotated.
+    """
     rows, width = x_BD.shape
-    shape = _Shape.of(rows, width, rotation)
+    shape = _Shape.of(rows, width, signs_E)
+    rotates = signs_E is not None
+    # No float32 numbers add up to an infinite float64.
+    mean_D = x_BD.mean(dim=0, dtype=torch.float64) if rotates else x_BD
     _encode_kernel[shape.grid](
         x_BD,
-        rotation.mean_D if rotation else x_BD,
-        rotation.signs_E if rotation else x_BD,
-        into.ranges,
-        into.codes,
+        payload,
+        mean_D,
+        signs_E if rotates else x_BD,
         seed or 0,
         rows,
         width,
-        into.codes.shape[1],
         limit,
         NOISY=seed is not None,
         BITS=bits,
-        ROTATES=rotation is not None,
-        NARROW=into.ranges.dtype == torch.bfloat16,
+        ROTATES=rotates,
         ROWS=shape.rows,
         E=shape.padded,
         LOG_E=shape.padded.bit_length() - 1,
     )
 
 
-def decode(parts: Parts, into_BD: Tensor, bits: int, *, rotation: Rotation | None = None) -> None:
-    """Write the rows of a payload into a tensor."""
+def decode(payload: Tensor, into_BD: Tensor, bits: int, *, signs_E: Tensor | None = None) -> None:
+    """Write the rows of a payload into a tensor; with signs, of one that was rotated."""
     rows, width = into_BD.shape
-    shape = _Shape.of(rows, width, rotation)
+    shape = _Shape.of(rows, width, signs_E)
+    if payload.data_ptr() % 4:  # where ranges and the mean row cannot be read
+        payload = payload.clone()
     _decode_kernel[shape.grid](
+        payload,
         into_BD,
-        rotation.mean_D if rotation else into_BD,
-        rotation.signs_E if rotation else into_BD,
-        parts.ranges,
-        parts.codes,
+        into_BD if signs_E is None else signs_E,
         rows,
         width,
-        parts.codes.shape[1],
         BITS=bits,
-        ROTATES=rotation is not None,
+        ROTATES=signs_E is not None,
         ROWS=shape.rows,
         E=shape.padded,
         LOG_E=shape.padded.bit_length() - 1,
@@ -110,32 +92,26 @@ class _Shape(NamedTuple):
     grid: tuple[int]
 
     @staticmethod
-    def of(rows: int, width: int, rotation: Rotation | None) -> _Shape:
-        padded = len(rotation.signs_E) if rotation else triton.next_power_of_2(width)
+    def of(rows: int, width: int, signs_E: Tensor | None) -> _Shape:
+        padded = triton.next_power_of_2(width) if signs_E is None else len(signs_E)
         own = max(1, _TILE // padded)
         return _Shape(own, padded, (triton.cdiv(rows, own),))
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _mean_kernel(  # type: ignore[no-untyped-def]
-    x,
-    mean,
-    rows,
-    width,
-    limit,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    row = tl.arange(0, ROWS)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    is_column = column < width
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for first in range(0, rows, ROWS):
-        offset = (first + row)[:, None].to(tl.int64) * width + column[None, :]
-        mask = (first + row < rows)[:, None] & is_column[None, :]
-        value = tl.load(x + offset, mask=mask, other=0.0)
-        total += tl.minimum(tl.maximum(value, -limit), limit)
-    tl.store(mean + column, tl.sum(total, axis=0) / rows, mask=is_column)
+def _parts(payload, rows, width, BITS: tl.constexpr, ROTATES: tl.constexpr, E: tl.constexpr):  # type: ignore[no-untyped-def]
+    # The ranges (the min of each row, then the step of each), the codes, and their bytes per row.
+    # A rotated payload starts with the mean row, and its ranges are bfloat16.
+    PER_BYTE: tl.constexpr = 8 // BITS
+    if ROTATES:
+        ranges = (payload + 4 * width).to(tl.pointer_type(tl.bfloat16))
+        codes = payload + 4 * (width + rows)
+        num_bytes = E // PER_BYTE
+    else:
+        ranges = payload.to(tl.pointer_type(tl.float32))
+        codes = payload + 8 * rows
+        num_bytes = (width + PER_BYTE - 1) // PER_BYTE
+    return ranges, codes, num_bytes
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -151,25 +127,23 @@ def _hadamard(x, ROWS: tl.constexpr, E: tl.constexpr, LOG_E: tl.constexpr):  # t
 @triton.jit(do_not_specialize=["seed"])  # type: ignore[untyped-decorator, unused-ignore]
 def _encode_kernel(  # type: ignore[no-untyped-def]
     x,
+    payload,
     mean,
     signs,
-    ranges,
-    codes,
     seed,
     rows,
     width,
-    num_bytes,
     limit,
     NOISY: tl.constexpr,
     BITS: tl.constexpr,
     ROTATES: tl.constexpr,
-    NARROW: tl.constexpr,
     ROWS: tl.constexpr,
     E: tl.constexpr,
     LOG_E: tl.constexpr,
 ):
     PER_BYTE: tl.constexpr = 8 // BITS
     MAX_CODE: tl.constexpr = (1 << BITS) - 1
+    ranges, codes, num_bytes = _parts(payload, rows, width, BITS, ROTATES, E)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, E)
     is_row = row < rows
@@ -178,7 +152,11 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
     value = tl.load(x + offset, mask=is_value, other=0.0)
     value = tl.minimum(tl.maximum(value, -limit), limit)
     if ROTATES:
-        value -= tl.load(mean + column, mask=column < width, other=0.0)[None, :]
+        exact = tl.load(mean + column, mask=column < width, other=0.0)
+        rounded = tl.minimum(tl.maximum(exact.to(tl.float32), -limit), limit)
+        into = payload.to(tl.pointer_type(tl.float32)) + column
+        tl.store(into, rounded, mask=(column < width) & (tl.program_id(0) == 0))
+        value -= rounded[None, :]
         value *= tl.load(signs + column)[None, :]
         value = _hadamard(value, ROWS, E, LOG_E)
         is_code = is_row[:, None] & (column < E)[None, :]
@@ -188,12 +166,12 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
     high = tl.max(tl.where(is_code, value, float("-inf")), axis=1)
     low = tl.where(is_row, low, 0.0)
     high = tl.where(is_row, high, 0.0)
-    if NARROW:  # rounded outward: clamping numbers outside of the range would bias them
+    if ROTATES:  # rounded outward: clamping numbers outside of the range would bias them
         low_bits = low.to(tl.int32, bitcast=True)
         low_bits = tl.where(low_bits < 0, low_bits + 0xFFFF, low_bits) & -0x10000
         low = low_bits.to(tl.float32, bitcast=True)
     step = (high - low) / MAX_CODE
-    if NARROW:
+    if ROTATES:
         step_bits = (step.to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000
         step = step_bits.to(tl.float32, bitcast=True)
     tl.store(ranges + row, low, mask=is_row)
@@ -214,14 +192,11 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _decode_kernel(  # type: ignore[no-untyped-def]
+    payload,
     x,
-    mean,
     signs,
-    ranges,
-    codes,
     rows,
     width,
-    num_bytes,
     BITS: tl.constexpr,
     ROTATES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -230,6 +205,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
 ):
     PER_BYTE: tl.constexpr = 8 // BITS
     MAX_CODE: tl.constexpr = (1 << BITS) - 1
+    ranges, codes, num_bytes = _parts(payload, rows, width, BITS, ROTATES, E)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, E)
     is_row = row < rows
@@ -244,7 +220,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     if ROTATES:
         value = _hadamard(value, ROWS, E, LOG_E)
         value *= tl.load(signs + column)[None, :]
-        value += tl.load(mean + column, mask=column < width, other=0.0)[None, :]
+        mean = payload.to(tl.pointer_type(tl.float32)) + column
+        value += tl.load(mean, mask=column < width, other=0.0)[None, :]
     offset = row[:, None].to(tl.int64) * width + column[None, :]
     is_value = is_row[:, None] & (column < width)[None, :]
     tl.store(x + offset, value, mask=is_value)

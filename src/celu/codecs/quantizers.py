@@ -39,11 +39,11 @@ class RowQuantizer:
     def encode(self, x_BD: Tensor, generator: torch.Generator | None) -> Tensor:
         """See `Codec`."""
         payload = torch.empty(self.max_bytes(*x_BD.shape), dtype=torch.uint8, device=x_BD.device)
-        ranges, codes = self._parts(payload, len(x_BD))
         if (kernels := _kernels(x_BD.device, x_BD.shape[1])) is not None:
-            into, seed = kernels.Parts(ranges, codes), _seed_of(generator)
-            kernels.encode(x_BD, into, self._bits, limit=_limit(4), seed=seed)
+            seed = _seed_of(generator)
+            kernels.encode(x_BD, payload, self._bits, limit=_limit(4), seed=seed)
             return payload
+        ranges, codes = self._parts(payload, len(x_BD))
         x_BD = _clamp(x_BD, headroom=4)
         noise_BD = _rounding_noise(x_BD.shape, generator, x_BD.device)
         for chunk in _chunks(x_BD):
@@ -54,10 +54,10 @@ class RowQuantizer:
         """See `Codec`."""
         check_size(payload, self.max_bytes(rows, width))
         x_BD = torch.empty((rows, width), device=payload.device)
-        ranges, codes = self._parts(payload, rows)
         if (kernels := _kernels(payload.device, width)) is not None:
-            kernels.decode(kernels.Parts(ranges, codes), x_BD, self._bits)
+            kernels.decode(payload, x_BD, self._bits)
             return x_BD
+        ranges, codes = self._parts(payload, rows)
         for chunk in _chunks(x_BD):
             x_BD[chunk] = self._decode_rows(ranges[:, chunk], codes[chunk], width)
         return x_BD
@@ -145,18 +145,16 @@ class RotatedQuantizer(RowQuantizer):
         rotated = _rotated_width(width)
         # The mean adds up rows; the rotations, one each way, add up E numbers and E**0.5 of these.
         headroom = 8 * max(rows, rotated**1.5)
+        signs_E = _signs(rotated, x_BD.device)
+        if (kernels := _kernels(x_BD.device, rotated)) is not None:
+            limit, seed = _limit(headroom), _seed_of(generator)
+            kernels.encode(x_BD, payload, self._bits, limit=limit, seed=seed, signs_E=signs_E)
+            return payload
         mean_D = from_bytes(payload[: 4 * width])
         ranges, codes = self._parts(payload[4 * width :], rows)
-        if (kernels := _kernels(x_BD.device, rotated)) is not None:
-            into, seed, limit = kernels.Parts(ranges, codes), _seed_of(generator), _limit(headroom)
-            rotation = kernels.Rotation(mean_D, _signs(rotated, x_BD.device))
-            kernels.mean_row(x_BD, mean_D, limit)
-            kernels.encode(x_BD, into, self._bits, limit=limit, seed=seed, rotation=rotation)
-            return payload
         x_BD = _clamp(x_BD, headroom)
         mean_D.copy_(x_BD.mean(dim=0))
         noise_BE = _rounding_noise((rows, rotated), generator, x_BD.device)
-        signs_E = _signs(rotated, x_BD.device)
         for chunk in _chunks(noise_BE):
             rest_BE = functional.pad(x_BD[chunk] - mean_D, (0, rotated - width)).mul_(signs_E)
             self._encode_rows(hadamard(rest_BE), noise_BE[chunk], ranges[:, chunk], codes[chunk])
@@ -165,15 +163,14 @@ class RotatedQuantizer(RowQuantizer):
     def decode(self, payload: Tensor, rows: int, width: int) -> Tensor:
         """See `Codec`."""
         check_size(payload, self.max_bytes(rows, width))
-        mean_D = from_bytes(payload[: 4 * width])
-        ranges, codes = self._parts(payload[4 * width :], rows)
         rotated = _rotated_width(width)
         x_BD = torch.empty((rows, width), device=payload.device)
         signs_E = _signs(rotated, payload.device)
         if (kernels := _kernels(payload.device, rotated)) is not None:
-            rotation = kernels.Rotation(mean_D, signs_E)
-            kernels.decode(kernels.Parts(ranges, codes), x_BD, self._bits, rotation=rotation)
+            kernels.decode(payload, x_BD, self._bits, signs_E=signs_E)
             return x_BD
+        mean_D = from_bytes(payload[: 4 * width])
+        ranges, codes = self._parts(payload[4 * width :], rows)
         for chunk in _chunks(x_BD):
             rest_BE = hadamard(self._decode_rows(ranges[:, chunk], codes[chunk], rotated))
             torch.add(rest_BE.mul_(signs_E)[:, :width], mean_D, out=x_BD[chunk])

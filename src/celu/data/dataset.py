@@ -20,6 +20,7 @@ from celu.config.schema import ClassLabel
 from celu.data.arrays import Array, to_labels, to_tensor
 from celu.data.table import read_table
 from celu.data.tags import Tags, commitment, digest_rows
+from celu.device_copy import to_device
 from celu.errors import DataError
 
 MAX_EXAMPLES = 20_000  # rows, on which a bottom model may fit something
@@ -56,15 +57,7 @@ class Batch:
         if all(tensor.device.type == device.type for tensor in self.tensors()):
             return self
 
-        def move(tensor: Tensor) -> Tensor:
-            if tensor.device.type == device.type:
-                return tensor
-            return tensor.pin_memory().to(device, non_blocking=True)
-
-        labels = None if self.labels is None else move(self.labels)
-        weights = None if self.weights is None else move(self.weights)
-        inputs = {n: move(t) for n, t in self.inputs.items()}
-        return Batch(inputs, labels, self.tags, weights, self.whole)
+        return self.with_tensors([to_device(tensor, device) for tensor in self.tensors()])
 
     def part(self, rows: slice) -> Batch:
         """A copy of some consecutive rows; its digest stays that of the whole batch."""
@@ -282,7 +275,7 @@ class Dataset:
         if isinstance(rows, slice) or not self.is_on_accelerator:
             return rows
         # From page-locked memory: a copy from pageable memory waits for all queued kernels.
-        return rows.pin_memory().to(next(iter(self.inputs.values())).device, non_blocking=True)
+        return to_device(rows, next(iter(self.inputs.values())).device)
 
     def _tags(self, rows: Tensor | slice) -> Tags:
         if self.tags is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from celu.codecs.registry import find_codec
 from celu.config.job import Codecs, Job
 from celu.data.dataset import Batch
+from celu.device_copy import to_device
 from celu.engine.spans import Spans
 from celu.errors import AlignmentError, ProtocolError
 from celu.transport.message import Kind, Message, TensorSpec, require_rows
@@ -88,7 +89,7 @@ class Coding:
             check_finite(x_BD, message.kind.name, message.round)
             codec = self._codecs[message.kind]
             payload = codec.encode(x_BD, self._generator(message, x_BD.device))
-            total = None if x_BD.device.type == "cpu" else x_BD.sum()
+            total = None if x_BD.device.type == "cpu" else x_BD.sum(dtype=torch.float64)
             return replace(message, tensor=payload.reshape(-1, 1), total=total)
 
     def unpack(self, message: Message, rows: int, device: torch.device = _CPU) -> Tensor:
@@ -136,10 +137,3 @@ def unpack_all(
     for message in messages:
         check_same_rows(message, batch)
     return [c.unpack(message, rows, device) for c, message in zip(codings, messages, strict=True)]
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; copied from main memory through page-locked memory."""
-    if tensor.device.type != "cpu" or device.type == "cpu":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

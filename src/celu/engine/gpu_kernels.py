@@ -18,6 +18,7 @@ from torch import Tensor
 from celu.errors import ModelError
 
 _CHUNK = 32
+_SEGMENTS = 4  # ids in a program of the second kernel: one would load too little at a time
 _BLOCK = 1024
 MAX_ROWS = 2**31 - 1  # ids are sorted as int32
 _SGD, _ADAGRAD, _ADAM = 0, 1, 2  # the rules of the second kernel
@@ -90,7 +91,7 @@ class SortedGradient:
                 f"{list(table.shape)}"
             )
         num = len(self._ids_N)
-        _update_rows[(num,)](
+        _update_rows[(triton.cdiv(num, _SEGMENTS),)](
             table,
             *states,
             rate,
@@ -103,6 +104,7 @@ class SortedGradient:
             *constants,
             RULE=rule,
             CHUNK=_CHUNK,
+            SEGMENTS=_SEGMENTS,
             BLOCK=self._block,
             num_warps=self._num_warps,
         )
@@ -159,38 +161,44 @@ def _update_rows(  # type: ignore[no-untyped-def]
     second_beta,
     RULE: tl.constexpr,
     CHUNK: tl.constexpr,
+    SEGMENTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    segment = tl.program_id(0) + 1
+    segment = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS) + 1
     num_segments = tl.load(segments + num - 1)
-    if segment <= num_segments:
-        start = tl.load(starts + segment)
-        last = tl.minimum(segment + 1, num_segments)
-        stop = tl.where(segment < num_segments, tl.load(starts + last), num)
+    if tl.program_id(0) * SEGMENTS < num_segments:
+        is_segment = segment <= num_segments
+        start = tl.load(starts + segment, mask=is_segment, other=0)
+        next_start = tl.load(starts + segment + 1, mask=segment < num_segments, other=num)
         column = tl.arange(0, BLOCK)
         is_column = column < width
-        gradient = tl.zeros((BLOCK,), tl.float32)
-        for chunk in range(start // CHUNK, (stop - 1) // CHUNK + 1):
-            at = (segment + chunk).to(tl.int64) * width + column
-            gradient += tl.load(partial + at, mask=is_column, other=0.0)
-        at = tl.load(ids + start).to(tl.int64) * width + column
-        value = tl.load(weight + at, mask=is_column, other=0.0)
+        mask = is_segment[:, None] & is_column[None, :]
+        gradient = tl.zeros((SEGMENTS, BLOCK), tl.float32)
+        first_chunk = start // CHUNK
+        more_chunks = (next_start - 1) // CHUNK - first_chunk
+        for index in range(tl.max(tl.where(is_segment, more_chunks, 0)) + 1):
+            at = (segment + first_chunk + index).to(tl.int64)[:, None] * width + column[None, :]
+            is_part = mask & (index <= more_chunks)[:, None]
+            gradient += tl.load(partial + at, mask=is_part, other=0.0)
+        row = tl.load(ids + start, mask=is_segment, other=0).to(tl.int64)
+        at = row[:, None] * width + column[None, :]
+        value = tl.load(weight + at, mask=mask, other=0.0)
         lr = tl.load(rate)
         if RULE == 0:  # SGD
             value -= lr * gradient
         elif RULE == 1:  # AdaGrad
-            total = tl.load(first_state + at, mask=is_column, other=0.0) + gradient * gradient
-            tl.store(first_state + at, total, mask=is_column)
+            total = tl.load(first_state + at, mask=mask, other=0.0) + gradient * gradient
+            tl.store(first_state + at, total, mask=mask)
             value -= lr * (gradient / (tl.sqrt(total) + epsilon))
         else:  # Adam
-            mean = tl.load(first_state + at, mask=is_column, other=0.0)
+            mean = tl.load(first_state + at, mask=mask, other=0.0)
             mean += (gradient - mean) * (1 - first_beta)
-            square = tl.load(second_state + at, mask=is_column, other=0.0)
+            square = tl.load(second_state + at, mask=mask, other=0.0)
             square += (gradient * gradient - square) * (1 - second_beta)
-            tl.store(first_state + at, mean, mask=is_column)
-            tl.store(second_state + at, square, mask=is_column)
+            tl.store(first_state + at, mean, mask=mask)
+            tl.store(second_state + at, square, mask=mask)
             value -= lr * (mean / (tl.sqrt(square) + epsilon))
-        tl.store(weight + at, value, mask=is_column)
+        tl.store(weight + at, value, mask=mask)
 
 
 def apply_dense_adagrad(

@@ -27,6 +27,7 @@ from celu.errors import CeluError
 Step = Callable[..., list[Tensor]]
 _Signature = tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
 _WARM_UP = 2  # calls before the capture: lazy initialisation, and the optimizer's first state
+_SMALL_BYTES = 1 << 18
 _RTOL, _ATOL = 1e-3, 1e-5  # kernels that add in another order round differently
 
 
@@ -52,8 +53,7 @@ class _Captured:
     gradients: list[Tensor | None]  # of the parameters, after the step
 
     def replay(self, inputs: Sequence[Tensor]) -> None:
-        if inputs:
-            torch._foreach_copy_(self.inputs, list(inputs))
+        _copy(self.inputs, inputs)
         self.graph.replay()
 
 
@@ -134,8 +134,7 @@ class Graphs:
         for parameter, gradient in zip(self._parameters, captured.gradients, strict=True):
             parameter.grad = gradient
         results = [torch.empty_like(output, requires_grad=False) for output in captured.outputs]
-        if results:
-            torch._foreach_copy_(results, captured.detached)
+        _copy(results, captured.detached)
         return results
 
     def _capture(
@@ -226,6 +225,19 @@ class _Snapshot:
             [*tensors, *(_values(g) for g in mine if g is not None)],
             [*others, *(_values(g) for g in theirs if g is not None)],
         )
+
+
+def _copy(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy tensors: large ones each at the device's speed, small ones with one kernel for all."""
+    small: list[tuple[Tensor, Tensor]] = []
+    for target, value in zip(into, values, strict=True):
+        if value.nbytes < _SMALL_BYTES:
+            small.append((target, value))
+        else:
+            target.copy_(value)
+    if small:
+        targets, sources = zip(*small, strict=True)
+        torch._foreach_copy_(targets, sources)
 
 
 @contextmanager

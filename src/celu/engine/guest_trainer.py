@@ -51,7 +51,7 @@ from celu.party import Guest
 from celu.ranks.gradients import sum_dense
 from celu.ranks.slices import ONE, Slices
 from celu.transport.message import Kind, Message, TensorSpec
-from celu.transport.wire import check_finite, check_sendable, num_bytes
+from celu.transport.wire import check_finite, check_values, num_bytes
 from celu.workset.weighting import StaleLosses, Weights
 
 
@@ -155,11 +155,11 @@ class GuestTrainer(Trainer):
         return self._ranks.at_first(pack, otherwise=messages)
 
     def check_sendable(self, derivatives: Sequence[Message]) -> None:
-        """Raise what `wire.check_sendable` raises, at all ranks."""
+        """Raise what `wire.check_values` raises, at all ranks."""
 
         def check() -> None:
             for derivative in derivatives:
-                check_sendable(derivative)
+                check_values(derivative)
 
         self._ranks.at_first(check, otherwise=None)
 
@@ -283,7 +283,7 @@ class GuestTrainer(Trainer):
         if leaves and self.workset.weighting is not None:
             with self._model.backward(leaves):
                 fresh = torch.autograd.grad(mean(losses_B), leaves, retain_graph=True)
-            stale = StaleLosses(torch.cat(fresh, dim=1), torch.cat([*cached[num_hosts:]], dim=1))
+            stale = StaleLosses(_side_by_side(fresh), _side_by_side(cached[num_hosts:]))
             weights = self.workset.weigh(stale)
             losses_B = losses_B if weights is None else weights.weights_B * losses_B
         with self._model.backward(leaves):
@@ -439,6 +439,11 @@ class GuestTrainer(Trainer):
 
     def _forward(self, batch: Batch, z: Sequence[Tensor]) -> Tensor:
         return self._model.forward(batch.inputs, z)
+
+
+def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:
+    """The columns of all; a single tensor is not copied."""
+    return tensors[0].contiguous() if len(tensors) == 1 else torch.cat([*tensors], dim=1)
 
 
 class _Fresh(NamedTuple):

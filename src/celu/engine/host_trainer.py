@@ -43,7 +43,7 @@ from celu.party import Host
 from celu.ranks.buffers import BufferCheck
 from celu.ranks.slices import ONE, Slices
 from celu.transport.message import Kind, Message, TensorSpec
-from celu.transport.wire import check_sendable
+from celu.transport.wire import check_values
 from celu.workset.table import Entry
 from celu.workset.weighting import StaleDerivatives, Weights
 
@@ -116,8 +116,8 @@ class HostTrainer(Trainer):
         return self._ranks.gather(tensor, self._batch_size)
 
     def check_sendable(self, message: Message) -> None:
-        """Raise what `wire.check_sendable` raises, at all ranks."""
-        self._ranks.at_first(lambda: check_sendable(message), otherwise=None)
+        """Raise what `wire.check_values` raises, at all ranks."""
+        self._ranks.at_first(lambda: check_values(message), otherwise=None)
 
     def _seed_slice(self, round_: int, use: int, slice_: int) -> None:
         seed_step(self._seed, self._name, round_, use, slice_)

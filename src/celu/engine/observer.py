@@ -34,7 +34,9 @@ from celu.events import (
 from celu.transport.message import TrafficBothWays
 from celu.workset.workset import Workset
 
-_MAX_PENDING = 16  # reports whose numbers a device still computes
+# Reports whose numbers a device still computes. Its own queue, of about a thousand kernels and
+# graphs, is full long before: so training never waits for a report.
+_MAX_PENDING = 1024
 _MAX_ENDS = 512  # of rounds
 _MIN_CYCLES = 3  # fewer are too noisy
 
@@ -62,7 +64,7 @@ class Observer:
     """Turns the engine's calls into events, for `emit(event)`.
 
     It reports every `report_every`-th round. The report of a party on a GPU is emitted once its
-    numbers have been copied from there, a few rounds later at most: training does not wait for it.
+    numbers have been copied from there: training does not wait for it.
     It uses the clock of `spans`.
     """
 
@@ -255,17 +257,21 @@ class Observer:
         fields["spans"] = self._latest_spans()
         self._pending.append(RoundReport(fields, self._losses, workset))
         self._losses = []
-        is_last = round_ + 1 == self._num_rounds
-        while self._pending and (
-            is_last or len(self._pending) > _MAX_PENDING or self._pending[0].is_ready
-        ):
+        if round_ + 1 == self._num_rounds:
+            self._emit_pending()
+        while self._pending and (len(self._pending) > _MAX_PENDING or self._pending[0].is_ready):
             self._emit_now(self._pending.popleft().event())
 
     def _emit(self, event: Event) -> None:
         """Emit an event after the reports of the rounds before it."""
+        self._emit_pending()
+        self._emit_now(event)
+
+    def _emit_pending(self) -> None:
+        if self._pending:
+            self._pending[-1].wait()  # once for all
         while self._pending:
             self._emit_now(self._pending.popleft().event())
-        self._emit_now(event)
 
     def _latest_spans(self) -> list[tuple[str, float, float]]:
         """The spans of the latest rounds since the last report, sorted by start."""

@@ -31,8 +31,12 @@ class Readback:
         """Whether the values are here."""
         return self._copied is None or self._copied.query()
 
-    def values(self) -> list[list[float]]:
-        """The values of each tensor; waits for them."""
+    def wait(self) -> None:
+        """Wait for the values, and so for all that the device was asked for before."""
         if self._copied is not None and not self.is_ready:
             self._copied.synchronize()
+
+    def values(self) -> list[list[float]]:
+        """The values of each tensor; waits for them."""
+        self.wait()
         return [part.tolist() for part in self._values.split(self._sizes)]

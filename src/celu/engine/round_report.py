@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -39,6 +40,10 @@ class RoundReport:
         """Whether `event` need not wait."""
         return self._readback.is_ready
 
+    def wait(self) -> None:
+        """Wait for the numbers of this report, and so for those of earlier ones."""
+        self._readback.wait()
+
     def event(self) -> RoundDone:
         """The event; waits for its numbers."""
         numbers = deque(self._readback.values())
@@ -55,10 +60,14 @@ class RoundReport:
 
 def _around_quantiles(x_B: Tensor) -> Tensor:
     """The two ordered values around each of `SIMILARITY_QUANTILES`."""
-    places = [int(q * (len(x_B) - 1)) for q in SIMILARITY_QUANTILES]
-    ordered_B = x_B.float().sort().values
-    # Slices: indices in a list would be copied to a GPU, and that waits for it.
-    return torch.cat([ordered_B[i : i + 1] for p in places for i in (p, min(p + 1, len(x_B) - 1))])
+    return x_B.float().sort().values.index_select(0, _places(len(x_B), x_B.device))
+
+
+@lru_cache(maxsize=16)
+def _places(num_rows: int, device: torch.device) -> Tensor:
+    """Where these values are. Cached: copying them to a GPU waits for it."""
+    below = [int(q * (num_rows - 1)) for q in SIMILARITY_QUANTILES]
+    return torch.tensor([i for p in below for i in (p, min(p + 1, num_rows - 1))], device=device)
 
 
 def _interpolate(around: list[float], num_rows: int) -> list[float]:

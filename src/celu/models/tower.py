@@ -8,7 +8,9 @@ stalls at first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
+from types import ModuleType
 from typing import Literal
 
 import torch
@@ -88,6 +90,21 @@ def dense_layers(widths: Sequence[int], init_std: float | None) -> nn.Sequential
     return nn.Sequential(*layers[:-1])
 
 
+def _kernels(table: nn.Embedding, ids: Tensor) -> ModuleType | None:
+    """The GPU kernel, if it can be used for this table and these ids."""
+    kernels = _gpu_embedding() if ids.is_cuda else None
+    return kernels if kernels is not None and kernels.fits(table) else None
+
+
+@cache
+def _gpu_embedding() -> ModuleType | None:
+    try:
+        from celu.models import gpu_embedding
+    except ImportError:  # torch without Triton
+        return None
+    return gpu_embedding
+
+
 class FieldEmbedding(nn.Module):
     """Embeddings of some columns of ids or bags, concatenated.
 
@@ -113,6 +130,9 @@ class FieldEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """[B, columns * dim], from ids [B, columns] or bags [B, columns, values]."""
         if ids.dim() == 2:
+            if (kernels := _kernels(self.table, ids)) is not None:
+                found: Tensor = kernels.gather(self.table.weight, ids, self.offsets)
+                return found
             z: Tensor = self.table(ids + self.offsets)
             return z.flatten(start_dim=1)
         is_value = (ids > 0).unsqueeze(3)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from celu.device_copy import Event
 from celu.errors import PeerFailed, ProtocolError, ShapeError
 from celu.text import printable
 
@@ -64,8 +65,8 @@ class Message:
 
     `row_digest` is the digest of the rows that a tensor of training or evaluation belongs to.
     `curvature` is the loss's, for a host that corrects stale derivatives (see `celu.Loss`).
-    `total` is the sum of a tensor before a GPU encoded it: it is checked for NaN and Inf when the
-    tensor is copied to main memory.
+    `total` is the sum of a tensor before a GPU encoded it: it is checked for NaN and Inf before the
+    tensor is sent. `copied` says when the tensor has arrived from a GPU, if it came from one.
     """
 
     kind: Kind
@@ -76,6 +77,7 @@ class Message:
     row_digest: bytes = bytes(ROW_DIGEST_BYTES)
     curvature: float = 1.0
     total: Tensor | None = None
+    copied: Event | None = field(default=None, compare=False)
     sender: str = field(default="", compare=False)  # set by the link that received it
 
     @property

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from celu.device_copy import to_main_memory
 from celu.errors import NonFiniteError, ProtocolError, ShapeError
 from celu.transport.message import (
     MAX_CURVATURE,
@@ -94,6 +95,8 @@ def encode_whole(message: Message, sequence: int, received: int) -> bytes:
 
 def _header_and_payload(message: Message, sequence: int, received: int) -> tuple[bytes, memoryview]:
     if message.tensor is not None:
+        if message.copied is not None:
+            message.copied.synchronize()
         tensor = message.tensor.contiguous()
         payload = memoryview(tensor.numpy()).cast("B")  # type: ignore[arg-type]
         code, rank, (rows, width) = _DTYPES[tensor.dtype], 2, tensor.shape
@@ -234,29 +237,43 @@ def num_bytes(message: Message) -> int:
 
 
 def as_sendable(message: Message) -> Message:
-    """The message with its tensor in main memory and without a graph; see `check_sendable`."""
+    """The message with its tensor in main memory and without a graph; raises as `check_values`.
+
+    A tensor from a GPU may not have arrived there yet: see `Message.copied`.
+    """
     tensor = message.tensor
-    if tensor is not None and (tensor.requires_grad or tensor.device.type != "cpu"):
-        message = replace(message, tensor=_in_main_memory(tensor.detach()))
-    if message.total is not None:
-        _check_message(message, message.total.cpu())
+    if tensor is not None and tensor.requires_grad:
+        message = replace(message, tensor=tensor.detach())
+    if tensor is None or tensor.device.type == "cpu":
+        check_sendable(message)
+        return message
+    if tensor.is_cuda:  # the copy starts before the check waits
+        copy, copied = to_main_memory(tensor.detach())
+        sendable = replace(message, tensor=copy, total=None, copied=copied)
+    else:
+        sendable = replace(message, tensor=tensor.detach().to("cpu"), total=None)
+    check_values(message)
+    return sendable
+
+
+def check_values(message: Message) -> None:
+    """Raise as `check_sendable`, for a tensor on a GPU too: this waits for the GPU."""
     check_sendable(message)
-    return message
-
-
-def _in_main_memory(tensor: Tensor) -> Tensor:
-    if not tensor.is_cuda:
-        return tensor.to("cpu")
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    copy.copy_(tensor, non_blocking=True)
-    torch.cuda.current_stream(tensor.device).synchronize()
-    return copy
+    tensor, total = message.tensor, message.total
+    if tensor is None or tensor.device.type == "cpu":
+        return
+    if total is None and tensor.is_floating_point():
+        # No float32 numbers add up to an infinite float64.
+        total = tensor.sum(dtype=torch.float64)
+    if total is not None:
+        _check_message(message, total.cpu())
 
 
 def check_sendable(message: Message) -> None:
     """Raise ShapeError for a tensor that cannot be encoded, NonFiniteError for NaN or Inf.
 
-    Called on the compute thread, so that the error is raised there and not on a carrier's thread.
+    Numbers on a GPU are not checked. Called on the compute thread, so that the error is raised
+    there and not on a carrier's thread.
     """
     tensor = message.tensor
     if tensor is None:
@@ -305,8 +322,8 @@ def not_finite(what: str) -> NonFiniteError:
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor in main memory holds neither NaN nor Inf.
 
-    A tensor on a GPU is not checked, because that would synchronize at every step. It is checked
-    when it is copied to main memory, before it is sent.
+    A tensor on a GPU is not checked, because that would synchronize at every step. Its sum is
+    checked before it is sent (`as_sendable`).
     """
     if tensor.device.type != "cpu" or not tensor.is_floating_point():
         return True

@@ -9,6 +9,8 @@ D the width of Z of one host, or of all hosts, concatenated, at the guest.
 from __future__ import annotations
 
 import math
+from functools import cache
+from types import ModuleType
 from typing import NamedTuple, Protocol
 
 import torch
@@ -97,19 +99,44 @@ class CompensatedWeighting(CosineWeighting):
     def weigh_derivatives(self, stale: StaleDerivatives) -> Weights:
         """See `Weighting`."""
         with torch.no_grad():
-            moved_B = (stale.dz_BD * (stale.fresh_BD - stale.stale_BD)).sum(dim=1)
+            moved_B, cosine_B = _compare(stale)
             factor_B = 1 + stale.curvature * len(moved_B) * moved_B
-            return Weights(
-                factor_B.clamp(self.MIN_FACTOR, self.MAX_FACTOR),
-                cosine_similarity(stale.fresh_BD, stale.stale_BD),
-            )
+            return Weights(factor_B.clamp(self.MIN_FACTOR, self.MAX_FACTOR), cosine_B)
 
 
 def cosine_similarity(a_BD: Tensor, b_BD: Tensor) -> Tensor:
     """The cosine of each pair of rows, [B]. A row of zeros has no direction: 0."""
     with torch.no_grad():
+        if (kernels := _kernels(a_BD, b_BD)) is not None:
+            cosine_B: Tensor = kernels.cosine_similarity(a_BD, b_BD, _MIN_NORM)
+            return cosine_B
         return (_unit_rows(a_BD) * _unit_rows(b_BD)).sum(dim=1)
+
+
+def _compare(stale: StaleDerivatives) -> tuple[Tensor, Tensor]:
+    """dZ times the distance that each row of Z has moved, and the cosine of its two values."""
+    fresh_BD, stale_BD, dz_BD, _ = stale
+    if (kernels := _kernels(fresh_BD, stale_BD, dz_BD)) is not None:
+        found: tuple[Tensor, Tensor] = kernels.compare(fresh_BD, stale_BD, dz_BD, _MIN_NORM)
+        return found
+    moved_B = (dz_BD * (fresh_BD - stale_BD)).sum(dim=1)
+    return moved_B, cosine_similarity(fresh_BD, stale_BD)
 
 
 def _unit_rows(x_BD: Tensor) -> Tensor:
     return torch.nn.functional.normalize(x_BD, dim=1, eps=_MIN_NORM)
+
+
+def _kernels(*tensors: Tensor) -> ModuleType | None:
+    """The GPU kernel, if it can be used for these tensors."""
+    kernels = _gpu_similarity() if tensors[0].is_cuda else None
+    return kernels if kernels is not None and all(map(kernels.fits, tensors)) else None
+
+
+@cache
+def _gpu_similarity() -> ModuleType | None:
+    try:
+        from celu.workset import gpu_similarity
+    except ImportError:  # torch without Triton
+        return None
+    return gpu_similarity
