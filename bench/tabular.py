@@ -202,6 +202,7 @@ def _notes(seeds: Sequence[int], device: str) -> list[str]:
         f"Networks trained on {device}, trees on cpu.",
         f"Z of width {Z_WIDTH}, at most {EPOCHS} epochs. {families}; all else is default.",
         "Validation rows of flights, diamonds, movies and vietnam were looked at when the defaults "
-        "of resnet were chosen (bins, offsets, width, dropout, learning rate); so were test rows "
-        "of all five tables, in earlier versions of this result.",
+        "of resnet were chosen (bins, offsets, width, dropout, learning rate, the limits of the "
+        "rule for recurring values, the cross layer); so were test rows of all five tables, in "
+        "earlier versions of this result.",
     ]
