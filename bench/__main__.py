@@ -139,12 +139,13 @@ def tabular(
         list[str] | None,
         typer.Option(help="A table to measure: flights, criteo, diamonds, movies or vietnam."),
     ] = None,
+    device: Annotated[str, typer.Option(help="Where networks train: cpu or cuda.")] = "cpu",
 ) -> None:
     """Federated AUC on tables, compared with pooled models and LightGBM (about 40 minutes)."""
     from bench.tabular import bench_tabular
 
     numbers = list(range(1, seeds + 1))
-    _report(lambda log: bench_tabular(log, folder, numbers, workers, only or ()), out)
+    _report(lambda log: bench_tabular(log, folder, numbers, workers, only or (), device), out)
 
 
 @app.command("privacy")

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import celu
 from bench.tables import TabularSet
 from celu.data.order import BatchOrder
+from celu.engine.device import device_of
 from celu.errors import ConfigError
 from celu.metrics.ranking import Ranking
 
@@ -61,17 +62,20 @@ def train_pooled(
 
     The optimizer, the batch size and the patience are the job's, and it makes as many updates as
     the job's guest, local ones included. Of the model at each evaluation, the one with the best
-    validation AUC counts.
+    validation AUC counts. All of it is on the modules' device.
     """
     rounds = job.num_rounds(table.guest.train.num_rows // job.batch_size)
     _, updates_per_round = job.tuning().for_role("guest")
     updates, every = rounds * updates_per_round, job.evaluation.every * updates_per_round
     whole = nn.ModuleList([guest, host, top])
+    device = device_of(whole)
     optimizers = _optimizers(whole, job)
     is_cosine = job.optimizer.schedule == "cosine"
     schedules = [LambdaLR(o, partial(_cosine, updates)) for o in optimizers if is_cosine]
-    rows, held_out = _joined(table, "train"), _joined(table, "held_out")
-    labels = table.guest.train.labels
+    rows, held_out = (
+        [dataset.to(device) for dataset in _joined(table, part)] for part in ("train", "held_out")
+    )
+    labels = rows[0].labels
     assert labels is not None
     order = BatchOrder(job.seed, len(labels), job.batch_size)
     torch.manual_seed(job.seed)  # for dropout
@@ -79,7 +83,7 @@ def train_pooled(
     for number in range(1, updates + 1):
         batch = order.rows(number - 1)
         output_BM = _forward(whole, rows, batch)
-        repeated = labels[batch].float().repeat_interleave(output_BM.shape[1])
+        repeated = labels[batch.to(device)].float().repeat_interleave(output_BM.shape[1])
         losses = F.binary_cross_entropy_with_logits(output_BM.flatten(), repeated, reduction="none")
         losses.view_as(output_BM).mean(dim=1).mean().backward()
         for optimizer in optimizers:
@@ -93,9 +97,9 @@ def train_pooled(
                 chunks = torch.arange(table.guest.held_out.num_rows).split(_CHUNK)
                 output = torch.cat([_forward(whole, held_out, chunk) for chunk in chunks])
             whole.train()
-            found = _score(output[:, 0].numpy(), table)
-            num_worse = 0 if found > best else num_worse + 1
-            best = max(best, found)
+            found = _score(output[:, 0].cpu().numpy(), table)
+            is_better = found.validation > best.validation  # test rows do not break ties
+            best, num_worse = (found, 0) if is_better else (best, num_worse + 1)
             if num_worse == job.evaluation.patience:
                 break
     return best

@@ -107,8 +107,9 @@ def test_a_pooled_model_gets_the_updates_of_the_guest_and_stops_by_the_same_pati
     assert pooled_updates(1) < allowed
 
 
+@pytest.mark.parametrize("seed", [1, 4])
 def test_a_pooled_residual_network_is_the_federated_one_where_nothing_is_approximated(
-    monkeypatch: pytest.MonkeyPatch,
+    seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tabular, "EPOCHS", 3)
     table, family = synthetic(), tabular.FAMILIES[1]
@@ -116,7 +117,8 @@ def test_a_pooled_residual_network_is_the_federated_one_where_nothing_is_approxi
     top = {**family.top, "width": 8}
     family = replace(family, bottom=small, top=top, job={**family.job, "batch_size": 64})
     pooled, federated = (
-        train(table, family, 1) for train in (tabular._train_pooled, tabular._train_federated)
+        train(table, family, seed, "cpu")
+        for train in (tabular._train_pooled, tabular._train_federated)
     )
     assert pooled.validation == pytest.approx(federated.validation, abs=1e-9)
     assert pooled.test == pytest.approx(federated.test, abs=1e-9)

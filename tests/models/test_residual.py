@@ -13,7 +13,7 @@ from celu.errors import ModelError
 from celu.models.built_in import BOTTOMS
 from celu.models.members import num_members
 from celu.models.number_embedding import NumberEmbedding
-from celu.models.residual import ResidualTop, ResidualTower
+from celu.models.residual import CrossLayer, ResidualTop, ResidualTower
 
 SIZES = {"ids": (3, 5)}
 
@@ -136,6 +136,30 @@ def test_dropout_is_off_unless_it_is_asked_for() -> None:
     dropping.eval()
     assert torch.equal(dropping(**rows), dropping(**rows))
     assert BOTTOMS["resnet"].default_values["dropout"] == 0.0
+
+
+def test_columns_multiply_in_a_cross_layer() -> None:
+    layer, x = CrossLayer(2), torch.tensor([[2.0, 3.0], [5.0, 7.0]])
+    with torch.no_grad():
+        layer.linear.weight.copy_(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
+        layer.linear.bias.copy_(torch.tensor([0.0, 4.0]))
+    assert layer(x).tolist() == [[2 * 3 + 2, 3 * 4 + 3], [5 * 7 + 5, 7 * 4 + 7]]
+
+
+def test_a_cross_layer_starts_like_other_layers() -> None:
+    torch.manual_seed(0)
+    layer = CrossLayer(4)
+    torch.manual_seed(0)
+    usual = torch.nn.Linear(4, 4)
+    assert torch.equal(layer.linear.weight, usual.weight)
+    assert torch.equal(layer.linear.bias, usual.bias)
+
+
+def test_a_tower_has_a_cross_layer_unless_it_is_turned_off() -> None:
+    names = [name for name in tower({"numbers": 4}).state_dict() if name.startswith("cross")]
+    assert names == ["cross.linear.weight", "cross.linear.bias"]
+    without = tower({"numbers": 4}, cross=False)
+    assert not [name for name in without.state_dict() if name.startswith("cross")]
 
 
 def products(*values: list[float]) -> list[float]:

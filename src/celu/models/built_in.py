@@ -113,8 +113,12 @@ BOTTOMS: dict[str, BuiltIn] = {
         {
             "embedding_dim": "the width of the embedding of each id and each number",
             "bins": "the number of bins of a number, between quantiles of the training rows",
+            "recurring": "at most so many values of numbers that name something get vectors",
             "members": "predictions that are averaged, alike at all parties; they divide Z",
-            **_RESIDUAL,
+            "width": _RESIDUAL["width"],
+            "blocks": _RESIDUAL["blocks"],
+            "cross": "whether columns of the party multiply first, in a cross layer",
+            "dropout": _RESIDUAL["dropout"],
             "pooling": _POOLING,
         },
         {},

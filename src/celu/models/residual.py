@@ -3,7 +3,8 @@
 The blocks are those of Gorishniy et al., "Revisiting Deep Learning Models for Tabular Data"
 (NeurIPS 2021), with layer normalisation in place of batch normalisation: a row's output does not
 depend on the other rows of its batch, so cached batches, predictions of a few rows and training
-agree. Ids and numbers are embedded column by column.
+agree. Ids and numbers are embedded column by column. A cross layer of these embeddings comes first,
+since a day and an hour together may say what neither says alone.
 
 A network has several members (`celu.models.members`): predictions of their own, with nearly all
 weights shared. At each party they start from different signs of the embeddings; their parts of Z
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from celu.errors import ModelError
 from celu.models.number_embedding import NumberEmbedding
+from celu.models.recurring_values import RecurringValues
 from celu.models.tower import FieldEmbedding, NewEmbedding, Pooling, new_embedding
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -56,6 +58,23 @@ def residual_layers(inputs: int, width: int, blocks: int, dropout: float) -> nn.
     )
 
 
+class CrossLayer(nn.Module):
+    """x * (W x + b) + x, so that columns multiply.
+
+    The first cross layer of Wang et al., "DCN V2: Improved Deep & Cross Network" (WWW 2021), of
+    full rank. A tower has this one only, where the paper stacks several.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape, [B, width]."""
+        factors: Tensor = self.linear(x)
+        return x * factors + x
+
+
 class MemberLinear(nn.Module):
     """A layer of its own for each member."""
 
@@ -82,10 +101,11 @@ def _width_of_member(z_width: int, members: int) -> int:
 class ResidualTower(nn.Module):
     """A bottom model for inputs of any names: those with `sizes` are ids, the others numbers.
 
-    `examples` are training rows of the inputs: the bins of numbers are fitted on them. Bags become
-    the mean or the sum of their embeddings (`pooling`), as in `Tower`; `new_embedding` makes the
-    tables of ids. Each of the members has an equal part of Z, so its width must be a multiple of
-    their number; ModelError otherwise.
+    `examples` are training rows of the inputs: the bins of numbers are fitted on them, and up to
+    `recurring` values of numbers that name something get vectors of their own. Bags become the mean
+    or the sum of their embeddings (`pooling`), as in `Tower`; `new_embedding` makes the tables of
+    ids and of values. `cross` puts a cross layer before the residual network. Each of the members
+    has an equal part of Z, so its width must be a multiple of their number; ModelError otherwise.
     """
 
     def __init__(
@@ -96,9 +116,11 @@ class ResidualTower(nn.Module):
         examples: Mapping[str, Tensor] | None = None,
         embedding_dim: PositiveInt = 16,
         bins: PositiveInt = 128,
+        recurring: NonNegativeInt = 8192,
         members: PositiveInt = 8,
         width: PositiveInt = 128,
         blocks: NonNegativeInt = 1,
+        cross: bool = True,
         dropout: Share = 0.0,
         pooling: Pooling = "mean",
         new_embedding: NewEmbedding = new_embedding,
@@ -106,6 +128,7 @@ class ResidualTower(nn.Module):
         super().__init__()
         self.names = tuple(columns)
         self.embeddings = nn.ModuleDict()
+        self.recurring = nn.ModuleDict()
         for name, num_columns in columns.items():
             if name in sizes:
                 embedding: nn.Module = FieldEmbedding(
@@ -114,17 +137,34 @@ class ResidualTower(nn.Module):
             else:
                 rows = None if examples is None else examples[name]
                 embedding = NumberEmbedding(num_columns, bins, embedding_dim, rows)
+                if recurring:
+                    self.recurring[name] = RecurringValues(
+                        num_columns, recurring, embedding_dim, rows, _flat(examples), new_embedding
+                    )
             self.embeddings[name] = embedding
         embedded = embedding_dim * sum(columns.values())
+        self.cross = CrossLayer(embedded) if cross else nn.Identity()
         self.signs = nn.Parameter(torch.randint(0, 2, (members, embedded)) * 2.0 - 1)
         self.layers = residual_layers(embedded, width, blocks, dropout)
         self.layers.append(nn.Linear(width, _width_of_member(z_width, members)))
 
     def forward(self, **inputs: Tensor) -> Tensor:
         """Z, [B, z_width]."""
-        parts = [self.embeddings[name](inputs[name]) for name in self.names]
-        z_BMD: Tensor = self.layers(torch.cat(parts, dim=1).unsqueeze(1) * self.signs)
+        parts = [self._embed(name, inputs[name]) for name in self.names]
+        embedded: Tensor = self.cross(torch.cat(parts, dim=1))
+        z_BMD: Tensor = self.layers(embedded.unsqueeze(1) * self.signs)
         return z_BMD.flatten(start_dim=1)
+
+    def _embed(self, name: str, rows: Tensor) -> Tensor:
+        embedded: Tensor = self.embeddings[name](rows)
+        return embedded + self.recurring[name](rows) if name in self.recurring else embedded
+
+
+def _flat(examples: Mapping[str, Tensor] | None) -> Tensor | None:
+    """All columns of ids and numbers, side by side."""
+    if examples is None:
+        return None
+    return torch.cat([rows.cpu().double() for rows in examples.values() if rows.dim() == 2], dim=1)
 
 
 class ResidualTop(nn.Module):
