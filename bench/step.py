@@ -48,7 +48,7 @@ R = 1
 lr = 0.01
 [evaluation]
 every = 1000000
-rows = 1
+rows = 256
 metric = "loss"
 """
 
