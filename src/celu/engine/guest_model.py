@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 
 from celu.data.dataset import Batch
@@ -79,3 +80,8 @@ def split_batch(like: Batch, tensors: Sequence[Tensor]) -> tuple[Batch, Sequence
     """A batch like this one of the first tensors, and the others."""
     num = len(like.tensors())
     return like.with_tensors(tensors[:num]), tensors[num:]
+
+
+def side_by_side(tensors: Sequence[Tensor]) -> Tensor:
+    """The columns of all; a single tensor is not copied."""
+    return tensors[0].contiguous() if len(tensors) == 1 else torch.cat([*tensors], dim=1)

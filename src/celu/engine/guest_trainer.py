@@ -27,7 +27,7 @@ from celu.engine.coding import Coding, unpack_all
 from celu.engine.evaluation import Evaluator, Metrics
 from celu.engine.graphs import NO_GRAPHS, GraphOptions
 from celu.engine.guest_loss import GuestLoss
-from celu.engine.guest_model import GuestModel, leaves_of, split_batch
+from celu.engine.guest_model import GuestModel, leaves_of, side_by_side, split_batch
 from celu.engine.guest_scoring import HELD_OUT, GuestScoring
 from celu.engine.noise import MessageNoise
 from celu.engine.outcome import Outcome, agree
@@ -283,7 +283,7 @@ class GuestTrainer(Trainer):
         if leaves and self.workset.weighting is not None:
             with self._model.backward(leaves):
                 fresh = torch.autograd.grad(mean(losses_B), leaves, retain_graph=True)
-            stale = StaleLosses(_side_by_side(fresh), _side_by_side(cached[num_hosts:]))
+            stale = StaleLosses(side_by_side(fresh), side_by_side(cached[num_hosts:]))
             weights = self.workset.weigh(stale)
             losses_B = losses_B if weights is None else weights.weights_B * losses_B
         with self._model.backward(leaves):
@@ -439,11 +439,6 @@ class GuestTrainer(Trainer):
 
     def _forward(self, batch: Batch, z: Sequence[Tensor]) -> Tensor:
         return self._model.forward(batch.inputs, z)
-
-
-def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:
-    """The columns of all; a single tensor is not copied."""
-    return tensors[0].contiguous() if len(tensors) == 1 else torch.cat([*tensors], dim=1)
 
 
 class _Fresh(NamedTuple):

@@ -113,7 +113,7 @@ BOTTOMS: dict[str, BuiltIn] = {
         {
             "embedding_dim": "the width of the embedding of each id and each number",
             "bins": "the number of bins of a number, between quantiles of the training rows",
-            "recurring": "at most so many values of numbers that name something get vectors",
+            "recurring": "at most this many values of numbers that name something get vectors",
             "members": "predictions that are averaged, alike at all parties; they divide Z",
             "width": _RESIDUAL["width"],
             "blocks": _RESIDUAL["blocks"],
