@@ -7,12 +7,13 @@ returns their events and output. It does not write settings files or data.
 from __future__ import annotations
 
 import json
+import secrets
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from typing import Any
 from celu.certs import make_authority, make_party
 from celu.errors import CeluError
 
+_FIRST_PORT, _ATTEMPTS = 15_000, 1000
+_OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _STOP_S = 30.0  # for a server to answer the requests in progress
 EventDict = dict[str, Any]  # an event as events.jsonl has it
 
@@ -42,10 +45,26 @@ def make_keys(folder: Path, names: list[str]) -> None:
 
 
 def free_port() -> int:
-    """A loopback port that is free at the moment."""
+    """A loopback port that is free, and that no outgoing connection takes before it is used.
+
+    It is below the ports that Linux gives to outgoing connections, if there are enough.
+    """
+    ports = range(_FIRST_PORT, _first_outgoing_port())
+    chosen = secrets.SystemRandom()  # other numbers in each process, forked ones too
+    for port in chosen.sample(ports, _ATTEMPTS) if len(ports) > _ATTEMPTS else ():
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _first_outgoing_port() -> int:
+    try:
+        return int(_OUTGOING_PORTS.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return _FIRST_PORT
 
 
 def run_parties(
