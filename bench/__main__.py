@@ -20,7 +20,7 @@ _Out = Annotated[Path, typer.Option(help="The folder for result.json.")]
 
 app = typer.Typer(
     name="bench",
-    help="Benchmarks. Each prints a table and writes it as JSON into DIR.",
+    help="Benchmarks. Each prints a table and writes it as JSON into the folder of --out.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

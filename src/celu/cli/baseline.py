@@ -31,7 +31,7 @@ def baseline(
         Path | None,
         typer.Option(
             help="The folder of the run with the hosts; by default that of party.toml. The "
-            "baseline goes into its folder baseline."
+            "baseline is written to its subfolder baseline."
         ),
     ] = None,
     top: Annotated[

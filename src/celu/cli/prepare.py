@@ -74,7 +74,10 @@ def prepare(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Threads; by default one for each core, up to 8. Same files."),
+        typer.Option(
+            min=1,
+            help="Threads; by default one for each core, up to 8. The files do not depend on it.",
+        ),
     ] = None,
 ) -> None:
     """Make a store from raw files: check, encode, split into training and held-out rows.

@@ -45,9 +45,9 @@ def serve(
 
     Each company runs this with its own party.toml, whose section [bold]\\[serve][/bold] has its
     private settings. The guest speaks the Open Inference Protocol, version 2. It serves the newest
-    model that all parties hold, and moves to a new one in mid-traffic. If a host is down or slow,
-    the answer comes from the fallback and says so. Ctrl-C or SIGTERM ends it after the requests in
-    progress.
+    model that all parties hold, and switches to a new one without interrupting requests. If a host
+    is down or slow, the answer comes from the fallback and says so. Ctrl-C or SIGTERM ends it after
+    the requests in progress.
     """
     contract = read_serving(serving)
     settings = with_options(read_party(party), connect, listen)

@@ -1,12 +1,12 @@
-"""Numbers that name something: a vector for each of their values that recurs.
+"""Numbers that act as ids: an embedding of each of their values that recurs.
 
 All people of a household have its exact expenditure, and all flights of a day its number in the
 year. Rows with such a value have more in common than rows with a slightly larger one, which no
-function of its size can say: bins of it hold many households. So these values get vectors as ids
-do. They start at 0, and a value that does not recur in the training rows has none.
+function of its size can say: bins of it hold many households. So these values are embedded like
+ids. The vectors start at 0, and a value that does not recur in the training rows has none.
 
-Most numbers name nothing, and vectors for their values would only memorise the training rows.
-Those that do are found as approximate functional dependencies are (Huhtala et al., "TANE", The
+Most numbers are not ids, and vectors for their values would only memorise the training rows.
+Ids are found as approximate functional dependencies are (Huhtala et al., "TANE", The
 Computer Journal 1999): rows with the same value agree in another, coarser column, and rows with
 neighbouring values do not. Nothing here sees labels, nor another party's columns.
 """

@@ -102,7 +102,7 @@ class ResidualTower(nn.Module):
     """A bottom model for inputs of any names: those with `sizes` are ids, the others numbers.
 
     `examples` are training rows of the inputs: the bins of numbers are fitted on them, and up to
-    `recurring` values of numbers that name something get vectors of their own. Bags become the mean
+    `recurring` values of numbers that act as ids are embedded, too. Bags become the mean
     or the sum of their embeddings (`pooling`), as in `Tower`; `new_embedding` makes the tables of
     ids and of values. `cross` puts a cross layer before the residual network. Each of the members
     has an equal part of Z, so its width must be a multiple of their number; ModelError otherwise.

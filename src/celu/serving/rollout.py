@@ -1,4 +1,4 @@
-"""Which model the guest serves: the newest one that all parties hold, also in mid-traffic.
+"""Which model the guest serves: the newest one that all parties hold, also while requests arrive.
 
 A thread looks for new models. When every host has loaded the newest common one, new requests use
 it; requests in progress end with the one they started with, which hosts still have loaded.
