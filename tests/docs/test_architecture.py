@@ -1,4 +1,4 @@
-"""Every package and module is described, and nothing is described that does not exist."""
+"""ARCHITECTURE.md and the docstrings of packages name all that exists, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 import celu
+from test_imports import LAYERS
 
 SOURCE = Path(celu.__file__).parent
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 PACKAGES = sorted(path.parent for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE)
 
 
@@ -25,3 +28,19 @@ def test_the_docstring_of_a_package_has_a_line_for_each_module(package: Path) ->
     docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8")))
     described = re.findall(r"^`(\w+)`: ", docstring or "", re.MULTILINE)
     assert sorted(described) == sorted(modules_of(package))
+
+
+def test_the_tree_has_a_row_for_each_package_and_top_level_module() -> None:
+    tree = PAGE.partition("## The tree")[2].partition("Beside it:")[0]
+    rows = re.findall(r"^\| `(\w+(?:/|\.py))` \| ", tree, re.MULTILINE)
+    modules = [path.name for path in SOURCE.glob("*.py")]
+    assert sorted(rows) == sorted(modules + [f"{p.name}/" for p in PACKAGES if p.parent == SOURCE])
+
+
+def test_the_import_rule_is_the_one_that_is_enforced() -> None:
+    block = PAGE.partition("**Import rule.**")[2].split("```")[1]
+    lines = [
+        "__init__" if line == "the public names of `celu`" else line
+        for line in block.strip().splitlines()
+    ]
+    assert [sorted(line.split(", ")) for line in lines] == [sorted(names) for names in LAYERS]
