@@ -44,3 +44,10 @@ def test_the_import_rule_is_the_one_that_is_enforced() -> None:
         for line in block.strip().splitlines()
     ]
     assert [sorted(line.split(", ")) for line in lines] == [sorted(names) for names in LAYERS]
+
+
+def test_every_path_in_the_page_exists() -> None:
+    paths = set(re.findall(r"`([\w.-]*/[\w./-]*)`", PAGE))
+    assert len(paths) > 50
+    missing = {p for p in paths if not (ROOT / p).exists() and not (SOURCE / p).exists()}
+    assert not missing
