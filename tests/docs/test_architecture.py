@@ -46,6 +46,25 @@ def test_the_import_rule_is_the_one_that_is_enforced() -> None:
     assert [sorted(line.split(", ")) for line in lines] == [sorted(names) for names in LAYERS]
 
 
+def thread_names() -> set[str]:
+    """The names that threads and pools get in the source, as far as they are constant."""
+    names = set()
+    for path in SOURCE.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and re.search(r"Threads?$", ast.unparse(call.func)):
+                given = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "name")]
+                texts = [getattr(name, "values", [name])[0] for name in given]
+                names |= {str(text.value) for text in texts if isinstance(text, ast.Constant)}
+    return names
+
+
+def test_the_table_of_threads_has_all() -> None:
+    table = PAGE.partition("| thread |")[2].partition("\n\n")[0]
+    names = thread_names()
+    assert len(names) > 15
+    assert not {name for name in names if f"`{name}" not in table}
+
+
 def test_every_path_in_the_page_exists() -> None:
     paths = set(re.findall(r"`([\w.-]*/[\w./-]*)`", PAGE))
     assert len(paths) > 50
