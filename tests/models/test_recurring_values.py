@@ -1,4 +1,4 @@
-"""Vectors of recurring values: for numbers that name something, and for no others."""
+"""Vectors of recurring values: for numbers that act as ids, and for no others."""
 
 from __future__ import annotations
 
@@ -32,22 +32,30 @@ def filled(module: RecurringValues) -> RecurringValues:
     return module
 
 
-def test_a_number_that_tells_another_column_names_something() -> None:
+def test_a_number_that_determines_another_column_acts_as_an_id() -> None:
     expenditure, place = households()
     assert recurring(expenditure, place) == sorted(set(expenditure.tolist()))
 
 
-def test_a_number_names_nothing_where_rows_with_its_value_differ_like_any_others() -> None:
+def test_a_number_is_no_id_where_rows_with_its_value_differ_like_any_others() -> None:
     expenditure, place = households()
     random = torch.Generator().manual_seed(1)
     assert recurring(expenditure, place[torch.randperm(len(place), generator=random)]) == []
     assert recurring(expenditure) == []
 
 
-def test_a_copy_in_another_unit_and_a_rounded_one_do_not_make_it_a_name() -> None:
+def test_a_copy_in_another_unit_and_a_rounded_one_do_not_make_it_an_id() -> None:
     expenditure, _ = households()
     assert recurring(expenditure, expenditure * 100) == []
     assert recurring(expenditure, (expenditure * 2).round()) == []
+
+
+def test_a_value_that_fills_in_for_missing_numbers_does_not_make_a_column_act_as_ids() -> None:
+    random = torch.Generator().manual_seed(2)
+    price = torch.randint(1, 701, (20_000,), generator=random).float()
+    kind = torch.randint(1, 21, (20_000,), generator=random).float()
+    is_missing = torch.rand(20_000, generator=random) < 0.95
+    assert recurring(price.masked_fill(is_missing, 0), kind.masked_fill(is_missing, 0)) == []
 
 
 def test_a_value_in_a_single_row_does_not_recur() -> None:

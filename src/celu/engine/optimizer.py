@@ -59,7 +59,7 @@ class Optimizer:
             if is_sparse and settings.momentum:
                 raise ConfigError(
                     "optimizer.momentum: not supported with sparse embeddings; remove it, or use "
-                    "dense embeddings"
+                    "dense embeddings (of a resnet without ids: recurring = 0)"
                 )
             base = self._rate.base_of_embeddings if is_embedding else self._rate.base
             groups.setdefault((base, is_sparse and _is_adam(settings)), []).append(parameter)

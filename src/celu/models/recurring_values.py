@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from celu.models.tower import NewEmbedding, new_embedding
 
-_AGREE = 0.9  # the share of pairs with the same value that agree in the other column, at least
-_CHANCE = 0.5  # that of pairs with neighbouring values, at most
+_AGREE = 0.9  # the share of rows with the same value that agree in the other column, at least
+_CHANCE = 0.5  # that of rows with neighbouring values, at most
 _COARSER = 2  # a column with more than half as many values may be a copy in another unit
 
 
@@ -48,7 +48,7 @@ class RecurringValues(nn.Module):
         super().__init__()
         found = [torch.zeros(0)] * columns
         if examples is not None and others is not None:
-            found = _most_frequent(_names(examples.cpu(), others.cpu()), limit)
+            found = _most_frequent(_ids(examples.cpu(), others.cpu()), limit)
         sizes = [len(values) for values in found]
         self.register_buffer("values", torch.cat([*found, torch.zeros(limit - sum(sizes))]))
         self.register_buffer("starts", torch.tensor([0, *sizes]).cumsum(0))
@@ -70,8 +70,8 @@ class RecurringValues(nn.Module):
         return (vectors_BCD * is_known.unsqueeze(-1)).flatten(start_dim=1)
 
 
-def _names(examples_NC: Tensor, others_NK: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The sorted recurring values of each column and their rows; none if it names nothing."""
+def _ids(examples_NC: Tensor, others_NK: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The sorted recurring values of each column and their rows; none if they are not ids."""
     distinct_K = torch.tensor([len(other.unique()) for other in others_NK.T])
     found = []
     for column_N in examples_NC.T:
@@ -91,7 +91,11 @@ def _determines(column_N: Tensor, others_NK: Tensor) -> bool:
     if not is_same.any() or is_same.all():
         return False
     agree = (others_NK[order_N].diff(dim=0) == 0).float()
-    same_K, beside_K = agree[is_same].mean(dim=0), agree[~is_same].mean(dim=0)
+    # Every value counts once: one that fills in for missing numbers would outweigh all others.
+    _, rows_V = sorted_N.unique_consecutive(return_counts=True)
+    pairs_V = rows_V[rows_V > 1] - 1
+    weights = (1 / pairs_V).repeat_interleave(pairs_V).unsqueeze(1) / len(pairs_V)
+    same_K, beside_K = (agree[is_same] * weights).sum(dim=0), agree[~is_same].mean(dim=0)
     return bool(((same_K >= _AGREE) & (beside_K <= _CHANCE)).any())
 
 
