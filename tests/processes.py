@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -152,6 +153,17 @@ class CeluProcess:
         """Send it a signal, if it runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def suspend(self) -> None:
+        """Stop it until SIGCONT; returns once all its threads have stopped."""
+        self.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + DEADLINE_S
+        while not all(
+            stat.read_text().rpartition(") ")[2].startswith("T")
+            for stat in Path(f"/proc/{self.pid}/task").glob("*/stat")
+        ):
+            assert time.monotonic() < deadline, f"not stopped within {DEADLINE_S:g} s"
+            time.sleep(0.01)
 
     def kill(self) -> None:
         """Send SIGKILL."""

@@ -119,7 +119,7 @@ def test_a_host_that_does_not_answer_in_time_is_flagged(served: Served) -> None:
     served.serve[GUEST] = "deadline_ms = 10000\n"
     guest, host = served.start_both()
     before = served.infer(IDS[:5])
-    host.process.send_signal(signal.SIGSTOP)
+    host.process.suspend()
     during = served.infer(IDS[:5])
     assert during.degraded == [True] * 5
     host.process.send_signal(signal.SIGCONT)
