@@ -25,7 +25,6 @@ TRAINED = "trained.json"  # in a run folder
 _NAME_DIGITS = 16
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
-ModelName = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{_NAME_DIGITS}}}$")]
 
 
 class ModelIdentity(Settings):

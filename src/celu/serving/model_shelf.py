@@ -104,11 +104,6 @@ class ModelShelf:
         """A function that returns the width of a host's Z, by model."""
         return lambda: self._widths.get(host, {})
 
-    @property
-    def names_loaded(self) -> list[str]:
-        """The names of the models that are loaded."""
-        return list(self._loaded)
-
     def unload_except(self, names: Iterable[str]) -> None:
         """Forget the models that are not among these."""
         with self._lock:
