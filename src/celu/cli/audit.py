@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
 
-from celu.cli.console import Console
+from celu.cli.console import Console, narrow_table
 from celu.errors import ConfigError
 
 
@@ -37,15 +35,7 @@ def audit(run: Annotated[Path, typer.Argument(help="Your run folder.")]) -> None
         )
     console = Console()
     for one in tables_of(found):
-        table = Table(
-            title=f"[bold]{escape(one.title)}[/bold]",
-            title_justify="left",
-            title_style="",
-            box=SIMPLE_HEAD,
-            show_edge=False,
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-        )
+        table = narrow_table(escape(one.title), blank_above=False)
         for number, heading in enumerate(one.headings):
             table.add_column(heading, justify="left" if number < 2 else "right", overflow="fold")
         for row in one.rows:

@@ -12,6 +12,8 @@ from contextlib import suppress
 from typing import Any, TextIO, cast
 
 import rich.console
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 from rich.text import Text
 
 from celu.text import printable_lines
@@ -37,6 +39,20 @@ class Console(rich.console.Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Render a string, a table's cell or a title; control characters in it become "?"."""
         return super().render_str(printable_lines(text), **options)
+
+
+def narrow_table(title: str, *, blank_above: bool = True) -> Table:
+    """A table whose rows fit into 80 columns, without columns yet; `title` is markup."""
+    above = "\n" if blank_above else ""
+    return Table(
+        title=f"{above}[bold]{title}[/bold]",
+        title_justify="left",
+        title_style="",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
 
 
 class _Output:

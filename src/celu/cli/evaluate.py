@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from celu.cli.console import Console
+from celu.cli.console import Console, narrow_table
 from celu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ def _metrics_table(found: ScoreEvaluation) -> Table:
     from celu.metrics.names import title_of
 
     intervals = f"95 % intervals from {found.resamples:,} resamples"
-    table = _narrow_table(intervals if found.resamples else "metrics")
+    table = narrow_table(intervals if found.resamples else "metrics")
     table.add_column("metric")
     _add_columns(table, _VALUE)
     for name, figure in found.overall.metrics.items():
@@ -165,7 +164,7 @@ def lift_table(
     """The metrics of two models, and the lift of the first over the second."""
     from celu.metrics.names import title_of
 
-    table = _narrow_table(title)
+    table = narrow_table(title)
     table.add_column("metric")
     _add_columns(table, (*models, *_LIFT[2:]))
     for name in found.overall.lift:
@@ -186,7 +185,7 @@ def _bins_table(found: ScoreEvaluation) -> Table:
         "regression": ("deciles of the score", "mean score", "mean label"),
     }
     title, score, label = titles[found.output]
-    table = _narrow_table(title)
+    table = narrow_table(title)
     for heading in ("rows", score, label, "95 % interval"):
         table.add_column(heading, justify="right")
     for one in found.details.bins:
@@ -199,7 +198,7 @@ def _show_groups(console: Console, found: ScoreEvaluation, groups: Sequence[Grou
     from celu.metrics.names import title_of
 
     main, column = next(iter(found.overall.metrics)), str(groups[0].column)
-    table = _narrow_table(escape(f"{title_of(main)} by {column}"))
+    table = narrow_table(escape(f"{title_of(main)} by {column}"))
     table.add_column(escape(column), overflow="fold")
     table.add_column("rows", justify="right")
     headings = _VALUE if found.against_model is None else _LIFT
@@ -214,19 +213,6 @@ def _show_groups(console: Console, found: ScoreEvaluation, groups: Sequence[Grou
         notes = [group.note] if group.note else []
         table.add_row(escape(str(group.value)), f"{group.rows:,}", *cells, *notes)
     console.print(table)
-
-
-def _narrow_table(title: str) -> Table:
-    """A table whose rows fit into 80 columns."""
-    return Table(
-        title=f"\n[bold]{title}[/bold]",
-        title_justify="left",
-        title_style="",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
 
 
 _VALUE = ("value", "95 % interval")
