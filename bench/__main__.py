@@ -164,7 +164,8 @@ def privacy(
 
     Finished runs are saved in runs.jsonl: start the same command again to resume.
     """
-    from bench.privacy import bench_privacy, bench_privacy_at_scale
+    from bench.privacy import bench_privacy
+    from bench.privacy_at_scale import bench_privacy_at_scale
 
     if device != "cpu" and not large:
         raise ConfigError(f"--device: expected cpu without --large, got {device}")

@@ -3,7 +3,7 @@
 A guest and a host train on the Criteo sample under each defence, for one epoch and for five, in
 which the host receives dZ of every row five times. The guest's audit attacks what the host
 received, and the host's audit decodes its columns from Z with noise and without.
-`bench_privacy_at_scale` measures how the cost of randomized labels falls with the number of rows.
+`privacy_at_scale` measures how the cost of randomized labels falls with the number of rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from bench.privacy_runs import (
     OPTIMIZER,
     WIDTH,
     Defence,
-    Modules,
     Pair,
     audit_options,
     open_sample,
@@ -35,7 +34,6 @@ from bench.privacy_runs import (
     train,
 )
 from bench.report import BenchResult, Log
-from bench.teacher_rows import TEST_ROWS, Teacher, open_teacher
 from celu.audit.result import Audit
 from celu.config.privacy import GaussianNoise, MarvellNoise
 from celu.events import Event, RoundDone
@@ -86,13 +84,6 @@ Z_DEFENCES = (
 )
 DELTA = 1e-6
 CPU_ROUNDS, CPU_TURNS = 60, 3
-# Numbers of rows, and the defences whose cost is measured with them.
-SCALES = (
-    (163_000, (TWIN, SMALL_EPSILON)),
-    (2_600_000, (TWIN, SMALL_EPSILON)),
-    (10_400_000, (SMALL_EPSILON,)),
-)
-SCALE_BATCH = 1024
 
 
 def bench_privacy(
@@ -363,80 +354,6 @@ def _cpu_of_rounds(pair: Pair, defence: Defence, method: Mapping[str, Any]) -> t
         host_callbacks={"host": [of("host")]},
     )
     return sum(seconds.values()), seconds["guest"]
-
-
-@dataclass(frozen=True)
-class _AtScale:
-    """The AUC of one epoch of a teacher's rows."""
-
-    num_rows: int
-    defence: Defence
-    seed: int
-    device: str
-
-    def __str__(self) -> str:
-        return f"{self.num_rows:,} rows, {self.defence.name}, seed {self.seed}"
-
-    def __call__(self, teacher: Teacher) -> float:
-        pair = teacher.rows(self.num_rows, self.seed)
-        rounds = self.num_rows // SCALE_BATCH
-        modules = Modules.of(pair, self.seed).to(self.device)
-        trained = train(pair, self.defence, self.seed, rounds, batch=SCALE_BATCH, modules=modules)
-        return trained["guest"].metrics["auc"]
-
-
-def bench_privacy_at_scale(
-    log: Log,
-    data: Path,
-    seeds: Sequence[int],
-    workers: int = 1,
-    device: str = "cpu",
-    out: Path | None = None,
-) -> BenchResult:
-    """Measure the cost of randomized labels with more and more rows of one teacher.
-
-    Finished runs are saved in the folder `out`, and are not repeated.
-    """
-    torch.set_num_threads(1)
-    saved = SavedRuns(None if out is None else out / "runs-large.jsonl")
-    result = BenchResult("privacy", list(seeds), profile="large")
-    runs = [
-        _AtScale(num_rows, defence, seed, device)
-        for num_rows, defences in reversed(SCALES)  # the longest first
-        for defence in (NONE, *defences)
-        for seed in seeds
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        teacher = Teacher.trained(read_sample(data, Path(folder)), seed=100)
-        weights = teacher.save(Path(folder) / "teacher.pt")
-        reopen = partial(open_teacher, Path(folder), weights)
-        found = run_all(log, runs, reopen if workers > 1 else lambda: teacher, workers, saved)
-    aucs: dict[tuple[int, Defence], list[float]] = {}
-    for run in reversed(runs):
-        aucs.setdefault((run.num_rows, run.defence), []).append(found[run])
-    costs: dict[tuple[int, Defence], float] = {}
-    for num_rows, defences in SCALES:
-        for defence in (NONE, *defences):
-            auc = mean(aucs[num_rows, defence])
-            cost = mean(aucs[num_rows, NONE]) - auc
-            costs[num_rows, defence] = cost
-            result.rows.append(
-                {"rows": num_rows, "defence": defence.name, "AUC": auc, "cost": cost}
-            )
-    small, middle, large = (rows for rows, _ in SCALES)
-    result.figures |= {
-        "eps1_cost_163k": costs[small, TWIN],
-        "eps04_cost_163k": costs[small, SMALL_EPSILON],
-        "eps1_cost_2m6": costs[middle, TWIN],
-        "eps04_cost_2m6": costs[middle, SMALL_EPSILON],
-        "eps04_cost_10m": costs[large, SMALL_EPSILON],
-    }
-    result.notes.append(
-        f"One epoch, batch {SCALE_BATCH}, means of {len(seeds)} seeds, AUC of {TEST_ROWS:,} rows. "
-        "Features are those of the Criteo sample, drawn with replacement; a model that the sample "
-        "has trained draws the labels. The number of different ids does not grow with the rows."
-    )
-    return result
 
 
 def _notes(pair: Pair, seeds: Sequence[int]) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import celu
-from bench import privacy, privacy_runs
+from bench import privacy, privacy_at_scale, privacy_runs
 from bench.memoized_noise import with_noise
 from bench.parallel_runs import SavedRuns, run_all
 from bench.privacy_runs import Defence, Pair, Rows
@@ -105,11 +105,13 @@ def test_figures_are_those_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cost_at_scale_is_the_auc_that_the_twin_loses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(privacy, "read_sample", lambda data, folder: synthetic())
+    monkeypatch.setattr(privacy_at_scale, "read_sample", lambda data, folder: synthetic())
     monkeypatch.setattr("bench.teacher_rows.TEST_ROWS", 1000)
-    scales = [replace_rows(rows, 2048 * n) for n, rows in enumerate(privacy.SCALES, start=1)]
-    monkeypatch.setattr(privacy, "SCALES", scales)
-    result = privacy.bench_privacy_at_scale(lambda line: None, Path(), [1])
+    scales = [
+        replace_rows(rows, 2048 * n) for n, rows in enumerate(privacy_at_scale.SCALES, start=1)
+    ]
+    monkeypatch.setattr(privacy_at_scale, "SCALES", scales)
+    result = privacy_at_scale.bench_privacy_at_scale(lambda line: None, Path(), [1])
     first, twin = result.rows[:2]
     assert first["cost"] == 0 and twin["cost"] == first["AUC"] - twin["AUC"]
     assert result.figures["eps1_cost_163k"] == twin["cost"]
