@@ -11,11 +11,10 @@ from celu.config.party import MAX_DIRECT_STRIPES, MAX_STRIPES, PartySettings
 from celu.config.serve import ServeSettings
 from celu.dashboard import live
 from celu.dashboard import server as dashboard
-from celu.data import batch_loader, parquet_sizes
+from celu.data import batch_loader, decoded_text, parquet_sizes
 from celu.doctor import probes
 from celu.engine import history, plan
 from celu.launch import aligning, predicting, training
-from celu.prepare import parquet
 from celu.psi import answered, selection
 from celu.serving import answering, http_server, model_folder
 from celu.text import printable
@@ -142,7 +141,7 @@ def expected() -> dict[str, str]:
             f"{parquet_sizes._MAX_CHUNK_BYTES // MIB} MiB, or {parquet_sizes._MAX_RATIO:,} times "
             "its stored size if that is more"
         ),
-        "text": f"{parquet.MAX_BATCH_TEXT // MIB} MiB",
+        "text": f"{decoded_text.MAX_BATCH_TEXT // MIB} MiB",
         "columns; numbers in a row": (
             f"{model_folder.MAX_COLUMNS:,}; 2^{model_folder._MAX_ROW_NUMBERS.bit_length() - 1}"
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pytest
 
 from celu.config.columns import Bag
 from celu.config.schema import RawSchema, Source, Split, read_raw_schema
+from celu.data import decoded_text
 from celu.data.store import open_store
 from celu.errors import DataError
 from celu.prepare import parquet
@@ -107,12 +109,14 @@ def test_a_list_in_another_column_is_refused(tmp_path: Path) -> None:
         make(path, declared, tmp_path / "store")
 
 
-@pytest.mark.parametrize("limit", ["_MAX_LIST_VALUES", "MAX_BATCH_TEXT"])
+@pytest.mark.parametrize(
+    ("module", "limit"), [(parquet, "_MAX_LIST_VALUES"), (decoded_text, "MAX_BATCH_TEXT")]
+)
 def test_more_values_or_text_than_the_file_has_bytes_for_are_refused(
-    tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, module: ModuleType, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = pa.array([["x" * 100] * 200] * ROWS)
     path = write(tmp_path / "l.parquet", values)
-    monkeypatch.setattr(parquet, limit, 1000)
+    monkeypatch.setattr(module, limit, 1000)
     with pytest.raises(DataError, match=r"genres.*(values, far more|bytes of text)"):
         make(path, schema(), tmp_path / "store")

@@ -18,6 +18,7 @@
 `folder`: creates a folder completely or not at all
 `parquet_footer`: the sizes that a Parquet file declares for its columns
 `parquet_sizes`: refuses small Parquet files that declare gigabytes
+`decoded_text`: decodes a column of text, unless a small file declares gigabytes of it
 `flights`: flights from New York in 2013 as the data of two parties
 `clicks`: synthetic click data in the shapes of Criteo and Avazu
 `click_model`: how these clicks are drawn

@@ -11,13 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from celu.data.decoded_text import decode_text
 from celu.data.parquet_sizes import check_sizes
 from celu.errors import DataError
 from celu.prepare.parsing import Kind, NumberParser, advice_on_text, readable, to_float64
 
 PARQUET_ROWS = 65_536
-# A few kilobytes can declare gigabytes: one long text in all rows (see also `parquet_sizes`).
-MAX_BATCH_TEXT = 256 << 20  # bytes of text in a column of a batch: 4 KiB a cell on average
 _MAX_LIST_VALUES = 1 << 24  # in a row group; more only where the file has bytes for them
 _MAX_VALUES_PER_BYTE = 16
 
@@ -143,8 +142,7 @@ class ParquetReader:
             is_of_lists = is_list(array.type)
             return self._to_lists(name, array) if is_of_lists else self._to_category(array)
         if pa.types.is_dictionary(array.type):
-            self._check_text_size(name, array)
-            array = array.dictionary_decode()
+            array = self._decode(name, array)
         if kind in ("as-is", "date"):
             return _to_timestamp(array) if kind == "date" else array
         if kind == "text":
@@ -159,21 +157,15 @@ class ParquetReader:
             return to_float64(array)
         return self._to_category(array) if is_text else array
 
-    def _check_text_size(self, name: str, array: Any) -> None:
-        lengths = pc.binary_length(array.dictionary).cast(pa.int64())
-        num_bytes = pc.sum(lengths.take(array.indices)).as_py() or 0
-        if num_bytes > MAX_BATCH_TEXT:
-            raise DataError(
-                f"{self._path}: column {name!r}: expected at most {MAX_BATCH_TEXT:,} bytes of text "
-                f"in {PARQUET_ROWS:,} rows, got {num_bytes:,}; shorten them or drop the column"
-            )
+    def _decode(self, name: str, values: Any) -> Any:
+        advice = "shorten them or drop the column"
+        return decode_text(self._path, name, values, PARQUET_ROWS, advice)
 
     def _to_lists(self, name: str, array: Any) -> Any:
         """Lists of texts, without nulls and the texts for missing values; empty if missing."""
         parents, values = pc.list_parent_indices(array), array.flatten()
         if pa.types.is_dictionary(values.type):
-            self._check_text_size(name, values)
-            values = values.dictionary_decode()
+            values = self._decode(name, values)
         values = values.cast(pa.string())
         _check_utf8(values)
         is_value = pc.invert(pc.is_in(values, value_set=pa.array([*self._missing, None])))

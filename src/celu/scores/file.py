@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from celu.config.schema import ClassLabel
+from celu.data.decoded_text import decode_text
 from celu.data.folder import sync
 from celu.data.parquet_sizes import check_sizes
 from celu.errors import ConfigError, DataError
@@ -35,7 +36,6 @@ from celu.scores.layout import (
     check_unique,
     classes_of,
     columns_of,
-    decode_ids,
     make_schema,
     num_values,
 )
@@ -202,7 +202,7 @@ def read_scores(path: Path | str) -> Scores:
                 num_rows += batch.num_rows
                 check_num_rows(path, num_rows, num_classes)
                 check_rows(path, batch)
-                ids.append(decode_ids(path, batch.column("id")))
+                ids.append(decode_text(path, "id", batch.column("id"), size, "shorten the ids"))
                 hosts.append(batch.column("hosts").cast(pa.dictionary(pa.int32(), pa.string())))
                 scores.append(_values(path, output, batch.column("score")))
                 fallback.append(batch.column("fallback").to_numpy(zero_copy_only=False))

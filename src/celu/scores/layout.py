@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from celu.config.schema import ClassLabel
 from celu.errors import DataError
@@ -34,7 +33,6 @@ LABEL = "label"
 ROWS_PER_GROUP = 1 << 16
 MAX_CLASSES = 10_000
 MAX_NAME = 200
-MAX_BATCH_TEXT = 256 << 20  # bytes of ids that a batch may decode to: 4 KiB a row on average
 # A column of equal values is tiny in a file, however many rows it has.
 _MIN_ROWS_BOUND, _MAX_ROWS_PER_BYTE = 1 << 20, 16
 _MIN_BYTES_BOUND, _MAX_RATIO = 64 << 20, 1000
@@ -149,18 +147,6 @@ def check_rows(path: Path, batch: Any) -> None:
                 f"{path}: column {name!r}: expected a value in every row, got {nulls:,} nulls; "
                 f"{_AGAIN}"
             )
-
-
-def decode_ids(path: Path, ids: Any) -> Any:
-    """The ids of a dictionary as text; raises DataError before too much of it is copied."""
-    lengths = pc.binary_length(ids.dictionary).cast(pa.int64())
-    num_bytes = pc.sum(lengths.take(ids.indices)).as_py() or 0
-    if num_bytes > MAX_BATCH_TEXT:
-        raise DataError(
-            f"{path}: column 'id': expected at most {MAX_BATCH_TEXT:,} bytes in "
-            f"{ROWS_PER_GROUP:,} rows, got {num_bytes:,}; shorten the ids"
-        )
-    return ids.dictionary_decode()
 
 
 def check_unique(path: Path, ids: Any) -> None:
