@@ -15,7 +15,7 @@ from celu.config.party import read_party
 from celu.errors import PeerLost, PeerRestarted
 from celu.events import RoundDone
 from celu.handshake import report_failure
-from celu.launch import training
+from celu.launch import restarts, training
 from celu.run_folder import RunFolder
 from celu.testing import read_events
 from celu.transport.link import run_blocking
@@ -90,7 +90,7 @@ def test_after_a_restart_links_are_closed_without_a_failure_report() -> None:
 def test_a_peer_that_restarts_without_end_ends_the_run_unless_it_progresses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: bool
 ) -> None:
-    monkeypatch.setattr(training, "MAX_RESTARTS", 5)
+    monkeypatch.setattr(restarts, "MAX_RESTARTS", 5)
     (tmp_path / "party.toml").write_text(PARTY)
     settings = read_party(tmp_path / "party.toml")
     job = celu.Job(rounds=12, batch_size=32, hosts={})

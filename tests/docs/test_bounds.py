@@ -14,7 +14,7 @@ from celu.dashboard import server as dashboard
 from celu.data import batch_loader, decoded_text, parquet_sizes
 from celu.doctor import probes
 from celu.engine import history, plan
-from celu.launch import aligning, predicting, training
+from celu.launch import aligning, restarts
 from celu.psi import answered, selection
 from celu.serving import answering, http_server, model_folder
 from celu.text import printable
@@ -60,7 +60,6 @@ def expected() -> dict[str, str]:
     """The bound of each row, from the constants that the code uses."""
     assert len(printable("x" * 5000)) == 1000
     assert grpc_carrier.MAX_INCOMING_CONNECTIONS == websocket_clients.MAX_CLIENTS
-    assert training.MAX_RESTARTS == predicting.MAX_RESTARTS
     max_connections = SERVE.max_requests + http_server._SPARE_CONNECTIONS
     return {
         "open connections, authenticated or not": f"{websocket_clients.MAX_CLIENTS}",
@@ -129,7 +128,7 @@ def expected() -> dict[str, str]:
         "the selection of an alignment": f"{selection.MAX_WAIT_S / 3600:g} h",
         "rounds that a guest makes a host execute": f"{plan.MAX_ATTEMPTS} times the job's",
         "restarts of peers without a new checkpoint, or part of a prediction": (
-            f"{training.MAX_RESTARTS}"
+            f"{restarts.MAX_RESTARTS}"
         ),
         "restarts of peers": f"{aligning.MAX_RESTARTS}",
         "ids answered over failed attempts": (

@@ -5,6 +5,7 @@
 `endpoint`: the network settings of `party.toml`, as the transport takes them
 `ready`: what a run checks of its party before it waits for peers
 `starting`: the weights of an earlier run, to start from
+`restarts`: how often peers may restart without progress
 `recording`: records the end of a run in its folder
 `auditing`: the audit that `party.toml` asks for
 `label_budget`: what a run spends of the privacy of the guest's labels

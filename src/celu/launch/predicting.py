@@ -19,11 +19,12 @@ from celu.config.party import PartySettings
 from celu.config.serving import Serving
 from celu.data.alignment import read_alignment
 from celu.data.store import open_store
-from celu.errors import ConfigError, PeerLost, PeerRestarted
+from celu.errors import ConfigError, PeerRestarted
 from celu.events import Callback, Connected, Restarted
 from celu.launch.endpoint import endpoint_of
 from celu.launch.memory import retain_freed_memory
 from celu.launch.predict_files import PredictParty
+from celu.launch.restarts import Restarts
 from celu.serving.model import Model
 from celu.serving.model_folder import load_model
 from celu.serving.predict_session import (
@@ -38,8 +39,6 @@ from celu.serving.scoring_parts import ScoringParts
 from celu.transport.connect import open_links
 from celu.transport.link import run_blocking
 from celu.transport.message import TrafficBothWays
-
-MAX_RESTARTS = 100  # of peers, without a new part in between
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def predict_party(
     settings = party.settings
     with ExitStack() as stack:
         parts = None if party.out is None else stack.enter_context(_parts(party.out, model))
-        num_restarts, saved = 0, 0
+        restarts = Restarts("a new part of the scores")
         started = time.monotonic()
         while True:
             try:
@@ -88,14 +87,7 @@ def predict_party(
                     traffic = {name: link.traffic for name, link in links.items()}
                     break
             except PeerRestarted as error:
-                previous, saved = saved, 0 if parts is None else parts.next_chunk
-                num_restarts = num_restarts + 1 if saved == previous else 1
-                if num_restarts > MAX_RESTARTS:
-                    raise PeerLost(
-                        f"{error}, and peers had restarted {MAX_RESTARTS} times before without a "
-                        "new part of the scores in between; find the cause at their side, and "
-                        "start again at all parties to resume"
-                    ) from error
+                restarts.add(error, None if parts is None else parts.next_chunk)
                 emit(Restarted(message=str(error)))
         if parts is None:
             sent = rows.plan.rows(0, rows.plan.num_aligned)

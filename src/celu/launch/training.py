@@ -20,7 +20,7 @@ from celu.data.tags import Tags
 from celu.engine.auditing import AuditOptions
 from celu.engine.extension import extended_rounds
 from celu.engine.setup import RunTerms
-from celu.errors import ConfigError, PeerLost, PeerRestarted
+from celu.errors import ConfigError, PeerRestarted
 from celu.events import Callback, Connected, DataOpened, Restarted, Warned, call_all
 from celu.launch.auditing import audit_options, input_columns
 from celu.launch.endpoint import endpoint_of
@@ -40,6 +40,7 @@ from celu.launch.ranks import (
 )
 from celu.launch.ready import make_ready
 from celu.launch.recording import modules_of, record_result, recording_failure
+from celu.launch.restarts import Restarts
 from celu.party import Guest, Host
 from celu.ranks.environment import num_ranks
 from celu.ranks.link import RankLink
@@ -49,8 +50,6 @@ from celu.run_folder import RunFolder
 from celu.session import guest_session, host_session
 from celu.transport.connect import open_links
 from celu.transport.link import Link, run_blocking
-
-MAX_RESTARTS = 100  # of peers, without a new checkpoint in between
 
 
 def run(
@@ -189,7 +188,7 @@ def _run_recorded(
     if settings.precision == "tf32":
         torch.set_float32_matmul_precision("high")
     audit = audit_options(settings, folder, columns)
-    num_restarts, newest, terms = 0, "", RunTerms()
+    restarts, terms = Restarts("a new checkpoint"), RunTerms()
     while True:
         party = make_party()
         terms = make_ready(settings, job, party, terms).terms  # before peers wait for us
@@ -207,14 +206,7 @@ def _run_recorded(
             break
         except PeerRestarted as error:
             folder.emit(Restarted(message=str(error)))
-            previous, newest = newest, _newest_checkpoint(folder)
-            num_restarts = num_restarts + 1 if newest == previous else 1
-            if num_restarts > MAX_RESTARTS:
-                raise PeerLost(
-                    f"{error}, and peers had restarted {MAX_RESTARTS} times before without a new "
-                    "checkpoint in between; find the cause at their side, and start again at all "
-                    "parties to resume"
-                ) from error
+            restarts.add(error, _newest_checkpoint(folder))
     record_result(folder, job, result, party, read_ids, ranks)
     return result
 
