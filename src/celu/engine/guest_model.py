@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +14,10 @@ from celu.data.dataset import Batch
 from celu.errors import ModelError
 from celu.models.user_code import call_bottom, call_top, name_of, user_code
 from celu.ranks.buffers import BufferCheck
-from celu.ranks.slices import ONE, Slices
+from celu.ranks.gradients import sum_dense
+from celu.ranks.slices import ONE, GradientSum, Slices
+
+Losses = Callable[[Batch, Tensor], Tensor]  # the loss of each row of a batch, from the output
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,35 @@ class GuestModel:
                 raise ModelError(f"{self.party}: the top model does not use Z of {host}")
             found.append(leaf.grad.contiguous())
         return found
+
+    def exchange(
+        self,
+        losses: Losses,
+        gradients: GradientSum,
+        rows: int,
+        like: Batch,
+        reseed: Callable[[int], None],
+        *tensors: Tensor,
+    ) -> list[Tensor]:
+        """This process's part of the mean loss, the output, and dZ for each host.
+
+        The tensors are those of a fresh batch of `rows` rows, like this one, and Z of each host.
+        `gradients` then has those of the weights. Raises ModelError.
+        """
+        gradients.clear()
+        whole, z = split_batch(like, tensors)
+        means, found = [], []
+        for part in self.slices.each(rows, reseed):
+            batch = self.slices.part_of(whole, part)
+            leaves = leaves_of([self.slices.part(z_BD, part) for z_BD in z])
+            output = self.forward(batch.inputs, leaves)
+            loss = self.slices.mean(losses(batch, output), rows)
+            with self.backward(leaves):
+                loss.backward()
+            gradients.add()
+            means.append(loss.detach())
+            found.append([output.detach(), *self.derivatives(leaves)])
+        return [sum_dense(means) if len(means) > 1 else means[0], *self.slices.join(found)]
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

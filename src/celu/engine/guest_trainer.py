@@ -48,7 +48,6 @@ from celu.engine.twin import PREFIX, Answer, Twin
 from celu.errors import CheckpointError, NonFiniteError
 from celu.label_map import LabelMap
 from celu.party import Guest
-from celu.ranks.gradients import sum_dense
 from celu.ranks.slices import ONE, Slices
 from celu.transport.message import Kind, Message, TensorSpec
 from celu.transport.wire import check_finite, check_values, num_bytes
@@ -168,7 +167,8 @@ class GuestTrainer(Trainer):
         batch = fresh.batch
         reseed = partial(seed_step, self._seed, self._name, fresh.round, 0)
         reseed(self._ranks.own.start)
-        step = partial(self._answer, batch, reseed)
+        losses, gradients = self._losses.weighted, self._gradients
+        step = partial(self._model.exchange, losses, gradients, self._batch_size, batch, reseed)
         loss, output, *dz = self._graphs.run("the exchange", step, *batch.tensors(), *fresh.z)
         loss = self._ranks.total(loss)
         self.latest, self.loss = (output, batch), loss
@@ -182,26 +182,6 @@ class GuestTrainer(Trainer):
 
     def _remember(self, fresh: _Fresh, answer: Answer) -> None:
         self.workset.insert(fresh.round, fresh.batch, fresh.z, tuple(answer.dz))
-
-    def _answer(self, like: Batch, reseed: Callable[[int], None], *tensors: Tensor) -> list[Tensor]:
-        """This process's part of the mean loss, the output, and dZ for each host.
-
-        `_gradients` has those of the weights.
-        """
-        self._gradients.clear()
-        whole, z = split_batch(like, tensors)
-        losses, found = [], []
-        for rows in self._ranks.each(self._batch_size, reseed):
-            batch = self._ranks.part_of(whole, rows)
-            leaves = leaves_of([self._ranks.part(z_BD, rows) for z_BD in z])
-            output = self._forward(batch, leaves)
-            loss = self._ranks.mean(self._losses.weighted(batch, output), self._batch_size)
-            with self._model.backward(leaves):
-                loss.backward()
-            self._gradients.add()
-            losses.append(loss.detach())
-            found.append([output.detach(), *self._model.derivatives(leaves)])
-        return [sum_dense(losses) if len(losses) > 1 else losses[0], *self._ranks.join(found)]
 
     def record(self, activations: list[Message], derivatives: list[Message]) -> None:
         """Record what hosts sent and received of the audited rows, if there is an audit.

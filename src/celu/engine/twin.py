@@ -27,7 +27,7 @@ from celu.data.order import BatchOrder
 from celu.engine.best import copy_weights
 from celu.engine.checkpoint_tensors import CheckpointTensors
 from celu.engine.graphs import NO_GRAPHS, GraphOptions, Graphs
-from celu.engine.guest_model import GuestModel, leaves_of, split_batch
+from celu.engine.guest_model import GuestModel
 from celu.engine.optimizer import Optimizer, flatten_state
 from celu.engine.randomness import seed_step
 from celu.engine.scores import Scores
@@ -45,7 +45,6 @@ from celu.party import Guest
 from celu.privacy.ledger import read_label_key
 from celu.privacy.randomized_response import RandomizedResponse, digest_labels
 from celu.privacy.secret_key import LABELS
-from celu.ranks.gradients import sum_dense
 from celu.ranks.slices import ONE, Slices
 from celu.ranks.whole import digest_whole
 
@@ -169,7 +168,9 @@ class Twin:
         batch = replace(batch, labels=labels, weights=None)
         reseed = partial(seed_step, self._seed, self._model.party, round_, 0)
         reseed(self._ranks.own.start)
-        step = partial(self._compute, batch, reseed)
+        step = partial(
+            self._model.exchange, self._losses, self._gradients, self._batch_size, batch, reseed
+        )
         loss, output, *dz = self._graphs.run("the exchange", step, *batch.tensors(), *z)
         curvature = self._curvature(output, labels) if needs_curvature else 1.0
         return Answer(self._ranks.total(loss), output, dz, curvature)
@@ -179,28 +180,10 @@ class Twin:
         output, labels = gather(output), gather(labels)
         return float(self._ranks.share(lambda: self._of_members.curvature(output, labels)))
 
-    def _compute(
-        self, like: Batch, reseed: Callable[[int], None], *tensors: Tensor
-    ) -> list[Tensor]:
-        """This process's part of the mean loss, the output, and dZ for each host."""
-        self._gradients.clear()
-        whole, z = split_batch(like, tensors)
-        losses, found = [], []
-        for rows in self._ranks.each(self._batch_size, reseed):
-            batch = self._ranks.part_of(whole, rows)
-            leaves = leaves_of([self._ranks.part(z_BD, rows) for z_BD in z])
-            output = self._model.forward(batch.inputs, leaves)
-            assert batch.labels is not None
-            loss = self._ranks.mean(self._losses(output, batch.labels), self._batch_size)
-            with self._model.backward(leaves):
-                loss.backward()
-            self._gradients.add()
-            losses.append(loss.detach())
-            found.append([output.detach(), *self._model.derivatives(leaves)])
-        return [sum_dense(losses) if len(losses) > 1 else losses[0], *self._ranks.join(found)]
-
-    def _losses(self, output: Tensor, labels: Tensor) -> Tensor:
-        guest = self._guest
+    def _losses(self, batch: Batch, output: Tensor) -> Tensor:
+        """The loss of each row."""
+        guest, labels = self._guest, batch.labels
+        assert labels is not None
         one = self._of_members.one_member(output)
         check_output(self._model.party, guest.loss, guest.label_map, one, len(labels))
         return call_loss(self._model.party, self._of_members.per_instance, output, labels)
@@ -227,8 +210,7 @@ class Twin:
                 some = self._ranks.part_of(own, part)
                 some_z = [self._ranks.part(z_BD, part) for z_BD in z]
                 output = self._model.forward(some.inputs, some_z)
-                assert some.labels is not None
-                found.append([output, self._losses(output, some.labels)])
+                found.append([output, self._losses(some, output)])
             self._model.stand_in(batch, z, stop - start)
         joined = self._ranks.join(found) or [torch.empty(0)] * 2
         output, losses_B = (self._ranks.gather(tensor, stop - start) for tensor in joined)
