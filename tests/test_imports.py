@@ -28,7 +28,7 @@ LAYERS = [
         "version",
     ],
     ["metrics"],
-    ["config", "display", "page"],
+    ["config", "display", "http_thread", "page"],
     ["events", "label_map"],
     ["codecs", "data", "event_log", "model_identity", "models", "transport"],
     [

@@ -228,9 +228,8 @@ def test_malformed_host_headers_are_refused() -> None:
 def test_a_dashboard_without_its_packages_names_them(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [
-        n for n in sys.modules if n.startswith(("celu.dashboard.server", "celu.dashboard.routes"))
-    ]:
+    theirs = ("celu.dashboard.server", "celu.dashboard.routes", "celu.http_thread")
+    for name in [n for n in sys.modules if n.startswith(theirs)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=r"pip install .celu\[dashboard\]"):

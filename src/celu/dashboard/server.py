@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from types import TracebackType
 
 from celu.dashboard.live import open_runs
 from celu.errors import ConfigError
 
 try:
-    import uvicorn
-
     from celu.dashboard.routes import application
-    from celu.http_limits import LOOPBACK, AllowedHosts, BoundedHttp
+    from celu.http_limits import LOOPBACK, AllowedHosts
+    from celu.http_thread import HttpThread
 except ImportError as error:
     raise ConfigError(
         "dashboard: the packages starlette and uvicorn are not installed; "
@@ -28,7 +25,7 @@ MAX_CONCURRENT = 32
 _STOP_S = 5.0  # for streams to send their last update
 
 
-class Dashboard:
+class Dashboard(HttpThread):
     """A context manager that serves run folders at `url`.
 
     `host` is an address of this machine; `port` 0 means any free port. An address that other
@@ -46,66 +43,19 @@ class Dashboard:
         metrics: bool = False,
     ) -> None:
         hosts = _allowed_hosts(host, expose)
-        self._socket = _listen(host, port)
-        url_host = f"[{host}]" if ":" in host else host
-        self.url = f"http://{url_host}:{self._socket.getsockname()[1]}/"
-        try:
-            app = application(
-                open_runs(paths),
-                hosts,
-                metrics=metrics,
-                is_closing=lambda: self._server.should_exit,
-            )
-        except BaseException:
-            self._socket.close()
-            raise
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                loop="asyncio",
-                http=BoundedHttp,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="error",
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                limit_concurrency=MAX_CONCURRENT,
-                # asyncio accepts that many at a time before it closes those that are too many.
-                backlog=BoundedHttp.max_connections,
-                timeout_graceful_shutdown=round(_STOP_S),
-            )
+        app = application(
+            open_runs(paths), hosts, metrics=metrics, is_closing=lambda: self.is_closing
         )
-        self._ended = threading.Event()
-        # A daemon thread, so that a run never waits for a browser when it ends.
-        self._thread = threading.Thread(target=self._serve, name="dashboard", daemon=True)
-
-    def __enter__(self) -> Dashboard:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.should_exit = True
-        if self._ended.wait(_STOP_S + 1.0):
-            self._thread.join(1.0)
-        self._socket.close()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for the server to end; False after this timeout."""
-        # Not Thread.join: in Python 3.11, a join interrupted by Ctrl-C marks the thread as ended.
-        return self._ended.wait(seconds)
-
-    def _serve(self) -> None:
-        try:
-            self._server.run([self._socket])
-        finally:
-            self._ended.set()
+        super().__init__(
+            app,
+            host,
+            port,
+            setting="--host, --port",
+            name="dashboard",
+            stop_s=_STOP_S,
+            max_requests=MAX_CONCURRENT,
+        )
+        self.url += "/"
 
 
 def _allowed_hosts(host: str, expose: bool) -> AllowedHosts:
@@ -126,14 +76,3 @@ def _allowed_hosts(host: str, expose: bool) -> AllowedHosts:
         )
     own = {socket.gethostname().lower(), socket.getfqdn().lower()}
     return AllowedHosts(LOOPBACK | own, any_address=True)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ConfigError(
-            f"--host, --port: cannot listen at {host}, port {port} ({error.strerror or error}); "
-            "choose an address of this machine and a free port (0 for any)"
-        ) from error
