@@ -12,8 +12,9 @@ from pydantic import BaseModel
 
 from celu.config.job import PRESETS, Job, read_job
 from celu.config.party import PartySettings, check_names, read_party
+from celu.config.reading import Settings, read_json
 from celu.config.serving import Serving, read_serving
-from celu.errors import ConfigError
+from celu.errors import ConfigError, DataError
 
 JOB = """
 rounds = 100
@@ -651,3 +652,24 @@ def test_the_preset_for_tables_has_an_optimizer_that_a_job_may_replace() -> None
     assert (other.optimizer.name, other.optimizer.schedule) == ("sgd", "constant")
     slower = Job(preset="tabular", rounds=10, hosts={"host": 8}, optimizer={"lr": 0.001})
     assert (slower.optimizer.name, slower.optimizer.lr) == ("adam", 0.001)
+
+
+def test_a_damaged_json_file_is_refused_with_its_first_problems_and_never_its_content(
+    tmp_path: Path,
+) -> None:
+    class Terms(Settings):
+        rounds: int = 1
+
+    path = tmp_path / "terms.json"
+    with pytest.raises(
+        DataError, match=r"terms\.json: expected terms, got: No such file.*; write it"
+    ):
+        read_json(Terms, path, "terms", "write it", DataError)
+    path.write_text(json.dumps({f"key{number}": 1 for number in range(9)}))
+    with pytest.raises(ConfigError, match=r"key4: .*; and 4 more; was the file edited") as caught:
+        read_json(Terms, path, "terms", "write it")
+    assert "key5" not in str(caught.value)
+    path.write_text('{"secret"')
+    with pytest.raises(ConfigError, match="expected terms, got: Invalid JSON") as caught:
+        read_json(Terms, path, "terms", "write it")
+    assert "secret" not in str(caught.value)

@@ -233,13 +233,13 @@ def test_damaged_and_swapped_weights_of_a_run_are_refused(trained: Trained, tmp_
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"output": "text"}, r"trained\.json: output: expected .*was the file edited"),
+        ({"output": "text"}, r"trained\.json: .*, got: output: expected .*was the file edited"),
         ({"output": None}, r"output: expected what a prediction is"),
         ({"mean_z": {"weather": [1.0]}}, r"mean_z: expected numbers of \{'weather': 6\}"),
         ({"inputs": {"words": {"shape": [2], "dtype": "int64"}}}, "the columns of input 'words'"),
         ({"inputs": {"ids": {"shape": [2], "dtype": "int64"}}}, "input_specs: expected"),
         ({"sizes": {"ids": [7, 7]}}, r"sizes\.ids: expected one for each column"),
-        ({"train_rows": -1}, r"trained\.json: train_rows: expected"),
+        ({"train_rows": -1}, r"trained\.json: .*, got: train_rows: expected"),
     ],
     ids=str,
 )

@@ -138,7 +138,7 @@ def test_text_that_is_no_json_and_a_file_that_is_too_large_are_refused(model: Pa
         read_facts(model)
     with (model / "model.json").open("wb") as file:
         file.truncate(64 * 1024 * 1024 + 1)
-    with pytest.raises(ConfigError, match="expected a model of at most"):
+    with pytest.raises(ConfigError, match="expected an exported model of at most"):
         read_facts(model)
 
 

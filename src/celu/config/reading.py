@@ -1,6 +1,6 @@
 """Read a settings file: TOML in, a frozen typed value out, or an error that names the key.
 
-Nothing else is read: no environment variables, no other files.
+Nothing else is read: no environment variables, no other files. `read_json` reads what celu wrote.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import (
     ValidationInfo,
 )
 
-from celu.errors import ConfigError
+from celu.errors import CeluError, ConfigError
 
 # A party's name appears in certificates as a DNS name, so it must be a valid one.
 PARTY_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
@@ -57,7 +57,11 @@ def _has_a_port(address: str) -> str:
 
 Address = Annotated[str, AfterValidator(_has_a_port)]
 
+_MAX_JSON_BYTES = 64 << 20
+_PROBLEMS_SHOWN = 5
+
 _T = TypeVar("_T", bound=Settings)
+_M = TypeVar("_M", bound=BaseModel)
 
 
 def read_settings(model: type[_T], path: Path) -> _T:
@@ -76,6 +80,39 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: expected a readable file, got: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # also: a number too long, a table too deep
         raise ConfigError(f"{path}: expected TOML, got: {error}") from error
+
+
+def read_json(
+    model: type[_M],
+    path: Path,
+    what: str,
+    if_missing: str,
+    failure: type[CeluError] = ConfigError,
+) -> _M:
+    """Read and validate a JSON file that celu wrote; `what` it holds, such as "an alignment".
+
+    Raises `failure` for a file that cannot be read, with what to do then, for one that is too
+    large, and for a damaged one, with its problems.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_JSON_BYTES + 1)
+    except OSError as error:
+        raise failure(
+            f"{path}: expected {what}, got: {error.strerror or error}; {if_missing}"
+        ) from error
+    if len(content) > _MAX_JSON_BYTES:
+        raise failure(f"{path}: expected {what} of at most {_MAX_JSON_BYTES:,} bytes, got more")
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        problems = describe(error)
+        shown = "; ".join(problems[:_PROBLEMS_SHOWN])
+        if len(problems) > _PROBLEMS_SHOWN:
+            shown += f"; and {len(problems) - _PROBLEMS_SHOWN:,} more"
+        raise failure(
+            f"{path}: expected {what}, got: {shown}; was the file edited or damaged?"
+        ) from error
 
 
 def validate(model: type[_T], values: dict[str, Any], path: Path) -> _T:
@@ -103,6 +140,8 @@ def describe(error: ValidationError, model: type[BaseModel] | None = None) -> li
             expected = f"expected a value, got nothing; add it to {where}"
         elif problem["type"] == "extra_forbidden":
             expected = f"expected no such key; {_next_step(model, problem['loc'])}"
+        elif problem["type"] == "json_invalid":
+            pass  # its input is the whole file
         elif problem["type"] != "value_error":
             expected = re.sub(r"^\w+ should be", "expected", expected)
             expected = re.sub(r"^\w+ should", "expected to", expected)

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from celu.config.columns import (
     Bag,
@@ -25,7 +25,7 @@ from celu.config.columns import (
     FittedNumber,
     Number,
 )
-from celu.config.reading import describe, read_settings
+from celu.config.reading import read_json, read_settings
 from celu.errors import DataError
 
 SCHEMA_FILE = "schema.json"
@@ -311,14 +311,5 @@ def read_raw_schema(path: Path) -> RawSchema:
 
 def read_store_schema(folder: Path) -> StoreSchema:
     """Read and validate a store's `schema.json`; raises DataError."""
-    path = folder / SCHEMA_FILE
-    try:
-        return StoreSchema.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise DataError(
-            f"{path}: expected a store's schema, got: {error.strerror}; "
-            'create the store with "celu prepare"'
-        ) from error
-    except ValidationError as error:
-        problems = "; ".join(describe(error)[:5])
-        raise DataError(f"{path}: expected a store's schema, got: {problems}") from error
+    create = 'create the store with "celu prepare"'
+    return read_json(StoreSchema, folder / SCHEMA_FILE, "a store's schema", create, DataError)

@@ -16,9 +16,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from celu.config.reading import Settings, describe
+from celu.config.reading import Settings, read_json
 from celu.config.schema import CountByPart, Part
 from celu.data.folder import NewFolder
 from celu.data.store import Store
@@ -119,17 +119,8 @@ def read_alignment(path: Path | str, store: Store) -> Alignment:
     the store has changed since.
     """
     path = Path(path)
-    file = path / _FACTS_FILE
-    try:
-        facts = AlignmentFacts.model_validate_json(file.read_bytes())
-    except OSError as error:
-        raise DataError(
-            f"{file}: expected an alignment, got: {error.strerror}; "
-            'run "celu align" at all parties, or set data.aligned = true'
-        ) from error
-    except ValidationError as error:
-        problems = "; ".join(describe(error)[:5])
-        raise DataError(f"{file}: expected an alignment, got: {problems}") from error
+    align = 'run "celu align" at all parties, or set data.aligned = true'
+    facts = read_json(AlignmentFacts, path / _FACTS_FILE, "an alignment", align, DataError)
     num_rows = store.schema.rows
     if facts.store_rows != num_rows:
         raise AlignmentError(

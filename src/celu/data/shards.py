@@ -20,9 +20,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from celu.config.reading import Settings, describe
+from celu.config.reading import Settings, read_json
 from celu.config.schema import TAG, CountByPart, Part
 from celu.data.alignment import Alignment, AlignmentFacts, Count, publish_alignment, read_alignment
 from celu.data.folder import NewFolder
@@ -183,13 +183,8 @@ def write_shard(
 def read_shard(folder: Path, shard: Shard) -> ShardFacts:
     """The facts of an aligned shard; raises DataError if they are missing or damaged."""
     file = folder / shard.folder / _FACTS_FILE
-    try:
-        facts = ShardFacts.model_validate_json(file.read_bytes())
-    except OSError as error:
-        raise DataError(f"{file}: expected an aligned shard, got: {error.strerror}") from error
-    except ValidationError as error:
-        problems = "; ".join(describe(error)[:5])
-        raise DataError(f"{file}: {_again(shard)}, got: {problems}") from error
+    align = f"align shard {shard} again at all parties"
+    facts = read_json(ShardFacts, file, "an aligned shard", align, DataError)
     parts: list[Mapping[Part, Any]]
     parts = [facts.store_rows, facts.store_tags, facts.rows, facts.digests]
     if (facts.index, facts.count) != (shard.index, shard.count) or any(

@@ -15,7 +15,7 @@ from torch import nn
 
 from celu.config.job import Job
 from celu.config.party import PartySettings
-from celu.config.reading import describe, validate
+from celu.config.reading import describe, read_json, validate
 from celu.config.schema import SCHEMA_FILE, StoreSchema, read_store_schema
 from celu.data.folder import NewFolder
 from celu.errors import ConfigError
@@ -152,17 +152,8 @@ def _settings(run: Path, record: RunRecord) -> tuple[Job, PartySettings]:
 
 def read_trained(run: Path) -> TrainedModel:
     """The identity and the facts of the model that a run trained; raises ConfigError."""
-    path = run / TRAINED
-    try:
-        return TrainedModel.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: expected the identity of a trained model, got: {error.strerror}; a run of an "
-            "older release has none: train again"
-        ) from error
-    except ValidationError as error:
-        problem = describe(error)[0]
-        raise ConfigError(f"{path}: {problem}; was the file edited?") from error
+    train = "a run of an older release has none: train again"
+    return read_json(TrainedModel, run / TRAINED, "the identity of a trained model", train)
 
 
 def _write(path: Path, text: str) -> None:

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from celu.config.job import Job, Role
 from celu.config.party import ModelSpec
 from celu.config.privacy import Positive
-from celu.config.reading import PartyName, Settings, describe
+from celu.config.reading import PartyName, Settings, read_json
 from celu.config.schema import SCHEMA_FILE, StoreSchema, read_store_schema
 from celu.engine.device import find_device
 from celu.errors import CeluError, ConfigError, ModelError
@@ -37,7 +37,6 @@ from celu.models.clipped import Clipped
 from celu.serving.model import Model
 
 MODEL_FILE, WEIGHTS_FILE, CARD_FILE = "model.json", "weights.safetensors", "card.md"
-_MAX_BYTES = 64 * 1024 * 1024  # of model.json; a mean Z has at most some thousand numbers a host
 MAX_COLUMNS = 100_000  # of an input
 _MAX_ROW_NUMBERS = 1 << 24  # of all inputs: a row of zeros is made to try a model
 _Columns = Annotated[list[str], Field(max_length=MAX_COLUMNS)]
@@ -110,21 +109,8 @@ class ModelFacts(Settings):
 
 def read_facts(folder: Path | str) -> ModelFacts:
     """Read and validate `model.json`; raises ConfigError."""
-    path = Path(folder) / MODEL_FILE
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise ConfigError(f"{path}: expected a model of at most {_MAX_BYTES} bytes, got more")
-        return ModelFacts.model_validate_json(content)
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: expected an exported model, got: {error.strerror}; "
-            'write one with "celu export RUN --out FOLDER"'
-        ) from error
-    except ValidationError as error:
-        problems = "; ".join(describe(error)[:5])
-        raise ConfigError(f"{path}: expected an exported model, got: {problems}") from error
+    export = 'write one with "celu export RUN --out FOLDER"'
+    return read_json(ModelFacts, Path(folder) / MODEL_FILE, "an exported model", export)
 
 
 def load_model(
