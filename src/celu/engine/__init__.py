@@ -5,8 +5,10 @@
 `guest_program`: the guest's training loop
 `trainer`: what the trainers of a guest and of a host share
 `host_trainer`: a host's model, cache and rounds in flight: one exchange round and one local step
+`host_state`: what a host has, and how it is saved, loaded and rolled back
 `in_flight`: a host's rounds whose Z was sent and whose dZ has not arrived
 `guest_trainer`: the guest's models and cache: one exchange round and one local step
+`guest_state`: what the guest has, and how it is saved, loaded and rolled back
 `guest_model`: the forward and backward pass of a guest's bottom and top
 `guest_loss`: the guest's loss of a batch
 `row_weights`: how much each training row counts in that loss

@@ -10,43 +10,28 @@ where the party has several ranks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from celu.audit.recorder import RECORDED, load_recorded
 from celu.config.job import Codecs, Job, Tuning
 from celu.config.schema import HeldOut
 from celu.data.dataset import Batch
-from celu.engine.checkpoint_tensors import CheckpointTensors
 from celu.engine.coding import Coding, unpack_all
-from celu.engine.evaluation import Evaluator, Metrics
+from celu.engine.evaluation import Metrics
 from celu.engine.graphs import NO_GRAPHS, GraphOptions
-from celu.engine.guest_loss import GuestLoss
-from celu.engine.guest_model import GuestModel, leaves_of, side_by_side, split_batch
-from celu.engine.guest_scoring import HELD_OUT, GuestScoring
-from celu.engine.noise import MessageNoise
+from celu.engine.guest_model import leaves_of, side_by_side, split_batch
+from celu.engine.guest_state import GuestState
 from celu.engine.outcome import Outcome, agree
 from celu.engine.randomness import seed_step
-from celu.engine.row_weights import RowWeights
 from celu.engine.scores import Scores
 from celu.engine.spans import Spans
-from celu.engine.state import TrainerState
-from celu.engine.state_dict import (
-    OPTIMIZER,
-    TrainerMetadata,
-    from_state_dict,
-    restore_counters,
-    to_state_dict,
-)
-from celu.engine.trainer import Trainer
-from celu.engine.twin import PREFIX, Answer, Twin
-from celu.errors import CheckpointError, NonFiniteError
-from celu.label_map import LabelMap
+from celu.engine.twin import Answer
+from celu.errors import NonFiniteError
 from celu.party import Guest
 from celu.ranks.slices import ONE, Slices
 from celu.transport.message import Kind, Message, TensorSpec
@@ -54,8 +39,8 @@ from celu.transport.wire import check_finite, check_values, num_bytes
 from celu.workset.weighting import StaleLosses, Weights
 
 
-class GuestTrainer(Trainer):
-    """The guest's models, optimizer and workset."""
+class GuestTrainer(GuestState):
+    """What a guest computes with its models, optimizer and workset."""
 
     def __init__(
         self,
@@ -66,24 +51,12 @@ class GuestTrainer(Trainer):
         graphs: GraphOptions = NO_GRAPHS,
         ranks: Slices = ONE,
     ) -> None:
-        graphs = graphs if ranks.size == 1 else NO_GRAPHS
-        self._model = GuestModel(name, guest.bottom, guest.top, list(job.hosts), ranks)
-        super().__init__(name, guest, self._model.modules, job, "guest", graphs, ranks)
+        super().__init__(name, guest, job, graphs, ranks)
         self._guest = guest
         self._codings = {host: Coding(job, host, spans=spans) for host in job.hosts}
-        self._row_weights = RowWeights(guest.train, guest.class_weights, self._device)
-        self._losses = GuestLoss(name, guest, self._row_weights, ranks)
-        self.evaluator = Evaluator(guest.loss, job.evaluation, guest.metrics)
         self._gradients = ranks.gradients(self._optimizer.parameters)
         self.latest: tuple[Tensor, Batch] | None = None  # output and batch of the latest exchange
         self.loss = torch.zeros(())  # of the latest exchange
-        self.twin: Twin | None = None
-        if job.privacy.label_epsilon is not None and job.hosts:
-            self.twin = Twin(self._model, guest, job, self._device, graphs, ranks)
-        self._scoring = GuestScoring(
-            guest, self._model, self._losses, self.evaluator, self.twin, ranks
-        )
-        self._noise = MessageNoise.of_guest(job, guest)
         self._fresh: _Fresh | None = None  # what the own model has yet to learn from
         # Z of later rounds, which arrived before an evaluation's; at most `depth` of each host.
         self.early: dict[str, deque[Message]] = {host: deque() for host in job.hosts}
@@ -93,11 +66,6 @@ class GuestTrainer(Trainer):
         super().start_round(round_)
         if self.twin is not None:
             self.twin.set_round(round_)
-
-    @property
-    def label_map(self) -> LabelMap:
-        """What labels become for the loss."""
-        return self._losses.label_map
 
     def num_local_steps(self, R: int) -> int:
         """How many local steps a round has: of R updates from a batch, the exchange is one.
@@ -270,10 +238,6 @@ class GuestTrainer(Trainer):
             mean(losses_B).backward(inputs=self._optimizer.leaves)
         return [*weights] if weights else []
 
-    def public_digest(self) -> str:
-        """The digest of weights that hosts receive: with a twin, of those of the twin."""
-        return self.digest() if self.twin is None else self.twin.digest()
-
     def score(self, rows: HeldOut, start: int, stop: int, activations: list[Message]) -> Scores:
         """Score held-out rows from `start` to before `stop`."""
         batch = self._guest.held_out(rows).take(slice(start, stop)).to(self._device)
@@ -316,91 +280,6 @@ class GuestTrainer(Trainer):
         """The largest tensors that a host may send under a tuning, by default the contract's."""
         coding = Coding(self._job, host, None if tuning is None else tuning.codecs)
         return coding.specs(Kind.ACTIVATION, Kind.TEST_ACTIVATION)
-
-    def state(self) -> TrainerState:
-        """A copy of everything that training changes."""
-        state = super().state()
-        return state if self.twin is None else replace(state, twin=self.twin.state())
-
-    def roll_back(self, state: TrainerState) -> None:
-        """Return to an earlier state; no round may be in flight."""
-        super().roll_back(state)
-        if self.twin is not None and state.twin is not None:
-            self.twin.roll_back(state.twin)
-
-    def state_dict(self) -> tuple[TrainerMetadata, dict[str, Tensor]]:
-        """The contents of a checkpoint between two rounds."""
-        state = self.state()
-        metadata, tensors = to_state_dict(state, self.workset, self._ranks, self._batch_size)
-        label_map = None if self.label_map.leaves_labels else self.label_map
-        added: dict[str, Any] = {
-            "label_map": label_map,
-            "row_weights": self._row_weights.digest(),
-            "noise_key": self._noise.fingerprint,
-        }
-        if self.twin is not None and state.twin is not None:
-            added["twin"], own = self.twin.state_dict(state.twin)
-            tensors |= own
-        recorded = {} if self.recorder is None else self.recorder.state_dict()
-        return metadata.model_copy(update=added), tensors | recorded
-
-    def _sharded_rows(self) -> dict[str, int]:
-        twin = {} if self.twin is None else self.twin.sharded_rows()
-        return super()._sharded_rows() | twin
-
-    def final_tensors(self) -> dict[str, Tensor]:
-        """What the last checkpoint of a run has besides: the scores of the test rows.
-
-        With validation rows there are none yet, and a run that resumes scores the test rows again.
-        """
-        return self._scoring.final_tensors()
-
-    def parameter_names(self) -> set[str]:
-        """The names of the trained parameters in `state_dict`; with a twin, those of the twin.
-
-        NaN in one of them ends the run, which hosts see.
-        """
-        return super().parameter_names() if self.twin is None else self.twin.parameter_names()
-
-    @property
-    def optimizer_prefix(self) -> str:
-        """How the names of the optimizer's tensors in `state_dict` start; likewise."""
-        return super().optimizer_prefix if self.twin is None else f"{PREFIX}{OPTIMIZER}"
-
-    def close(self) -> None:
-        """Stop reading rows."""
-        super().close()
-        if self.twin is not None:
-            self.twin.close()
-
-    def load_state_dict(self, metadata: TrainerMetadata, tensors: Mapping[str, Tensor]) -> None:
-        """Load a checkpoint; raises CheckpointError if it does not fit."""
-        if metadata.row_weights != self._row_weights.digest():
-            raise CheckpointError(
-                "the weights of rows or classes have changed since the run started; restore them, "
-                "or start a new run with another --out at all parties"
-            )
-        self._ranks.at_first(  # which alone adds noise
-            lambda: self._noise.check_same_key(metadata.noise_key), otherwise=None
-        )
-        checkpoint = CheckpointTensors(tensors, self._device)
-        shapes = [(self._batch_size, terms.z_width) for terms in self._job.hosts.values()]
-        own_rows = self._ranks.own_rows(self._batch_size)
-        state = from_state_dict(
-            metadata, checkpoint, self._modules, self._optimizer, self.loader, shapes, own_rows
-        )
-        restore_counters(metadata, checkpoint, self.workset)
-        if self.twin is not None and metadata.twin is not None:
-            state = replace(state, twin=self.twin.from_state_dict(metadata.twin, checkpoint))
-        load_recorded(self.recorder, checkpoint.pop_prefix(RECORDED))
-        scores = checkpoint.pop_optional(HELD_OUT)
-        checkpoint.check_empty()
-        if metadata.label_map is not None:
-            self._losses.label_map = metadata.label_map
-        elif not self.label_map.leaves_labels:  # an older release trained on labels as they are
-            self._losses.label_map = LabelMap()
-        self._scoring.load_final(scores)
-        self.roll_back(state)
 
     def repeated_bytes(self) -> dict[str, int]:
         """The bytes received for later rounds, which the hosts resend when a run resumes."""
