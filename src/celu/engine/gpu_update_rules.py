@@ -20,8 +20,9 @@ from celu.engine.update_rules import RuleState
 
 
 class _RateOnDevice:
-    """The learning rate of a rule."""
+    """The learning rate of a rule, whose state is loaded into the tensors that it has."""
 
+    is_in_place = True
     _rate: Tensor
 
     @property

@@ -67,8 +67,14 @@ class Graphs:
         self._optimizer = optimizer
         self._parameters = optimizer.parameters
         on_gpu = bool(self._parameters) and all(p.is_cuda for p in self._parameters)
-        self._enabled = options.enabled and on_gpu
+        self._enabled = options.enabled and on_gpu and optimizer.is_in_place
         self._report = options.report
+        if options.enabled and on_gpu and not optimizer.is_in_place:
+            self._report(
+                "no step is captured as a CUDA graph, and all take longer: a graph would repeat "
+                "the learning rate of its capture, since updates on a GPU need Triton and float32 "
+                "parameters"
+            )
         if self._enabled:
             self._stream = torch.cuda.Stream(self._parameters[0].device)
         self._captured: dict[str, _Captured] = {}

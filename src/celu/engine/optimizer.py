@@ -76,6 +76,11 @@ class Optimizer:
         """Where autograd leaves the gradients of the parameters."""
         return [leaf_of(parameter) for parameter in self.parameters]
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether a step that is repeated uses the rate and the state of then: see `Rule`."""
+        return all(rule.is_in_place for rule in self._rules)
+
     def shards(self) -> dict[str, OwnRows]:
         """The sharded parameters, by how the names of their state start in `flatten_state`."""
         return {

@@ -28,6 +28,7 @@ class Rule(Protocol):
     parameters: Sequence[nn.Parameter]
     state_keys: set[str]  # of each parameter; values are numbers or tensors of its shape
     has_initial_state: bool  # False if a parameter has no state before its first update
+    is_in_place: bool  # whether the rate and all state stay where they are, as a CUDA graph needs
 
     @property
     def lr(self) -> float | Tensor:
@@ -56,6 +57,7 @@ class Adagrad:
     name = "Adagrad"
     state_keys = {"sum"}
     has_initial_state = True
+    is_in_place = False
     _EPS = 1e-10
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, accumulator: float) -> None:
@@ -110,6 +112,7 @@ class Sgd:
     name = "SGD"
     state_keys = {"momentum_buffer"}
     has_initial_state = False
+    is_in_place = False
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float) -> None:
         self.parameters = parameters
@@ -151,6 +154,7 @@ class Adam:
     name = "Adam"
     state_keys = {"step", "exp_avg", "exp_avg_sq"}
     has_initial_state = False
+    is_in_place = False
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float) -> None:
         self.parameters = parameters
