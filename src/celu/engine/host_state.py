@@ -73,6 +73,9 @@ class HostState(Trainer):
     def discard_in_flight(self, buffers: Mapping[str, Tensor]) -> None:
         """Discard the rounds in flight, and restore the model's buffers."""
         self._in_flight.clear()
+        self._write_buffers(buffers)
+
+    def _write_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         for name, buffer in self._bottom.named_buffers():
             buffer.copy_(buffers[f"bottom.{name}"])
 

@@ -58,13 +58,15 @@ class HostTrainer(HostState):
         batch = self.loader.batch(round_)
         self._seed_slice(round_, 0, self._ranks.own.start)
         step = partial(self._activate, batch, round_)
+        was_captured = self._graphs.has("Z")
         z = self._graphs.run("Z", step, *batch.tensors())
         # Row-major, like a checkpoint's copy: sums over another layout may differ in the last bit.
         exact_BD = torch.cat([z_BD.detach() for z_BD in z]) if len(z) > 1 else z[0].detach()
         exact_BD = exact_BD.contiguous()
         fresh: list[Tensor] | None = z
-        if self._graphs.has("Z"):  # its one autograd graph is now that of this round
+        if was_captured or self._graphs.has("Z"):  # its one autograd graph is that of this round
             self._in_flight.drop_graphs()
+        if self._graphs.has("Z"):
             live = self._graphs.live("Z", "the update")
             fresh = None if live is None else [live]
         message = self._pack(
@@ -119,7 +121,7 @@ class HostTrainer(HostState):
                 partial(self._apply, sent.z),
                 dz_BD,
                 after="Z",
-                instead=partial(self._recompute_and_apply, sent.batch),
+                instead=partial(self._recompute_and_apply, sent.batch, round_),
             )
             self._in_flight.drop_graphs()
         else:
@@ -243,8 +245,13 @@ class HostTrainer(HostState):
     def _share(self, z_BD: Tensor) -> float:
         return self._batch_size / len(z_BD)
 
-    def _recompute_and_apply(self, batch: Batch, dz_BD: Tensor) -> list[Tensor]:
-        return self._apply([self._forward(batch)], dz_BD)
+    def _recompute_and_apply(self, batch: Batch, round_: int, dz_BD: Tensor) -> list[Tensor]:
+        """The same from Z of the same weights, computed once more with the dropout of then."""
+        self._seed_slice(round_, 0, self._ranks.own.start)
+        buffers = self.buffers()  # which computing Z has changed already
+        outputs = self._apply([self._forward(batch)], dz_BD)
+        self._write_buffers(buffers)
+        return outputs
 
     def _apply(self, z: Sequence[Tensor], dz_BD: Tensor) -> list[Tensor]:
         """The update from Z of each slice and dZ of all."""
