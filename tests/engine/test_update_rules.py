@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import celu
+from celu.engine.gradients import ids_of_rows
 from celu.engine.optimizer import Optimizer, flatten_state
 from celu.engine.update_rules import Adagrad, Sgd
-from celu.errors import CheckpointError
+from celu.errors import CheckpointError, ModelError
 
 LR = 0.07
 
@@ -99,3 +100,15 @@ def test_no_module_is_imported_during_a_round() -> None:
         "print(len(counts), len(set(counts)))"
     )
     assert output_of(code) == ["4", "1"]
+
+
+def test_ids_that_int32_cannot_number_are_refused() -> None:
+    def gradient(rows: int) -> torch.Tensor:
+        ids = torch.tensor([[rows - 1, 3]])
+        return torch.sparse_coo_tensor(ids, torch.ones(2, 1), (rows, 1))
+
+    largest = 2**31 - 1
+    ids = ids_of_rows(gradient(largest))
+    assert ids.dtype == torch.int32 and ids.tolist() == [largest - 1, 3]
+    with pytest.raises(ModelError, match="at most 2,147,483,647 rows on a GPU, got one of 2,147"):
+        ids_of_rows(gradient(largest + 1))

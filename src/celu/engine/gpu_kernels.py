@@ -15,12 +15,12 @@ import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
+from celu.engine.gradients import ids_of_rows
 from celu.errors import ModelError
 
 _CHUNK = 32
 _SEGMENTS = 4  # ids in a program of the second kernel: one would load too little at a time
 _BLOCK = 1024
-MAX_ROWS = 2**31 - 1  # ids are sorted as int32
 _SGD, _ADAGRAD, _ADAM = 0, 1, 2  # the rules of the second kernel
 
 
@@ -38,7 +38,7 @@ class SortedGradient:
         device = values_ND.device
         self._block = triton.next_power_of_2(self._width)
         self._num_warps = 1 if self._block <= 128 else 4
-        self._ids_N, order_N = torch.sort(gradient._indices()[0].to(torch.int32))
+        self._ids_N, order_N = torch.sort(ids_of_rows(gradient))
         is_first_N = torch.ones(num, dtype=torch.int32, device=device)
         torch.ne(self._ids_N[1:], self._ids_N[:-1], out=is_first_N[1:])
         self._segments_N = torch.cumsum(is_first_N, 0, dtype=torch.int32)  # from 1

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from celu.errors import ModelError
+
+_MAX_ROWS = torch.iinfo(torch.int32).max
 _EPS = 1e-6  # of torch.nn.utils.clip_grad_norm_
 
 
@@ -70,6 +73,19 @@ def sum_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
         scale_grad_by_freq=False,
     )
     return rows, values
+
+
+def ids_of_rows(gradient: Tensor) -> Tensor:
+    """The ids of a sparse gradient as int32, which sorts faster.
+
+    Raises ModelError for a table with more rows than that can number: ids would wrap around.
+    """
+    if len(gradient) > _MAX_ROWS:
+        raise ModelError(
+            f"expected embedding tables of at most {_MAX_ROWS:,} rows on a GPU, got one of "
+            f"{len(gradient):,}; divide it among ranks (shard = true in [model]), or use several"
+        )
+    return gradient._indices()[0].to(torch.int32)
 
 
 def _coalesce(parameters: Sequence[nn.Parameter]) -> None:
