@@ -7,10 +7,11 @@ checkpoints. Before an error is raised, its public message is sent to the peers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from celu.audit.result import Audit
 from celu.checkpoint.agreement import Agreement, Inventory, agree
@@ -20,6 +21,7 @@ from celu.config.job import Choice, Job
 from celu.engine.auditing import AuditOptions, with_canaries
 from celu.engine.auto import AutoPlan
 from celu.engine.checkpointing import Checkpointer, ResumePoint, max_apart
+from celu.engine.device import computing_on, device_of
 from celu.engine.graphs import GraphOptions
 from celu.engine.guest_program import allow_test_rows, score_test_rows, train_guest
 from celu.engine.guest_trainer import GuestTrainer
@@ -60,7 +62,26 @@ from celu.transport.message import Kind, Message, expect
 # At most this many rounds are reported one by one; longer runs report every n-th.
 _REPORTS = 500
 
+_Party = TypeVar("_Party", Guest, Host)
+_P = ParamSpec("_P")
+_Session = Callable[Concatenate[str, _Party, _P], Coroutine[Any, Any, Result]]
 
+
+def _on_own_device(session: _Session[_Party, _P]) -> _Session[_Party, _P]:
+    """The session, during which the GPU of the party's modules is the current one."""
+
+    @wraps(session)
+    async def run(name: str, party: _Party, /, *arguments: _P.args, **options: _P.kwargs) -> Result:
+        modules = [party.bottom, party.top if isinstance(party, Guest) else None]
+        return await computing_on(
+            device_of(m for m in modules if m is not None),
+            session(name, party, *arguments, **options),
+        )
+
+    return run
+
+
+@_on_own_device
 async def host_session(
     name: str,
     host: Host,
@@ -127,6 +148,7 @@ async def host_session(
     return _audited(result, found, promises(job, schedule), emit)
 
 
+@_on_own_device
 async def guest_session(
     name: str,
     guest: Guest,

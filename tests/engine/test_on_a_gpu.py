@@ -109,3 +109,20 @@ def test_batches_are_copied_to_the_gpu_through_pinned_memory() -> None:
         assert on_gpu.inputs["ids"].cpu().equal(expected.inputs["ids"])
         assert on_gpu.row_digest == expected.row_digest
     loader.close()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_parties_of_one_process_train_on_two_gpus_as_on_one() -> None:
+    def trained(guest: str, host: str) -> dict[str, torch.Tensor]:
+        fed = federation(hosts={"host": 5}, rounds=20, method=celu.Method(W=3, R=3), codec="4bit")
+        for module in (fed.guest.bottom, fed.guest.top):
+            assert module is not None
+            module.to(guest)
+        fed.hosts["host"].bottom.to(host)
+        celu.simulate(fed.job, fed.guest, fed.hosts)
+        return {name: tensor.cpu() for name, tensor in fed.weights().items()}
+
+    expected = trained("cuda:0", "cuda:0")
+    for devices in (("cuda:1", "cuda:1"), ("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")):
+        found = trained(*devices)
+        assert all(tensor.equal(found[name]) for name, tensor in expected.items())

@@ -17,6 +17,7 @@ from celu.codecs.registry import find_codec
 from celu.config.job import Codecs, Job
 from celu.data.dataset import Batch
 from celu.device_copy import to_device
+from celu.engine.device import current
 from celu.engine.spans import Spans
 from celu.errors import AlignmentError, ProtocolError
 from celu.transport.message import Kind, Message, TensorSpec, require_rows
@@ -102,7 +103,8 @@ class Coding:
             return to_device(require_rows(message, rows), device)
         if message.tensor is None:
             raise ProtocolError(f"{message.described}: expected a tensor, got none")
-        with self._spans.record("encode"):
+        # A party of the same process may have sent it from another GPU.
+        with self._spans.record("encode"), current(message.tensor.device):
             try:
                 codec, payload = self._codecs[message.kind], message.tensor.reshape(-1)
                 # On a GPU numbers cannot be checked without waiting for it. Those that are surely

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from celu.config.job import Job
 from celu.data.dataset import Batch
 from celu.engine.coding import Coding
+from celu.engine.device import current, device_of
 from celu.engine.guest_trainer import GuestTrainer
 from celu.engine.host_trainer import HostTrainer
 from celu.engine.randomness import seed_step
@@ -53,6 +54,12 @@ def try_party(
 
     Raises ModelError, NonFiniteError or ConfigError, as a run would.
     """
+    modules = [module for module in modules_of(party).values() if module is not None]
+    with current(device_of(modules)):
+        return _try(name, party, job, test_rows, slices)
+
+
+def _try(name: str, party: Guest | Host, job: Job, test_rows: int, slices: Slices) -> Trial:
     trainer: GuestTrainer | HostTrainer
     if isinstance(party, Guest):
         trainer = GuestTrainer(name, party, job, ranks=slices)
