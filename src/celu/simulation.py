@@ -38,7 +38,7 @@ def simulate(
     more: int = 0,
     callbacks: Sequence[Callback] = (),
     host_callbacks: Mapping[str, Sequence[Callback]] | None = None,
-    graphs: bool = True,
+    graphs: bool | Mapping[str, bool] = True,
     audits: Mapping[str, AuditOptions] | None = None,
 ) -> Result:
     """Train all parties' modules in place and return the guest's result.
@@ -52,8 +52,8 @@ def simulate(
     times as fast as this one, and that link between them. `timer` measures how long this machine
     computes; on a busy machine `time.thread_time` is more accurate. With `checkpoints`, one for
     each party, the run resumes from them; a finished run continues by `more` rounds. With `graphs`,
-    steps on a GPU are captured as CUDA graphs, where that is possible. Parties that `audits` name
-    measure what the run leaked.
+    or for the parties for which it is true, steps on a GPU are captured as CUDA graphs, where that
+    is possible. Parties that `audits` name measure what the run leaked.
     """
     return simulate_all(
         job,
@@ -83,7 +83,7 @@ def simulate_all(
     more: int = 0,
     callbacks: Sequence[Callback] = (),
     host_callbacks: Mapping[str, Sequence[Callback]] | None = None,
-    graphs: bool = True,
+    graphs: bool | Mapping[str, bool] = True,
     audits: Mapping[str, AuditOptions] | None = None,
 ) -> dict[str, Result]:
     """The results of all parties; see `simulate`."""
@@ -113,6 +113,8 @@ def simulate_all(
         own = checkpoints[job.guest]
         total = extended_rounds(job, guest.train.num_rows, own, more)
         terms = RunTerms(total_rounds=total)
+    given = graphs if isinstance(graphs, Mapping) else dict.fromkeys(clocks, graphs)
+    with_graphs = {name: given.get(name, True) for name in clocks}
     programs: dict[str, Coroutine[Any, Any, Result]] = {
         name: host_session(
             name,
@@ -123,7 +125,7 @@ def simulate_all(
             time.monotonic if link is None else clocks[name].now,
             (checkpoints or {}).get(name),
             terms,
-            graphs,
+            with_graphs[name],
             (audits or {}).get(name),
         )
         for name, host in hosts.items()
@@ -139,7 +141,7 @@ def simulate_all(
         guest_clock,
         (checkpoints or {}).get(job.guest),
         terms,
-        graphs,
+        with_graphs[job.guest],
         (audits or {}).get(job.guest),
     )
     # Without virtual time there is no need to synchronize with a GPU to measure it.

@@ -43,8 +43,9 @@ def simulate(
 ) -> None:
     """Run all parties of a job in one process: same algorithm, same bits, no network.
 
-    Reads the files that [bold]celu run[/bold] reads; keys and addresses are not used. With --link
-    the seconds are virtual: each party has a machine of its own, with that link between them.
+    Reads the files that [bold]celu run[/bold] reads; keys and addresses are not used. The guest's
+    threads are those of all; precision is tf32 if it is at all parties. With --link the seconds are
+    virtual: each party has a machine of its own, with that link between them.
     The run folder is the guest's; it holds those of the hosts, under hosts/.
     """
     emulated = None if link is None else find_link(link)
@@ -78,12 +79,13 @@ def simulate(
     from celu.audit.result import AUDIT
     from celu.launch.auditing import audit_options, input_columns
     from celu.launch.loading import load_parties, read_datasets, test_ids
+    from celu.launch.precision import DIFFERS, matrix_products, precision_differs
     from celu.launch.recording import record_model, record_result, recording_failure
     from celu.launch.starting import load_starts
     from celu.simulation import simulate_all
 
     started = time.monotonic()
-    with recording_failure(folders.values()), ExitStack() as stack:
+    with recording_failure(folders.values()), matrix_products(files), ExitStack() as stack:
         for name, monitor in monitors.items():
             stack.enter_context(monitor.attached_to(folders[name]))
         threads = files[contract.guest].settings.threads
@@ -98,6 +100,8 @@ def simulate(
                 folders[name].write(SCHEMA_FILE, read.schema.to_json())
                 for warning in read.warnings:
                     folder.emit(Warned(message=f"{name}: {warning}"))
+            if precision_differs(files):
+                folder.emit(Warned(message=DIFFERS))
             audits = {
                 name: audit_options(file.settings, folders[name], input_columns(file.settings))
                 for name, file in files.items()
@@ -110,6 +114,7 @@ def simulate(
                 speed=speed,
                 callbacks=[folder.emit],
                 host_callbacks={name: [folders[name].emit] for name in hosts},
+                graphs={name: file.settings.graphs for name, file in files.items()},
                 audits={name: audit for name, audit in audits.items() if audit is not None},
             )
         result = results[contract.guest]

@@ -68,6 +68,7 @@ def tune(
     import torch
 
     from celu.launch.loading import load_parties, read_datasets
+    from celu.launch.precision import DIFFERS, matrix_products, precision_differs
     from celu.launch.starting import load_starts
     from celu.search import Objective, Search
 
@@ -97,11 +98,13 @@ def tune(
     )
     console = Console()
     train = _trainer(files, rows, out, console)
-    with search.open() as made:
+    with search.open() as made, matrix_products(files):
         if made:
             console.print(f"resumes after {len(made)} trials")
         if rows[contract.guest].validation is None:
             console.print(f"[yellow]warning[/yellow] {escape(_NO_VALIDATION)}", soft_wrap=True)
+        if precision_differs(files):
+            console.print(f"[yellow]warning[/yellow] {escape(DIFFERS)}", soft_wrap=True)
         for _ in range(len(made), trials):
             trial = search.run_trial(train)
             _write_trials(out / TRIALS, search)
@@ -132,7 +135,8 @@ def _trainer(
                 load_starts(files, {job.guest: guest, **hosts})
             except ModelError as error:  # such as a width that the weights do not have
                 raise ConfigError(str(error)) from error
-            result = simulate(job, guest, hosts, callbacks=[folder.emit])
+            graphs = {name: file.settings.graphs for name, file in files.items()}
+            result = simulate(job, guest, hosts, callbacks=[folder.emit], graphs=graphs)
             folder.finish(summary_of(result))
         return result
 

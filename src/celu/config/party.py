@@ -205,7 +205,7 @@ class PartySettings(Settings):
     graphs: bool = True
     """On a GPU: whether steps are captured as CUDA graphs."""
     precision: Literal["fp32", "tf32"] = "fp32"
-    """On a GPU: how exact matrix products are; tf32 is faster."""
+    """On a GPU: how exact matrix products of training are; tf32 is faster."""
     run_dir: FilePath = Path("runs")
     """The run folder."""
     start: FilePath | None = None

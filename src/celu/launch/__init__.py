@@ -9,6 +9,7 @@
 `recording`: records the end of a run in its folder
 `auditing`: the audit that `party.toml` asks for
 `label_budget`: what a run spends of the privacy of the guest's labels
+`precision`: how exact matrix products are while parties train
 `ranks`: the processes of a party that torchrun started: rank 0 leads, the others follow
 `once`: options that apply once, although torchrun passes them at every restart
 `sharding`: which embedding tables are sharded over the ranks

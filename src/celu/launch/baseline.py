@@ -19,6 +19,7 @@ from celu.config.schema import SCHEMA_FILE
 from celu.errors import ConfigError, ModelError
 from celu.events import Warned
 from celu.launch.loading import load_party, read_datasets, test_ids
+from celu.launch.precision import matrix_products
 from celu.launch.ready import make_ready
 from celu.launch.recording import record_result, recording_failure
 from celu.party import Guest
@@ -73,7 +74,7 @@ def train_alone(settings: PartySettings, job: Job, source: Path, folder: RunFold
 
     If it was interrupted, it resumes from its last checkpoint. Raises CeluError.
     """
-    with recording_failure([folder]):
+    with recording_failure([folder]), matrix_products(settings):
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         datasets = read_datasets(settings)
@@ -91,7 +92,14 @@ def train_alone(settings: PartySettings, job: Job, source: Path, folder: RunFold
         terms = make_ready(settings, job, guest).terms
         checkpoints = Checkpoints(folder.path)
         session = guest_session(
-            job.guest, guest, job, {}, folder.emit, checkpoints=checkpoints, terms=terms
+            job.guest,
+            guest,
+            job,
+            {},
+            folder.emit,
+            checkpoints=checkpoints,
+            terms=terms,
+            graphs=settings.graphs,
         )
         result = run_blocking(session)
         record_result(folder, job, result, guest, lambda tags: test_ids(settings, tags))

@@ -21,6 +21,7 @@ from celu.errors import ConfigError, ModelError, PeerRestarted
 from celu.events import Callback
 from celu.launch.loading import load_party, read_datasets
 from celu.launch.memory import retain_freed_memory
+from celu.launch.precision import matrix_products
 from celu.launch.recording import modules_of
 from celu.launch.starting import load_start
 from celu.model_identity import digest_weights, weights_of
@@ -189,12 +190,10 @@ def follow_party(
     """
     retain_freed_memory()
     settings = with_own_device(settings)
-    with slices_of(settings, job) as ranks:
+    with slices_of(settings, job) as ranks, matrix_products(settings):
         joined(ranks)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        if settings.precision == "tf32":
-            torch.set_float32_matmul_precision("high")
         datasets, terms = read_datasets(settings), RunTerms()
         sharding = sharding_of(settings, job, ranks, datasets)
         while True:

@@ -29,6 +29,7 @@ from celu.launch.label_budget import spend_label_budget
 from celu.launch.loading import load_party, read_datasets, test_ids
 from celu.launch.memory import retain_freed_memory
 from celu.launch.once import AppliedOptions
+from celu.launch.precision import matrix_products
 from celu.launch.ranks import (
     check_same_keys,
     check_same_weights,
@@ -97,7 +98,7 @@ def run(
                 module.load_state_dict(initial[name])
         return party
 
-    with recording_failure([folder]):
+    with recording_failure([folder]), matrix_products(settings):
         slices = Slices(settings.slices)
         _restart(folder, restart_from, slices)
         return _run_recorded(
@@ -123,7 +124,11 @@ def run_party(
     """
     retain_freed_memory()
     settings = with_own_device(settings)
-    with slices_of(settings, job) as ranks, recording_failure([folder]):
+    with (
+        slices_of(settings, job) as ranks,
+        recording_failure([folder]),
+        matrix_products(settings),
+    ):
         joined(ranks)
         _restart(folder, restart_from, ranks)
         endpoint_of(settings)  # refuse wrong keys before reading rows, which may take long
@@ -185,8 +190,6 @@ def _run_recorded(
     open_files.raise_limit()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    if settings.precision == "tf32":
-        torch.set_float32_matmul_precision("high")
     audit = audit_options(settings, folder, columns)
     restarts, terms = Restarts("a new checkpoint"), RunTerms()
     while True:
