@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
+import celu
+from celu.codecs.quantizers import RotatedQuantizer, RowQuantizer
 from celu.codecs.registry import find_codec
 from celu.device_copy import to_device, to_main_memory
 from celu.errors import NonFiniteError
 from celu.transport.message import Kind, Message
 from celu.transport.wire import as_sendable, encode_whole
+from engine.test_on_a_gpu import on_device
+from federation import federation, train_in_memory, train_over_grpc
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = torch.device("cuda")
@@ -72,3 +79,42 @@ def test_what_is_copied_to_a_gpu_is_there_for_what_computes_with_it() -> None:
         z_BD = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(seed))
         found = to_device(z_BD, CUDA) * 2
         assert found.cpu().equal(z_BD * 2)
+
+
+@pytest.mark.parametrize("codec", ["int8", "4bit"])
+@pytest.mark.parametrize("R", [1, 3])
+def test_coded_messages_of_a_network_are_decoded_on_the_gpu_and_train_like_those_of_a_cpu(
+    codec: str, R: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: dict[str, int] = {}
+
+    def noted(decode: Any) -> Any:
+        def note(self: Any, payload: torch.Tensor, *shape: int) -> torch.Tensor:
+            decoded[payload.device.type] = decoded.get(payload.device.type, 0) + 1
+            found: torch.Tensor = decode(self, payload, *shape)
+            return found
+
+        return note
+
+    for quantizer in (RowQuantizer, RotatedQuantizer):
+        if "decode" in vars(quantizer):
+            monkeypatch.setattr(quantizer, "decode", noted(quantizer.decode))
+    fed = federation(
+        rounds=6,
+        codec=codec,
+        optimizer=celu.Optimizer(name="sgd", lr=0.05),
+        method=celu.Method(W=3, R=R),
+    )
+    on_cpu = train_in_memory(fed)
+    assert set(decoded) == {"cpu"}
+    decoded.clear()
+    moved = on_device(fed, rows_too=True)
+    in_memory = train_in_memory(moved)
+    decoded.clear()
+    over_a_network = train_over_grpc(moved, tmp_path)
+    assert decoded.get("cuda", 0) >= 2 * 6  # Z and dZ of each round, as they came
+    assert "cpu" not in decoded
+    for name, tensor in over_a_network.items():
+        torch.testing.assert_close(tensor, in_memory[name], rtol=1e-3, atol=1e-5, msg=name)
+        # Stochastic rounding draws other numbers there: a level of the codec, times the rate.
+        torch.testing.assert_close(tensor.cpu(), on_cpu[name], rtol=1e-2, atol=5e-3, msg=name)
