@@ -136,15 +136,22 @@ def test_the_score_is_that_of_the_model_that_a_run_delivers(tmp_path: Path) -> N
     ("loss", "metric", "expected"),
     [
         ("binary", "auc", Objective("auc", higher_is_better=True)),
-        ("regression", "auc", LOSS),
+        ("regression", None, LOSS),
         ("regression", "rmse", Objective("rmse", higher_is_better=False)),
     ],
 )
-def test_the_contracts_metric_decides_or_the_loss_if_it_does_not_fit(
-    loss: str, metric: str, expected: Objective
+def test_the_contracts_metric_decides_or_the_loss_if_the_default_does_not_fit(
+    loss: str, metric: str | None, expected: Objective
 ) -> None:
-    fed = federation(loss=loss, evaluation=celu.Evaluation(metric=metric))
+    evaluation = celu.Evaluation() if metric is None else celu.Evaluation(metric=metric)
+    fed = federation(loss=loss, evaluation=evaluation)
     assert Objective.of(fed.job, fed.guest) == expected
+
+
+def test_a_metric_that_does_not_fit_is_refused_before_the_first_trial() -> None:
+    fed = federation(loss="regression", evaluation=celu.Evaluation(metric="auc"))
+    with pytest.raises(ConfigError, match=r"got auc, .* it decides which trial is the best"):
+        Objective.of(fed.job, fed.guest)
 
 
 def test_without_pruning_every_trial_ends(tmp_path: Path) -> None:

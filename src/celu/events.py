@@ -253,12 +253,16 @@ class _Scored(_Progress):
 
 
 class Evaluated(_Scored):
-    """Held-out rows were scored during training: validation rows where there are any."""
+    """Held-out rows were scored during training: validation rows where there are any.
+
+    `decides` names what chooses the best one, where the contract's metric does not fit the loss.
+    """
 
     event: str = "evaluation"
     target_reached: bool = False
     rows: str = "test"  # or "validation"
     best: bool = False  # of the evaluations of validation rows so far
+    decides: str | None = None
 
 
 class ModelTested(_Scored):

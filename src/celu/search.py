@@ -45,13 +45,14 @@ class Objective(NamedTuple):
 
     @classmethod
     def of(cls, job: Job, guest: Guest) -> Objective:
-        """The contract's metric, or the loss where the model has no such metric.
+        """The contract's metric, or the loss where the model does not have the default one.
 
-        Raises ConfigError for a metric that neither celu nor the guest has.
+        Raises ConfigError for a metric that neither celu nor the guest has, or that does not fit.
         """
         metric, output = job.evaluation.metric, guest.loss.output
         known = HeldOutMetrics(guest.loss, guest.metrics, metric)
-        known.check(has_target=False)
+        is_given = "metric" in job.evaluation.model_fields_set
+        known.check("which trial is the best" if is_given else None)
         others = [n for named in METRICS.values() for n in named]
         if output is not None and metric in others and metric not in METRICS[output]:
             metric = LOSS

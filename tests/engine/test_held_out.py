@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,13 @@ from sklearn import metrics as sk
 from torch import Tensor
 
 import celu
+from celu.cli.console import Console
+from celu.cli.progress import RunProgress
 from celu.errors import ConfigError
-from celu.events import Evaluated, TrainingStarted
+from celu.events import Evaluated, RoundDone, TrainingStarted
 from celu.metrics.names import METRICS
 from celu.models.tops import WideDeepTop
-from federation import Federation, federation
+from federation import Federation, federation, with_validation
 
 
 def run(fed: Federation, **guest: Any) -> tuple[celu.Result, list[celu.Event]]:
@@ -185,3 +188,61 @@ def test_the_reported_figures_are_scikit_learns() -> None:
     assert result.metrics["macro_f1"] == pytest.approx(sk.f1_score(labels, top, average="macro"))
     expected = sk.roc_auc_score(labels, scores, multi_class="ovr")
     assert result.metrics["macro_auc"] == pytest.approx(expected)
+
+
+def margin(output: Tensor, labels: Tensor) -> Tensor:
+    return F.multi_margin_loss(output, labels.long(), reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "settings", "decides"),
+    [
+        ("binary", focal, {"metric": "accuracy", "target": 0.1}, "whether the target is reached"),
+        ("binary", focal, {"metric": "accuracy", "patience": 4}, "when training ends"),
+        ("binary", focal, {"metric": "log_loss"}, "which weights are the best"),
+        ("binary", celu.LOSSES["binary"], {"metric": "macro_f1", "patience": 4}, "when training"),
+        ("multiclass", margin, {"metric": "macro_auc"}, "which weights are the best"),
+        ("multiclass", margin, {"metric": "auc", "target": 0.9}, "whether the target is reached"),
+    ],
+)
+def test_a_metric_that_decides_but_is_never_computed_is_refused_before_the_first_round(
+    kind: str, loss: Any, settings: dict[str, Any], decides: str
+) -> None:
+    method = {"R": 1, "weighting": "none"}
+    fed = federation(loss=kind, evaluation=celu.Evaluation(every=5, **settings), method=method)
+    fed = with_validation(fed)
+    events: list[celu.Event] = []
+    guest = replace(fed.guest, loss=loss, metrics=None)
+    message = f"evaluation.metric: expected a metric that fits .* although it decides {decides}"
+    with pytest.raises(ConfigError, match=message):
+        celu.simulate(fed.job, guest, fed.hosts, callbacks=[events.append])
+    assert not [event for event in events if isinstance(event, RoundDone)]
+
+
+def test_a_metric_that_decides_and_fits_the_output_is_kept() -> None:
+    method = {"R": 1, "weighting": "none"}
+    settings = celu.Evaluation(every=5, metric="macro_f1", patience=1)
+    fed = with_validation(federation(loss="multiclass", evaluation=settings, method=method))
+    result, events = run(fed, loss=margin)
+    assert "macro_f1" in result.metrics
+    assert {event.decides for event in events if isinstance(event, Evaluated)} == {None}
+
+
+def test_a_metric_that_decides_nothing_may_be_one_that_is_not_computed() -> None:
+    fed = federation(evaluation=celu.Evaluation(every=5, metric="macro_f1"))
+    result, _ = run(fed)
+    assert result.rounds == fed.job.rounds and "macro_f1" not in result.metrics
+
+
+def test_the_loss_stands_in_for_the_default_metric_and_a_run_says_so() -> None:
+    fed = federation(loss="regression", evaluation=celu.Evaluation(every=5))
+    _, events = run(with_validation(fed))
+    evaluations = [event for event in events if isinstance(event, Evaluated)]
+    assert {event.decides for event in evaluations} == {"loss"}
+    out = io.StringIO()
+    progress = RunProgress(Console(file=out), "bank")
+    for event in evaluations:
+        progress.event(event)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "bank: the loss of validation rows decides which weights are the best"
+    assert lines[1].startswith("bank: round 5 loss ") and len(lines) == 1 + len(evaluations)

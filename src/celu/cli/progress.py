@@ -96,6 +96,7 @@ class RunProgress:
         self._waits_for = waits_for
         self._prints_rounds = not evaluates and not console.is_terminal
         self._num_rounds, self._printed_tenths = 1, 0
+        self._has_said_what_decides = False
         self.training_s: float | None = None  # from the first round to the last, as in the report
         self._latest: dict[str, str] = {}
         self._bar = Progress(
@@ -167,7 +168,11 @@ class RunProgress:
     def _show_scores(self, event: Evaluated) -> None:
         self.training_s = event.seconds
         given = ordered(event.metrics)
-        main = next(iter(given))
+        main = event.decides if event.decides in given else next(iter(given))
+        if event.decides is not None and not self._has_said_what_decides:
+            self._has_said_what_decides = True
+            text = f"the {event.decides} of validation rows decides which weights are the best"
+            self._console.print(f"{self._name}: {escape(text)}", soft_wrap=True)
         self._latest["metric"] = f"{main} {given[main]:.4f}"
         shown = dict.fromkeys([main, LOSS])  # the summary has all
         values = " ".join(f"{m} {given[m]:.4f}" for m in shown if m in given)

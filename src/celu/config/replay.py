@@ -13,6 +13,8 @@ def replay_toml(job: Job, choices: list[Choice]) -> str:
     """
     values = job.model_dump(mode="json", exclude={"choices", "codec"}, exclude_none=True)
     values["method"] |= {"auto": False}
+    if "metric" not in job.evaluation.model_fields_set:  # a chosen one has to fit the loss
+        del values["evaluation"]["metric"]
     lines = ["# The choices of a run with method = auto, by round. A run with this job repeats it."]
     lines += [f"{key} = {to_toml(value)}" for key, value in values.items()]
     for choice in choices:

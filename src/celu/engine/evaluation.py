@@ -15,7 +15,12 @@ from torch import Tensor
 from celu.config.job import Evaluation
 from celu.config.schema import HeldOut
 from celu.engine.best import BestModel
-from celu.engine.held_out import HeldOutMetrics, HeldOutScores
+from celu.engine.held_out import (
+    HeldOutMetrics,
+    HeldOutScores,
+    columns_of,
+    what_metric_decides,
+)
 from celu.engine.observer import Observer
 from celu.engine.schedule import Schedule
 from celu.engine.scores import Scores
@@ -48,6 +53,7 @@ class Evaluator:
         self, loss: Loss, settings: Evaluation, metrics: Sequence[MetricLike] | None = None
     ) -> None:
         self._loss = loss
+        self._settings = settings
         self._metric = settings.metric
         self._target = settings.target
         self._patience = settings.patience
@@ -59,6 +65,11 @@ class Evaluator:
     def lower_is_better(self) -> list[str]:
         """The user's own metrics for which lower is better."""
         return self._metrics.lower_is_better
+
+    def check_metric(self, labels: Tensor, output: Tensor, *, validates: bool) -> None:
+        """Raise ConfigError if the contract's metric decides, but does not fit this output."""
+        decides = what_metric_decides(self._settings, validates=validates)
+        self._metrics.check(decides, labels, columns_of(output))
 
     def metrics(self, rows: HeldOut, scores: Sequence[Scores]) -> dict[str, float]:
         """The metrics over all scored rows, by name: the loss, and those of `HeldOutMetrics`."""
@@ -108,6 +119,10 @@ class Evaluator:
         value = metrics[self._metric]
         is_higher = self._metrics.higher_is_better[self._metric]
         return value >= self._target if is_higher else value <= self._target
+
+    def stand_in(self, metrics: Mapping[str, float]) -> str | None:
+        """What decides in place of the contract's metric, if these metrics do not have it."""
+        return None if self._metric in metrics else LOSS
 
     def objective(self, metrics: Mapping[str, float]) -> float:
         """The contract's metric (the loss if it is missing), negated where lower is better."""

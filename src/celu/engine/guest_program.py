@@ -218,7 +218,8 @@ async def _maybe_evaluate(
         plan.observe_score(evaluator.objective(deciding))
     observer.left_out(evaluator.undefined)
     reached = evaluator.reached_target(deciding)
-    observer.evaluated(round_, metrics.reported, reached, schedule.evaluated, is_best)
+    stand_in = evaluator.stand_in(deciding) if schedule.validates else None
+    observer.evaluated(round_, metrics.reported, reached, schedule.evaluated, is_best, stand_in)
     return _Judgement(reached or evaluator.is_out_of_patience(trainer.best.model), is_best)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from celu.audit.recorder import Recorder
+from celu.config.job import Evaluation
 from celu.config.schema import HeldOut
 from celu.data.dataset import Batch
 from celu.engine.evaluation import Evaluator, Metrics
@@ -34,6 +35,8 @@ class GuestScoring:
         ranks: Slices,
     ) -> None:
         self._test = guest.test
+        self._validates = guest.validation is not None and guest.validation.num_rows > 0
+        self._evaluated = guest.held_out("validation" if self._validates else "test")
         self._evaluator = evaluator
         self._model = model
         self._losses = losses
@@ -75,6 +78,16 @@ class GuestScoring:
         joined = self._ranks.join(found) or [torch.empty(0)] * 2
         output, losses_B = (self._ranks.gather(tensor, num_rows) for tensor in joined)
         return output, losses_B
+
+    def check_metric(self, settings: Evaluation, output: Tensor) -> None:
+        """Raise ConfigError if this output of the model, in training, lacks a metric that decides.
+
+        What fits a loss that does not declare its output is known only now.
+        """
+        if self._evaluated.num_rows and self._evaluated.labels is not None:
+            labels = self._losses.label_map.codes(self._evaluated.labels[: settings.rows])
+            combined = self._losses.combine(output.detach())
+            self._evaluator.check_metric(labels, combined, validates=self._validates)
 
     def metrics(self, rows: HeldOut, scores: Sequence[Scores]) -> Metrics:
         """The metrics over all scored rows, which the first rank has; all ranks get them."""

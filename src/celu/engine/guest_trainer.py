@@ -139,6 +139,8 @@ class GuestTrainer(GuestState):
         step = partial(self._model.exchange, losses, gradients, self._batch_size, batch, reseed)
         loss, output, *dz = self._graphs.run("the exchange", step, *batch.tensors(), *fresh.z)
         loss = self._ranks.total(loss)
+        if self.latest is None:
+            self._scoring.check_metric(self._job.evaluation, output)
         self.latest, self.loss = (output, batch), loss
         is_sent = self.twin is None
         return Answer(loss, output, dz, self._curvature(batch, output) if is_sent else 1.0)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from celu.config.job import Evaluation
 from celu.errors import ConfigError
 from celu.metrics.measure import compute
 from celu.metrics.names import (
@@ -26,6 +27,7 @@ from celu.metrics.names import (
     Output,
 )
 from celu.metrics.own import Metric, MetricLike
+from celu.models.fit_labels import distinct
 from celu.models.losses import Loss, to_scores
 
 
@@ -78,10 +80,22 @@ class HeldOutMetrics:
         """The user's own metrics for which lower is better."""
         return [metric.name for metric in self._own if not metric.higher_is_better]
 
-    def check(self, *, has_target: bool) -> None:
-        """Raise ConfigError for metrics that cannot fit the loss, before anything is trained."""
+    def check(
+        self, decides: str | None, labels: Tensor | None = None, columns: int | None = None
+    ) -> None:
+        """Raise ConfigError for metrics that cannot fit the loss, before anything is trained.
+
+        `decides` says what the contract's metric decides (see `what_metric_decides`); then it must
+        be one that evaluations compute. `labels` are those of the rows that are evaluated, as codes
+        of classes, and `columns` are the outputs for each of them, as far as they are known: they
+        say what fits a loss that does not declare its output.
+        """
         declared = self._loss.output
-        fitting = METRICS[declared] if declared else [n for ns in UNSCALED.values() for n in ns]
+        fitting: Sequence[str] = [n for names in UNSCALED.values() for n in names]
+        if declared:
+            fitting = list(METRICS[declared])
+        elif labels is not None:
+            fitting = _fitting(labels, columns)
         self._check_chosen(fitting)
         own = [metric.name for metric in self._own]
         known = ", ".join(dict.fromkeys([LOSS, *fitting, *own]))
@@ -90,10 +104,12 @@ class HeldOutMetrics:
                 f"evaluation.metric: expected one of {known}, got {self._contract}; a metric of "
                 "the guest's own must be among its metrics ([model] metrics)"
             )
-        if has_target and self._contract not in (LOSS, *fitting, *own):
+        if decides is not None and self._contract not in (LOSS, *fitting, *own):
+            others = "" if declared else ", or declare celu.Loss(..., output=...) for others"
             raise ConfigError(
                 f"evaluation.metric: expected a metric that fits the guest's loss ({known}), got "
-                f"{self._contract}"
+                f"{self._contract}, which evaluations do not compute although it decides {decides};"
+                f" choose one of these{others}"
             )
 
     def compute(self, held_out: HeldOutScores) -> dict[str, float]:
@@ -140,6 +156,39 @@ class HeldOutMetrics:
                 f"your own, got {', '.join(wrong)}"
                 + ("; declare celu.Loss(..., output=...) for others" if undeclared else "")
             )
+
+
+def what_metric_decides(settings: Evaluation, *, validates: bool) -> str | None:
+    """What depends on the contract's metric; None if nothing does.
+
+    Where nobody has chosen a metric, the loss takes its place, except for a target.
+    """
+    if settings.target is not None:
+        return "whether the target is reached"
+    if "metric" not in settings.model_fields_set:
+        return None
+    if settings.patience is not None:
+        return "when training ends"
+    return "which weights are the best" if validates else None
+
+
+def columns_of(output: Tensor) -> int | None:
+    """The number of outputs of each row; None without rows, as a rank may be."""
+    return output.numel() // len(output) if len(output) else None
+
+
+def _fitting(labels: Tensor, columns: int | None) -> list[str]:
+    """What fits labels whose loss does not declare its output; see `_infer`."""
+    values = set(distinct(labels, 2))
+    one = UNSCALED["binary" if values <= {0, 1} or values == {-1, 1} else "regression"]
+    width = columns_of(labels) or 1
+    if columns == width or width > 1:
+        return list(one if columns in (None, width) else ())
+    least, most = labels.min(), labels.max()
+    are_codes = bool((labels == labels.floor()).all()) and int(least) >= 0
+    is_class = are_codes and (columns is None or int(most) < columns)
+    many = UNSCALED["multiclass"] if is_class else ()
+    return [*one, *many] if columns is None else list(many)
 
 
 def _infer(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple[Output, Sequence[str]]:

@@ -295,6 +295,7 @@ class Observer:
         target_reached: bool,
         rows: HeldOut = "test",
         is_best: bool = False,
+        decides: str | None = None,
     ) -> None:
         """Emit the metrics of held-out rows after this round."""
         fields = self._scored(round_ + 1, metrics)
@@ -302,6 +303,7 @@ class Observer:
         validation: dict[str, Any] = {}
         if rows == "validation":
             validation = {"rows": rows, "best": is_best}
+            validation |= {} if decides is None else {"decides": decides}
         self._emit(Evaluated(**fields, target_reached=target_reached, **validation))
 
     def tested(self, round_: int, metrics: dict[str, float]) -> None:

@@ -15,7 +15,7 @@ from celu.engine.extension import (
     shorter_rounds,
     usable_rounds,
 )
-from celu.engine.held_out import HeldOutMetrics
+from celu.engine.held_out import HeldOutMetrics, what_metric_decides
 from celu.engine.noise import check_noise
 from celu.engine.schedule import Schedule
 from celu.engine.twin import check_label_privacy
@@ -122,8 +122,14 @@ def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
     if job.privacy.label_epsilon is not None and job.hosts:
         decides = schedule.validates or job.evaluation.target is not None
         check_label_privacy(party, job, decides=decides)
+    evaluated = parts[schedule.evaluated]
+    assert evaluated is not None and evaluated.labels is not None
+    labels = evaluated.labels[: used[schedule.evaluated]]
     metrics = HeldOutMetrics(party.loss, party.metrics, job.evaluation.metric)
-    metrics.check(has_target=job.evaluation.target is not None)
+    metrics.check(
+        what_metric_decides(job.evaluation, validates=schedule.validates),
+        party.label_map.codes(labels) if len(labels) else None,
+    )
     for part, number in used.items():
         rows = parts[part]
         if rows is not None and rows.labels is not None:

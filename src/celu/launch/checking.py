@@ -38,6 +38,7 @@ from celu.launch.ranks import sharding_of, slices_of
 from celu.launch.ready import make_ready
 from celu.launch.recording import modules_of
 from celu.launch.trial import Trial, try_party
+from celu.metrics.names import LOSS
 from celu.party import Guest, Host
 from celu.privacy.ledger import Ledger
 from celu.run_folder import check_run_folder
@@ -74,7 +75,7 @@ def check_party(settings: PartySettings, job: Job, source: Path) -> Iterator[Fin
             yield Finding("rows", "warn", warning)
         yield from _check_tables(settings, party)
         trial = try_party(settings.name, party, job, schedule.test_rows, slices)
-    yield _model_finding(settings, job, trial)
+    yield _model_finding(settings, job, trial, validates=schedule.validates)
     if ledger is not None:
         yield _privacy_finding(settings, job, ledger)
     yield from _promise_findings(job, schedule)
@@ -187,13 +188,15 @@ def _check_tables(settings: PartySettings, party: Guest | Host) -> Iterator[Find
         yield Finding("model", "warn", text, "Remove model.shard, or change the model.")
 
 
-def _model_finding(settings: PartySettings, job: Job, trial: Trial) -> Finding:
+def _model_finding(settings: PartySettings, job: Job, trial: Trial, *, validates: bool) -> Finding:
     did = "forward, backward and an update on one batch"
     if trial.loss is None:
         width = job.hosts[settings.name].z_width
         return Finding("model", "ok", f"{did}: Z of width {width}, with made-up derivatives")
     loss = f"loss {trial.loss:.4g}"
     metrics = f"; metrics: {', '.join(trial.metrics)}" if trial.metrics else ""
+    if trial.metrics and validates and job.evaluation.metric not in trial.metrics:
+        metrics += f"; the {LOSS} of validation rows decides which weights are the best"
     made_up = " with made-up Z" if job.hosts else ""
     return Finding("model", "ok", f"{did}{made_up}: {loss}{metrics}")
 

@@ -85,7 +85,7 @@ def _fit_number(train: Tensor, names: Sequence[str]) -> LabelMap:
 def _fit_two_classes(
     train: Tensor, parts: Mapping[str, Tensor], classes: Sequence[ClassLabel] | None
 ) -> LabelMap:
-    found = _distinct(train, 2)
+    found = distinct(train, 2)
     known: Sequence[ClassLabel] = classes or [_plain(value) for value in found]
     if len(found) > 2 or len(known) > 2:
         count = f"{max(len(found), len(known)):,}" if classes else "more"
@@ -130,7 +130,7 @@ def _fit_classes(train: Tensor, parts: Mapping[str, Tensor], names: Sequence[str
             f"the labels: expected codes of {len(names):,} classes, got larger ones; prepare the "
             "store again"
         )
-    if len(_distinct(train, 1)) < 2:
+    if len(distinct(train, 1)) < 2:
         raise DataError(
             f"the labels: expected several classes, got the same in all {len(train):,} training "
             "rows"
@@ -149,7 +149,7 @@ def check_both_classes(
     is_needed = loss.labels == "binary" or (fits and metric in UNDEFINED_FOR_SOME_LABELS)
     if not is_needed or labels.dim() != 1 or not len(labels):
         return
-    if len(_distinct(label_map.codes(labels), 1)) < 2:
+    if len(distinct(label_map.codes(labels), 1)) < 2:
         what = "both classes" if loss.labels == "binary" else f"several labels for {metric}"
         raise DataError(
             f"the labels of the {part} rows: expected {what}, got one in all {len(labels):,} rows "
@@ -184,7 +184,7 @@ def _chunks(labels: Tensor) -> Iterator[Values]:
         yield labels[start : start + _CHUNK].detach().cpu().numpy().astype(np.float64)
 
 
-def _distinct(labels: Tensor, limit: int) -> list[float]:
+def distinct(labels: Tensor, limit: int) -> list[float]:
     """The distinct labels in order; more than `limit` are not looked for further."""
     found: list[float] = []
     for values in _chunks(labels):

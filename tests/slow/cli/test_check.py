@@ -254,3 +254,18 @@ def test_a_run_folder_with_checkpoints_of_another_contract_is_found(pair: Pair) 
     pair.edit("job.toml", "seed = 1", "seed = 2")
     code, text = check(pair, "airline")
     assert code == 14 and "seed" in text and "another --out" in text, text
+
+
+def test_a_metric_that_the_run_would_never_compute_is_refused(pair: Pair) -> None:
+    (pair.folder / "airline" / "my_loss.py").write_text(
+        "from torch.nn import functional as F\n"
+        "def loss(output, labels):\n"
+        "    output = output.reshape(-1)\n"
+        "    return F.binary_cross_entropy_with_logits(output, labels, reduction='none')\n"
+    )
+    pair.edit("airline/party.toml", '"binary"', '"my_loss:loss"')
+    pair.edit("job.toml", "[evaluation]", '[evaluation]\nmetric = "accuracy"\ntarget = 0.1')
+    code, text = check(pair, "airline")
+    assert code == 3
+    assert "expected a metric that fits the guest's loss (loss, auc, pr_auc, ks" in text
+    assert "got accuracy" in text and "declare celu.Loss(..., output=...)" in text
