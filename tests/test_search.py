@@ -11,7 +11,7 @@ import pytest
 
 import celu
 from celu.config.space import Space, read_space
-from celu.errors import ConfigError, DataError, NonFiniteError
+from celu.errors import ConfigError, DataError, ModelError, NonFiniteError
 from celu.events import Evaluated
 from celu.search import Objective, Progress, Search, Trial
 from federation import federation
@@ -169,6 +169,9 @@ def test_a_trial_that_diverges_or_does_not_fit_ends_without_a_score(tmp_path: Pa
     def refuse(*_: object) -> None:
         raise ConfigError("warmup_rounds: too many")
 
+    def break_module(*_: object) -> None:
+        raise ModelError("the width of Z: expected 8, got 12\n  line 3")
+
     def break_down(*_: object) -> None:
         raise DataError("the store is gone")
 
@@ -176,10 +179,11 @@ def test_a_trial_that_diverges_or_does_not_fit_ends_without_a_score(tmp_path: Pa
     with search.open():
         assert search.run_trial(diverge).status == "diverged: NaN or Inf"
         assert search.run_trial(refuse).status == "warmup_rounds: too many"
+        assert search.run_trial(break_module).status == "the width of Z: expected 8, got 12"
         assert search.best() is None
         with pytest.raises(DataError):
             search.run_trial(break_down)
-        assert len(search.trials()) == 2  # an error of the machine is no result
+        assert len(search.trials()) == 3  # an error of the machine is no result
 
 
 def test_equal_values_are_trained_once(tmp_path: Path) -> None:

@@ -116,3 +116,13 @@ def test_a_job_that_is_written_and_read_is_equal(fields: dict[str, Any]) -> None
     job = Job(**fields)
     again = Job(**tomllib.loads(job_toml(job, "A comment")))
     assert again == job and again.contract() == job.contract()
+
+
+@pytest.mark.parametrize(
+    "text", ["hosts.bank.z_width = [8, 16]", "hosts = [{ weather = 8 }, { weather = 16 }]"]
+)
+def test_a_space_has_the_hosts_of_the_contract(tmp_path: Path, text: str) -> None:
+    name = text.partition(" ")[0]
+    message = rf"space.toml: {name}: expected the hosts of the contract \(map, weather\), got "
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, text)

@@ -20,7 +20,7 @@ import numpy as np
 from celu.config.job import Job
 from celu.config.space import Range, Space, Values
 from celu.engine.held_out import HeldOutMetrics
-from celu.errors import ConfigError, NonFiniteError, TrialPruned
+from celu.errors import ConfigError, ModelError, NonFiniteError, TrialPruned
 from celu.events import Evaluated, Event
 from celu.metrics.names import LOSS, METRICS
 from celu.party import Guest
@@ -191,8 +191,9 @@ class Search:
     def run_trial(self, train: Callable[[Trial, Job, Progress], Result]) -> Trial:
         """Make the next trial; `train` trains with this job and callback.
 
-        A trial that diverges, or whose values do not fit together, ends without a score, and the
-        search avoids such values. Other errors of `train` are raised, and the trial is repeated.
+        A trial that diverges, or whose values do not fit together or cannot be trained, ends
+        without a score, and the search avoids such values. Other errors of `train` are raised, and
+        the trial is repeated.
         """
         finished = self._finished()
         number = len(finished)
@@ -214,8 +215,10 @@ class Search:
             return self._tell(asked, progress.score, progress.rounds, "pruned")
         except NonFiniteError:
             return self._tell(asked, None, progress.rounds, "diverged: NaN or Inf")
-        except ConfigError as error:
-            return self._tell(asked, None, 0, str(error))
+        except (ConfigError, ModelError) as error:  # such as a width that a module cannot have
+            first = str(error).splitlines()[0]  # lines of a module's code may follow
+            reason = str(error) if isinstance(error, ConfigError) else first
+            return self._tell(asked, None, progress.rounds, reason)
         except BaseException:
             self._study.tell(asked, state=state.FAIL)  # not a result: the trial is repeated
             raise

@@ -19,7 +19,7 @@ from celu.config.job import Job, read_job
 from celu.config.job_toml import job_toml
 from celu.config.party import PartyFile, read_parties
 from celu.config.space import read_space
-from celu.errors import ConfigError, ModelError
+from celu.errors import ConfigError, DataError, ModelError
 from celu.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def tune(
         for _ in range(len(made), trials):
             trial = search.run_trial(train)
             _write_trials(out / TRIALS, search)
+            _write_best(out / BEST, search)
             console.print(escape(_line(trial, trials, search)), soft_wrap=True)
         _finish(search, out, console)
 
@@ -116,6 +117,7 @@ def _trainer(
     files: dict[str, PartyFile], rows: dict[str, StoreDatasets], out: Path, console: Console
 ) -> Callable[[Trial, Job, Progress], Result]:
     """A function that trains one trial, recorded in a run folder of its own."""
+    from celu.engine.setup import check_party
     from celu.launch.loading import load_parties
     from celu.launch.recording import recording_failure, summary_of
     from celu.launch.starting import load_starts
@@ -133,8 +135,11 @@ def _trainer(
             guest, hosts = load_parties(files, job, rows)
             try:
                 load_starts(files, {job.guest: guest, **hosts})
-            except ModelError as error:  # such as a width that the weights do not have
-                raise ConfigError(str(error)) from error
+                check_party(job.guest, guest, job)
+                for name, host in hosts.items():
+                    check_party(name, host, job)
+            except (ModelError, DataError) as error:  # a width that the weights do not have, or
+                raise ConfigError(str(error)) from error  # a batch of more rows than there are
             graphs = {name: file.settings.graphs for name, file in files.items()}
             result = simulate(job, guest, hosts, callbacks=[folder.emit], graphs=graphs)
             folder.finish(summary_of(result))
@@ -159,12 +164,25 @@ def _finish(search: Search, out: Path, console: Console) -> None:
         raise ConfigError(
             f"{out}: expected a trial with a score, got none: {reasons}; change the space"
         )
-    score = f"trial {best.number}, {search.objective.metric} {best.score:.4f}"
     path = out / BEST
-    comment = f"The best of {len(made)} trials of celu tune: {score}"
-    path.write_text(job_toml(search.job_of(best), comment), encoding="utf-8")
-    text = f"best: {score}; its contract is in {path}: give it to all parties, for celu run"
+    _write_best(path, search)
+    text = (
+        f"best: {_score(best, search)}; its contract is in {path}: give it to all parties, for "
+        "celu run"
+    )
     console.print(escape(text), soft_wrap=True)
+
+
+def _write_best(path: Path, search: Search) -> None:
+    """The contract of the best trial so far, if one has a score."""
+    best = search.best()
+    if best is not None:
+        comment = f"The best of {len(search.trials())} trials of celu tune: {_score(best, search)}"
+        path.write_text(job_toml(search.job_of(best), comment), encoding="utf-8")
+
+
+def _score(best: Trial, search: Search) -> str:
+    return f"trial {best.number}, {search.objective.metric} {best.score:.4f}"
 
 
 def _cells(trial: Trial) -> list[str]:

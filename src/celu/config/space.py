@@ -166,7 +166,10 @@ def _dimension(name: str, value: Any, path: Path) -> Dimension:
 def _check(space: Space, job: Job, name: str, value: Any, path: Path) -> None:
     """Raise ConfigError if a contract does not have this setting, or not with this value."""
     try:
-        space.apply(job, {name: value})
+        hosts = set(space.apply(job, {name: value}).hosts)
+        if hosts != set(job.hosts):
+            given, known = (", ".join(sorted(names)) for names in (hosts, job.hosts))
+            raise ConfigError(f"{name}: expected the hosts of the contract ({known}), got {given}")
     except ConfigError as error:
         text = "\n".join(f"{path}: {line}" for line in str(error).splitlines())
         raise ConfigError(text) from error

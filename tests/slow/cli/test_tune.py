@@ -135,3 +135,35 @@ def test_a_wrong_name_exits_with_code_3_before_anything_is_trained(
     done = celu(*arguments(pair, tmp_path / "out"))
     assert done.returncode == 3 and not (tmp_path / "out").exists()
     assert "optimizer.learning_rate: expected no such key" in " ".join(done.stderr.split())
+
+
+def test_a_trial_that_cannot_be_trained_has_no_score_and_the_search_goes_on(
+    pair: Pair, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    (pair.folder / "space.toml").write_text("batch_size = [64, 4096]\nmethod.R.guest = [1, 2, 3]\n")
+    done = celu(*arguments(pair, out, "--trials", "5"))
+    assert done.returncode == 0, done.stderr
+    made = rows(out)
+    assert {t["batch_size"] for t in made} == {"64", "4096"} and len(made) == 5
+    for trial in made:
+        if trial["batch_size"] == "4096":
+            assert trial["auc"] == ""
+            assert "expected at least one batch of 4096 training rows" in trial["status"]
+        else:
+            assert trial["status"] == "done"
+    assert read_job(out / "job.toml").batch_size == 64
+
+
+def test_the_best_contract_so_far_is_there_while_the_search_goes_on(
+    pair: Pair, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = CeluProcess(arguments(pair, out, "--trials", "50", "--no-prune"))
+    until = time.monotonic() + 600
+    while not (out / "trials" / "0002").exists():
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=600)
+    assert (out / "job.toml").read_text().startswith("# The best of 2 trials of celu tune: trial")
