@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,30 @@ def test_the_report_of_the_run_has_the_comparison(pair: Path) -> None:
     assert section["notes"] == []
     invoke("report", run, "--out", pair / "r.html")
     assert "What federation adds" in (pair / "r.html").read_text()
+
+
+def test_the_guests_own_metrics_are_compared_too(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (pair / "airline" / "lift_at.py").write_text(
+        "import celu\n"
+        "@celu.metric(higher_is_better=False)\n"
+        "def misses(scores, labels):\n    return float(((scores > 0.5) != labels).mean())\n"
+    )
+    own = 'loss = "binary"\nmetrics = ["auc", "lift_at:misses"]'
+    edit(pair / "airline" / "party.toml", 'loss = "binary"', own)
+    edit(pair / "job.toml", "[evaluation]", '[evaluation]\nmetric = "misses"')
+    run = simulate(pair)
+    text = baseline(pair)
+    assert re.search(r"^misses +0\.\d+ +0\.\d+ +-0\.\d+ +-0\.\d+ to -0\.\d+ +better", text, re.M), (
+        text
+    )
+    rows = {row[0]: row for row in report(run)["runs"][0]["federation"]["metrics"]}
+    _, together, alone, added, interval, _ = rows["misses"]
+    assert added == pytest.approx(together - alone) and added < 0 and interval is None
+    (evaluation,) = [e for e in read_events(run) if e["event"] == "evaluation"][-1:]
+    assert evaluation["misses"] == together
 
 
 def test_a_baseline_under_other_settings_is_named_in_the_report(pair: Path) -> None:

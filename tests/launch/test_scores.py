@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from dataclasses import replace
@@ -9,7 +10,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
+from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
 import celu
@@ -20,10 +25,13 @@ from celu.data.tags import TAG_BYTES
 from celu.errors import ConfigError
 from celu.launch.recording import record_result
 from celu.metrics.measure import compute
+from celu.models.tops import WideDeepTop
+from celu.record.run import RunRecord
+from celu.report.comparison import compare, what_federation_adds
 from celu.run_folder import RunFolder
 from celu.scores.file import read_scores
 from cli.pair import pair_at
-from federation import Federation, federation, with_validation
+from federation import Federation, federation, with_validation, with_weights
 from scores.samples import write_scores
 from stores import write_store
 
@@ -174,6 +182,42 @@ def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
     assert scores.scores.shape == (50, 3)
     found = celu.evaluate(scores.path, resamples=0)
     assert found.metrics["accuracy"] == result.metrics["accuracy"]
+
+
+def test_weights_of_rows_are_among_the_scores_and_count_wherever_those_are_read(
+    tmp_path: Path,
+) -> None:
+    weights = torch.arange(192) % 4 + 0.5
+    fed = with_weights(federation(), weights, test=weights)
+    alone = Federation(fed.job.model_copy(update={"hosts": {}}), fed.guest, {})
+    assert fed.guest.bottom is not None
+    top = WideDeepTop([5], 1, init_std=0.2)
+    alone.guest = replace(fed.guest, top=top, bottom=copy.deepcopy(fed.guest.bottom))
+    run = tmp_path / "run"
+    for one, folder in ((fed, run), (alone, run / "baseline")):
+        result = celu.simulate(one.job, one.guest, one.hosts)
+        settings = {"job": one.job.model_dump(mode="json"), "party": {"role": "guest"}}
+        record_result(RunFolder(folder, settings), one.job, result, one.guest)
+        scores = read_scores(folder / "scores.parquet")
+        assert scores.weights is not None and scores.labels is not None
+        assert scores.weights.tolist() == weights.tolist()
+        found = celu.evaluate(folder / "scores.parquet", resamples=0)
+        assert found.weighted
+        assert found.metrics["auc"] == pytest.approx(result.metrics["auc"])
+        assert found.metrics["auc"] == pytest.approx(
+            roc_auc_score(scores.labels, scores.scores, sample_weight=scores.weights)
+        )
+        text = invoke("evaluate", folder / "scores.parquet", "--resamples", "0")
+        assert "192 rows evaluated, by their weights" in text
+    compared = compare(run, run / "baseline")
+    assert compared.weighted
+    section = what_federation_adds(RunRecord(run))
+    assert section is not None and "both score, by their weights;" in section["caption"]
+    table = pa.table({"id": [str(n) for n in range(192)], "label": scores.labels})
+    pq.write_table(table, tmp_path / "y.parquet")
+    again = celu.evaluate(run / "scores.parquet", tmp_path / "y.parquet", resamples=0)
+    assert again.weighted
+    assert again.metrics["auc"] == compared.metrics["auc"]
 
 
 def test_a_store_that_changed_during_the_run_costs_the_scores_and_not_the_run(

@@ -69,11 +69,18 @@ def baseline(
     took_s = time.monotonic() - started
     console.print(summary_table(f"{settings.name} alone", result, took_s, progress.training_s))
     if (folder_of_run / SCORES).exists():
+        from celu.metrics.own import Metric
+        from celu.models.building import find_metrics
         from celu.report.comparison import compare
 
         with console.status("comparing"):
-            found = compare(folder_of_run, folder.path)
-        title = f"what federation adds, on {found.rows.evaluated:,} held-out rows"
+            metrics = find_metrics(
+                alone.require_model().metrics or (), "model.metrics", party.parent.resolve()
+            )
+            own = [metric for metric in metrics if isinstance(metric, Metric)]
+            found = compare(folder_of_run, folder.path, own)
+        weighted = ", by their weights" if found.weighted else ""
+        title = f"what federation adds, on {found.rows.evaluated:,} held-out rows{weighted}"
         console.print(lift_table(found, title, ("together", "alone")))
     else:
         text = "to see what federation adds, train with the hosts (celu run), then:"

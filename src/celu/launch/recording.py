@@ -75,6 +75,8 @@ def record_scores(
 ) -> None:
     """Write the scores of the held-out rows with their labels, as `celu evaluate` reads them.
 
+    Rows that have weights leave these, too.
+
     Raises CheckpointError; DataError for scores that the file cannot hold.
     """
     held_out = result.scores
@@ -93,10 +95,11 @@ def record_scores(
                 num_classes=held_out.scores.shape[1] if multiclass else None,
                 classes=result.label_map.names,
                 with_labels=True,
+                with_weights=held_out.weights is not None,
             ) as file:
                 hosts = [",".join(job.hosts)] * num_rows
                 flags = np.zeros(num_rows, np.bool_)  # every host took part
-                file.write(ids, held_out.scores, hosts, flags, held_out.labels)
+                file.write(ids, held_out.scores, hosts, flags, held_out.labels, held_out.weights)
         except ConfigError as error:  # it names the temporary file
             raise CheckpointError(f"{folder.path / SCORES}: {error}") from error
         partial.chmod(0o600)

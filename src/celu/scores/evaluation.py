@@ -70,8 +70,9 @@ def evaluate(
     score. The scores of a run's held-out rows (`scores.parquet` in its folder) have labels of their
     own. With arrays, `by` has an array for each name, and `output` ("binary", "multiclass" or
     "regression") is required; labels that are text also need `classes`, as predictions have them.
-    How much each row counts says the column `weight_column` of the labels file or, with arrays,
-    `weights`; the user's own metrics do not know it.
+    How much each row counts says the column `weight_column` of the labels file, otherwise the
+    column `weight` of a run's own scores or, with arrays, `weights`; the user's own metrics do not
+    know it.
     `metrics` are the user's own (`celu.metric`), besides all that fit the output. Intervals are at
     95 %, from `resamples` resamples of the rows; 0 makes none. A slice with fewer than `min_rows`
     rows, or a single class, gets a note and no figures. Raises ConfigError, DataError, or

@@ -23,13 +23,14 @@ from celu.data.folder import sync
 from celu.data.parquet_sizes import check_sizes
 from celu.errors import ConfigError, DataError
 from celu.metrics.names import Output
-from celu.metrics.values import Labels, check_labels, check_scores
+from celu.metrics.values import Labels, check_labels, check_scores, check_weights
 from celu.prepare.parsing import readable
 from celu.scores.layout import (
     LABEL,
     MAX_CLASSES,
     MAX_NAME,
     ROWS_PER_GROUP,
+    WEIGHT,
     check_num_rows,
     check_rows,
     check_schema,
@@ -47,7 +48,7 @@ _BATCH_CELLS = 1 << 22
 class Scores:
     """The rows of a scores file, in its order. `scores` has shape [N], or [N, K] for K classes.
 
-    `labels` are in the file of a run's own held-out rows only.
+    `labels` and `weights` are in the file of a run's own held-out rows only.
     """
 
     path: Path
@@ -59,6 +60,7 @@ class Scores:
     fallback: npt.NDArray[np.bool_]
     labels: Labels | None = None  # codes of the classes
     classes: tuple[ClassLabel, ...] | None = None  # if they are other than codes
+    weights: npt.NDArray[np.float64] | None = None  # how much each row counts
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -70,9 +72,9 @@ class ScoreWriter:
     The file appears under its name on exit, complete and with unique ids, and replaces one that
     exists. After an error nothing is left. `num_classes` is for the output "multiclass"; `classes`
     are those of the labels, if they are other than codes. With `ids_are_unique` the caller has
-    checked the ids, which takes memory for all of them. With `with_labels`, the file has labels
-    too. Raises ConfigError if the file cannot be written, DataError for scores that a reader would
-    refuse.
+    checked the ids, which takes memory for all of them. With `with_labels` and `with_weights`,
+    the file has those, too. Raises ConfigError if the file cannot be written, DataError for scores
+    that a reader would refuse.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class ScoreWriter:
         classes: Sequence[ClassLabel] | None = None,
         ids_are_unique: bool = False,
         with_labels: bool = False,
+        with_weights: bool = False,
     ) -> None:
         if (output == "multiclass") != (num_classes is not None):
             raise ConfigError(
@@ -100,7 +103,11 @@ class ScoreWriter:
         self._path = path
         self._ids_are_unique = ids_are_unique
         self._output: Output = output
-        self._schema = make_schema(output, num_classes, model, classes, with_labels=with_labels)
+        self._schema = make_schema(
+            *(output, num_classes, model, classes),
+            with_labels=with_labels,
+            with_weights=with_weights,
+        )
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         self._file: Any = None
 
@@ -137,10 +144,12 @@ class ScoreWriter:
         hosts: Sequence[str],
         fallback: npt.NDArray[np.bool_] | Sequence[bool],
         labels: Labels | None = None,
+        weights: npt.NDArray[np.float64] | None = None,
     ) -> None:
         """Append rows: one id, score, joined host names and fallback flag for each.
 
-        `ids` are strings or an Arrow array of them. `labels` are for a file with labels.
+        `ids` are strings or an Arrow array of them. `labels` and `weights` are for a file with
+        them.
         """
         num_rows = len(ids)
         flat = np.ascontiguousarray(scores, np.float64)
@@ -165,6 +174,13 @@ class ScoreWriter:
                 )
             check_labels(f"{self._path}: column 'label'", self._output, labels, num_classes)
             rows.append(pa.array(labels, pa.float64()))
+        if WEIGHT in self._schema.names:
+            if weights is None or weights.shape != (num_rows,):
+                raise DataError(
+                    f"expected {num_rows} weights, got {None if weights is None else weights.shape}"
+                )
+            check_weights(f"{self._path}: column 'weight'", weights)
+            rows.append(pa.array(weights, pa.float64()))
         table = pa.Table.from_arrays(rows, schema=self._schema)
         check_rows(self._path, table)
         try:
@@ -187,7 +203,8 @@ def read_scores(path: Path | str) -> Scores:
         schema = pq.read_schema(path)
     model, output = check_schema(path, schema)
     check_sizes(path, _Everything())
-    ids, hosts, scores, fallback, labels = [], [], [], [], []
+    ids, hosts, scores, fallback = [], [], [], []
+    own: dict[str, list[npt.NDArray[np.float64]]] = {LABEL: [], WEIGHT: []}
     with readable(path):
         file = pq.ParquetFile(
             path,
@@ -206,17 +223,19 @@ def read_scores(path: Path | str) -> Scores:
                 hosts.append(batch.column("hosts").cast(pa.dictionary(pa.int32(), pa.string())))
                 scores.append(_values(path, output, batch.column("score")))
                 fallback.append(batch.column("fallback").to_numpy(zero_copy_only=False))
-                if LABEL in columns:
-                    labels.append(batch.column(LABEL).to_numpy())
+                for name in own.keys() & set(columns):
+                    own[name].append(batch.column(name).to_numpy())
         if not ids:
             raise DataError(f"{path}: expected rows, got none; score the rows again")
         all_ids = _joined(ids)
         all_hosts = pa.chunked_array(hosts).unify_dictionaries().combine_chunks()
     check_unique(path, all_ids)
-    all_labels = np.concatenate(labels) if labels else None
+    all_labels, weights = (np.concatenate(parts) if parts else None for parts in own.values())
     if all_labels is not None:
         classes = num_classes if output == "multiclass" else None
         check_labels(f"{path}: column 'label'", output, all_labels, classes)
+    if weights is not None:
+        check_weights(f"{path}: column 'weight'", weights)
     return Scores(
         path,
         model,
@@ -227,6 +246,7 @@ def read_scores(path: Path | str) -> Scores:
         np.concatenate(fallback),
         all_labels,
         classes_of(path, schema, output),
+        weights,
     )
 
 

@@ -6,6 +6,7 @@
     hosts      dictionary<string>: the names of the hosts that took part, joined by ","
     fallback   bool: whether a fallback stands in for the model
     label      float64: the label, only in the scores of a run's own held-out rows
+    weight     float64: how much the row counts, only there, and only if the rows have weights
 
 The schema's metadata has `celu.format`, `celu.model` (the model's name), `celu.output` and, unless
 they are the codes 0 to K - 1, `celu.classes`: the classes of the labels as JSON, in the order of
@@ -30,6 +31,7 @@ from celu.text import printable
 FORMAT = "celu-scores-1"
 COLUMNS = ("id", "score", "hosts", "fallback")
 LABEL = "label"
+WEIGHT = "weight"
 ROWS_PER_GROUP = 1 << 16
 MAX_CLASSES = 10_000
 MAX_NAME = 200
@@ -46,6 +48,7 @@ def make_schema(
     classes: Sequence[ClassLabel] | None = None,
     *,
     with_labels: bool = False,
+    with_weights: bool = False,
 ) -> Any:
     """The Arrow schema of a scores file."""
     score = pa.float64() if num_classes is None else pa.list_(pa.float64(), num_classes)
@@ -53,6 +56,8 @@ def make_schema(
     fields = list(zip(COLUMNS, types, strict=True))
     if with_labels:
         fields.append((LABEL, pa.float64()))
+    if with_weights:
+        fields.append((WEIGHT, pa.float64()))
     metadata = {"celu.format": FORMAT, "celu.model": model, "celu.output": output}
     if classes is not None:
         metadata["celu.classes"] = to_metadata(classes)
@@ -60,8 +65,8 @@ def make_schema(
 
 
 def columns_of(schema: Any) -> tuple[str, ...]:
-    """The columns that a reader uses: all of `COLUMNS`, and the label where there is one."""
-    return (*COLUMNS, LABEL) if LABEL in schema.names else COLUMNS
+    """The columns that a reader uses: all of `COLUMNS`, and label and weight where there are."""
+    return (*COLUMNS, *(name for name in (LABEL, WEIGHT) if name in schema.names))
 
 
 def num_values(schema: Any) -> int:
@@ -110,7 +115,7 @@ def check_schema(path: Path, schema: Any) -> tuple[str, Output]:
 def _expected(name: str, output: str) -> str:
     score = "fixed_size_list<float64, K>" if output == "multiclass" else "float64"
     expected = {"id": "string", "score": score, "hosts": "dictionary<string>", "fallback": "bool"}
-    return {**expected, LABEL: "float64"}[name]
+    return {**expected, LABEL: "float64", WEIGHT: "float64"}[name]
 
 
 def _is_valid(name: str, given: Any, output: str) -> bool:
@@ -120,7 +125,7 @@ def _is_valid(name: str, given: Any, output: str) -> bool:
         return bool(pa.types.is_dictionary(given) and pa.types.is_string(given.value_type))
     if name == "fallback":
         return bool(pa.types.is_boolean(given))
-    if name == LABEL or output != "multiclass":
+    if name in (LABEL, WEIGHT) or output != "multiclass":
         return bool(given == pa.float64())
     is_list = pa.types.is_fixed_size_list(given) and given.value_type == pa.float64()
     return bool(is_list and 2 <= given.list_size <= MAX_CLASSES)

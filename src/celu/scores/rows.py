@@ -77,9 +77,9 @@ def rows_from_files(
 ) -> Rows:
     """Read and join files by id; raises ConfigError or DataError.
 
-    Without `labels`, those in the scores file are used, which a run's own scores have. `by` names
-    columns of the labels file, or "hosts": the column of the scores file, unless the labels file
-    has one of that name.
+    Without `labels`, those in the scores file are used, which a run's own scores have. Their
+    weights, too, unless `weight_column` names others. `by` names columns of the labels file, or
+    "hosts": the column of the scores file, unless the labels file has one of that name.
     """
     used = [id_column, label_column, *by]
     if weight_column in (id_column, label_column):
@@ -154,8 +154,19 @@ def rows_from_files(
         None if other is None else other.model,
         scored.fallback[is_used],
         {name: found[name] for name in by},
-        None if weights is None else weights[at],
+        _own_weights(scored, other, is_used, other_at) if weights is None else weights[at],
     )
+
+
+def _own_weights(
+    scored: Scores, other: Scores | None, is_used: _Mask, other_at: npt.NDArray[np.int64] | None
+) -> npt.NDArray[np.float64] | None:
+    """The weights of these rows in the scores files, if one of the two has them."""
+    if scored.weights is not None:
+        return scored.weights[is_used]
+    if other is None or other.weights is None or other_at is None:
+        return None
+    return other.weights[other_at[is_used]]
 
 
 def _check_same_output(scored: Scores, other: Scores) -> None:
