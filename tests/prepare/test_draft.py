@@ -279,3 +279,38 @@ def test_the_command_writes_a_draft_once_and_names_the_next_one(tmp_path: Path) 
         with pytest.raises(ConfigError, match=problem):
             invoke("prepare", path, *arguments)
     assert schema.read_text() == before and not (tmp_path / "new.toml").exists()
+
+
+def test_a_few_texts_among_numbers_are_drafted_as_missing_and_shown(tmp_path: Path) -> None:
+    rows = 1200
+    table = {
+        "id": [f"c{n}" for n in range(rows)],
+        "income": ["oops" if n in (7, 99) else f"{n * 3.7 % 911:.3f}" for n in range(rows)],
+        "visits": ["unknown" if n % 100 == 0 else str(n * 7 % 1009) for n in range(rows)],
+        "rate": [f"{n % 90}%" if n % 3 else str(n % 90) for n in range(rows)],
+        "half": [f"{n * 1.7:.2f}" if n % 2 else f"free text {n}" for n in range(rows)],
+        "code": [f"0{n}" if n > 4 else "none" for n in range(rows)],
+    }
+    made = draft_schema(write(tmp_path / "rows.csv", table))
+    schema = parsed(made)
+    assert set(schema["numbers"]) == {"income", "visits"}
+    assert schema["source"]["missing"] == ["oops", "unknown"]
+    assert '2 rows is taken for missing: "oops"' in made.text
+    assert '12 rows is taken for missing: "unknown"' in made.text
+    assert "# rate: numbers with different units, or some with and some without" in made.text
+    assert "# half: numbers in 600 of 1,200 rows, and text in the others" in made.text
+    assert "code" not in schema["numbers"]
+    (tmp_path / "schema.toml").write_text(made.text)
+    declared = read_raw_schema(tmp_path / "schema.toml")
+    report = make(tmp_path / "rows.csv", declared, tmp_path / "store")
+    assert sum(report.rows.values()) == rows
+
+
+def test_a_stray_text_does_not_hide_that_numbers_have_decimal_commas(tmp_path: Path) -> None:
+    table = {
+        "id": [f"c{n}" for n in range(ROWS)],
+        "income": ["n.v." if n == 5 else f"{n * 3.7:.1f}".replace(".", ",") for n in range(ROWS)],
+    }
+    schema = parsed(draft_schema(write(tmp_path / "rows.csv", table, ";")))
+    assert schema["source"] == {"delimiter": ";", "decimal": ",", "missing": ["n.v."]}
+    assert set(schema["numbers"]) == {"income"}

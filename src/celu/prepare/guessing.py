@@ -43,6 +43,9 @@ _BUCKETS = 100_000
 _SKEW = 50  # times the median
 _IDENTIFIES = 0.5  # distinct values for each row, of a text that is no feature
 _MIN_IDENTIFIES = 100
+_MOSTLY = 0.95  # of the cells are numbers, in a column of numbers with some other texts
+_MAX_STRAY, _MAX_STRAY_TEXT = 10, 40  # distinct texts, characters
+_UNITS_DIFFER = "numbers with different units, or some with and some without: write them alike"
 _STYLED = 2_000  # values of a column by which the style of its numbers is chosen
 
 
@@ -99,6 +102,14 @@ def guess(sample: ColumnSample, names: Sequence[str]) -> Guess:
         return _guess_list(sample)
     values = {value: count for value, count in counts.items() if value not in MISSING_TEXTS}
     texts = frozenset(counts.keys() - values.keys())
+    stray = _stray_texts(sample, values)
+    if stray:
+        others = {value: count for value, count in values.items() if value not in stray}
+        typed = _guess_typed(sample, others, texts | stray.keys(), names)
+        if typed is not None and typed.table is not None:
+            listed = ", ".join(map(_shown, sorted(stray)))
+            why = f"; text in {sum(stray.values()):,} rows is taken for missing: {listed}"
+            return replace(typed, why=typed.why + why)
     found = _guess_typed(sample, values, texts, names)
     return found or _guess_bag(sample) or _guess_category(sample)
 
@@ -115,18 +126,34 @@ def _guess_typed(
     fill += ["indicator = true"] if missing and f"{sample.name}.missing" not in names else []
     share = f", {missing / sample.rows:.1%} missing" if missing else ""
     dated = _guess_date(sample.name, values, fill, share, names)
-    if dated is None and all(_is_number(value, sample.style) for value in values):
-        if len({units_of(value) for value in values}) > 1:
-            return Guess(None, "", "numbers with different units, or some with and some without")
+    are_numbers = all(_is_number(value, sample.style) for value in values)
+    are_styled = all(styles_of(value, "") for value in values)
+    if dated is None and (are_numbers or are_styled) and len(set(map(units_of, values))) > 1:
+        return Guess(None, "", _UNITS_DIFFER)
+    if dated is None and are_numbers:
         if any(re.fullmatch(r"0\d+", value) for value in values):
             return None  # codes such as postal ones
         dated = _guess_number(values, sample, fill, share)
-    if dated is None and all(styles_of(value, "") for value in values):
+    if dated is None and are_styled:
         why = "numbers with other separators or units than the other columns: write them alike"
         return Guess(None, "", why)
     if dated is None:
         return None
     return Guess(dated.table, dated.declaration, dated.why, texts)
+
+
+def _stray_texts(sample: ColumnSample, values: Mapping[str, int]) -> dict[str, int]:
+    """The few texts of a column whose other values are numbers, and how many rows have each."""
+    stray = {v: n for v, n in values.items() if not _is_number(v, sample.style)}
+    if (
+        not stray
+        or len(stray) > _MAX_STRAY
+        or sum(stray.values()) > (1 - _MOSTLY) * sum(values.values())
+        or any(len(text) > _MAX_STRAY_TEXT or styles_of(text, "") for text in stray)
+        or any(re.fullmatch(r"0\d+", value) for value in values)
+    ):
+        return {}
+    return stray
 
 
 def find_style(samples: Sequence[ColumnSample], delimiter: str) -> NumberStyle:
@@ -140,14 +167,18 @@ def find_style(samples: Sequence[ColumnSample], delimiter: str) -> NumberStyle:
 
 def _styles(sample: ColumnSample, delimiter: str) -> dict[NumberStyle, tuple[str, ...]]:
     """The styles, without units, in which the values are numbers, each with the column's units."""
-    found: dict[NumberStyle, tuple[str, ...]] = {}
-    values = (value for value in sample.counts if value not in MISSING_TEXTS)
-    for number, value in enumerate(islice(values, _STYLED)):
+    found: dict[NumberStyle, tuple[str, ...]] | None = None
+    values = [value for value in sample.counts if value not in MISSING_TEXTS]
+    num_stray = 0
+    for value in islice(values, _STYLED):
         of_value = {replace(style, units=()): style.units for style in styles_of(value, delimiter)}
-        found = of_value if number == 0 else dict(found.items() & of_value.items())
+        if not of_value and num_stray < _MAX_STRAY:  # perhaps one of few: see `_stray_texts`
+            num_stray += 1
+            continue
+        found = of_value if found is None else dict(found.items() & of_value.items())
         if not found:
             break
-    return found
+    return found or {}
 
 
 def _is_number(text: str, style: NumberStyle) -> bool:
@@ -264,6 +295,10 @@ def _guess_list(sample: ColumnSample) -> Guess:
 def _guess_category(sample: ColumnSample) -> Guess:
     distinct, present = len(sample.counts), sample.num_present
     if distinct > max(_MIN_IDENTIFIES, _IDENTIFIES * present):
+        numbers = sum(n for v, n in sample.counts.items() if _is_number(v, sample.style))
+        if present / 2 <= numbers < present:
+            why = f"numbers in {numbers:,} of {present:,} rows, and text in the others"
+            return Guess(None, "", f"{why}: correct it, or name what means missing in [source]")
         why = f"{distinct:,} distinct values in {present:,} rows: it names rows, or is free text"
         return Guess(None, "", why)
     missing = sample.rows - present
@@ -283,6 +318,11 @@ def _codes(distinct: int) -> str:
 
 def _inline(options: list[str]) -> str:
     return f"{{ {', '.join(options)} }}" if options else "{}"
+
+
+def _shown(text: str) -> str:
+    """A text in a comment, on one line."""
+    return '"' + "".join(c if c.isprintable() else "?" for c in text) + '"'
 
 
 def _text(value: str) -> str:
