@@ -32,7 +32,7 @@ from celu.engine.observer import Observer
 from celu.engine.plan import FixedPlan, HostPlan, Plan
 from celu.engine.promises import promises
 from celu.engine.schedule import Schedule
-from celu.engine.setup import RunSetup, RunTerms
+from celu.engine.setup import RunSetup, RunTerms, check_members
 from celu.engine.spans import Spans
 from celu.engine.twin import without_failing_metrics
 from celu.errors import CheckpointError
@@ -250,15 +250,18 @@ async def _exchange_hellos(
 ) -> tuple[Inventory, dict[str, Inventory]]:
     """Exchange contracts, and the rounds that each party has a checkpoint of.
 
-    Raises ContractMismatch, which names the fields, for a peer with another contract.
+    Raises ContractMismatch, which names the fields, for a peer with another contract, or whose
+    modules have another number of members.
     """
     own = Inventory() if checkpoints is None else setup.inventory(checkpoints, emit)
-    hello = make_hello(name, "run", setup.contract, **own.to_body())
+    members = {} if setup.members is None else {"members": setup.members}
+    hello = make_hello(name, "run", setup.contract, **own.to_body(), **members)
     for link in links.values():
         await link.send(hello)
     theirs = {}
     for link in links.values():
         body = check_contract(name, hello, link.peer, await link.receive())
+        check_members(name, setup.members, link.peer, body.get("members"))
         theirs[link.peer] = Inventory.from_body(link.peer, body)
     return own, theirs
 

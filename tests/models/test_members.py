@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import celu
+from celu.errors import ConfigError, ContractMismatch
 from celu.models.losses import LOSSES, Loss
 from celu.models.members import MemberLoss
+from celu.models.residual import ResidualTop, ResidualTower
 from celu.models.user_code import name_of
-from federation import federation
+from federation import Federation, federation
 
 LABELS = torch.tensor([1.0, 0.0, 1.0, 1.0])
 
@@ -93,3 +97,44 @@ def test_members_learn_with_corrected_derivatives_and_rounds_in_flight(loss: str
     fed = federation(loss=loss, is_residual=True, rounds=20, method=method)
     losses = [found["loss"] for found in celu.simulate(fed.job, fed.guest, fed.hosts).evaluations]
     assert losses[-1] < losses[0]
+
+
+def residual(*, top: int = 4, guest: int = 4, host: int = 4) -> Federation:
+    fed = federation()
+    fed.guest = replace(
+        fed.guest,
+        bottom=ResidualTower(8, {"x": 3}, {}, members=guest, width=8),
+        top=ResidualTop([8, 8], members=top, width=8),
+        train=rows(fed.guest.train),
+        test=rows(fed.guest.test),
+    )
+    held = fed.hosts["host"]
+    fed.hosts["host"] = celu.Host(
+        bottom=ResidualTower(8, {"x": 3}, {}, members=host, width=8),
+        train=rows(held.train),
+        test=rows(held.test),
+    )
+    fed.job = fed.job.model_copy(update={"hosts": {"host": celu.HostTerms(z_width=8)}})
+    return fed
+
+
+def rows(of: celu.Dataset) -> celu.Dataset:
+    generator = torch.Generator().manual_seed(0)
+    return celu.Dataset({"x": torch.randn(of.num_rows, 3, generator=generator)}, of.labels)
+
+
+def test_parties_with_the_same_members_train_together() -> None:
+    fed = residual()
+    assert celu.simulate(fed.job, fed.guest, fed.hosts).rounds == fed.job.rounds
+
+
+def test_a_guest_whose_bottom_and_top_differ_in_members_is_refused() -> None:
+    fed = residual(guest=8)
+    with pytest.raises(ConfigError, match=r"members: .* got 8 in the bottom and 4 in the top"):
+        celu.simulate(fed.job, fed.guest, fed.hosts)
+
+
+def test_parties_whose_members_differ_are_refused_before_the_first_round() -> None:
+    fed = residual(host=2)
+    with pytest.raises(ContractMismatch, match=r"members: \w+ has \d, \w+ has \d. Set the same"):
+        celu.simulate(fed.job, fed.guest, fed.hosts)

@@ -19,10 +19,11 @@ from celu.engine.held_out import HeldOutMetrics, what_metric_decides
 from celu.engine.noise import check_noise
 from celu.engine.schedule import Schedule
 from celu.engine.twin import check_label_privacy
-from celu.errors import CheckpointError, ConfigError, DataError
+from celu.errors import CheckpointError, ConfigError, ContractMismatch, DataError
 from celu.events import Callback, CheckpointDamaged
 from celu.handshake import contract_differences
 from celu.models.fit_labels import check_both_classes
+from celu.models.residual import ResidualTop, ResidualTower
 from celu.party import Guest, Host
 from celu.transport.wire import VERSION
 
@@ -52,6 +53,7 @@ class RunSetup:
     schedule: Schedule
     contract: dict[str, Any]
     planned_rounds: int  # without them
+    members: int | None = None  # of the party's built-in modules
 
     @staticmethod
     def of(
@@ -74,7 +76,8 @@ class RunSetup:
         contract = contract_of(job, party, terms)
         if terms.total_rounds is not None:
             job = job.model_copy(update={"rounds": terms.total_rounds, "epochs": None})
-        return RunSetup(job, check_party(name, party, job), contract, planned)
+        schedule = check_party(name, party, job)
+        return RunSetup(job, schedule, contract, planned, members_of(party))
 
     def inventory(self, checkpoints: Checkpoints, emit: Callback) -> Inventory:
         """Our checkpoints; raises CheckpointError if the run in the folder has another contract."""
@@ -135,9 +138,37 @@ def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
         if rows is not None and rows.labels is not None:
             labels = rows.labels[:number]
             check_both_classes(party.label_map, party.loss, part, labels, job.evaluation.metric)
+    members_of(party)
     if party.bottom is None and not job.hosts:
         raise DataError(f"{name}: expected a bottom model or at least one host, got neither")
     return schedule
+
+
+def members_of(party: Guest | Host) -> int | None:
+    """How many members a party's built-in modules make or join; None for other modules.
+
+    Raises ConfigError if the guest's two modules differ.
+    """
+    bottom = party.bottom.members if isinstance(party.bottom, ResidualTower) else None
+    if isinstance(party, Host) or not isinstance(party.top, ResidualTop):
+        return bottom
+    top = party.top.members
+    if bottom not in (None, top):
+        raise ConfigError(
+            f"members: expected the same number in bottom and top, got {bottom} in the bottom and "
+            f"{top} in the top; set the same members in both, and at all parties"
+        )
+    return top
+
+
+def check_members(name: str, own: int | None, peer: str, theirs: Any) -> None:
+    """Raise ContractMismatch if a peer's HELLO has another number of members than our modules."""
+    if own is not None and type(theirs) is int and theirs != own:
+        raise ContractMismatch(
+            f"the parties' models differ: members: {name} has {own}, {peer} has {theirs}. Set the "
+            "same members of bottom and top in [model] of party.toml at all parties",
+            peer=peer,
+        )
 
 
 def _schedule(name: str, job: Job, party: Guest | Host) -> Schedule:

@@ -126,6 +126,7 @@ class ResidualTower(nn.Module):
         new_embedding: NewEmbedding = new_embedding,
     ) -> None:
         super().__init__()
+        self.members = members
         self.names = tuple(columns)
         self.embeddings = nn.ModuleDict()
         self.recurring = nn.ModuleDict()
