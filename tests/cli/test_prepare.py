@@ -86,6 +86,30 @@ def test_new_rows_are_encoded_like_a_store_and_unseen_values_are_reported(tmp_pa
     assert "column 'town': 60 rows have values that are not in its vocabulary" in output
 
 
+def test_rows_to_be_scored_are_inspected_with_their_missing_and_unseen_values(
+    tmp_path: Path,
+) -> None:
+    for name, first, word in (("old", 0, "a"), ("new", 900, "z")):
+        lines = [f"r{n},{'' if n % 4 == 0 else n},{word}{n % 3}" for n in range(first, first + 300)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["id,x,word", *lines, ""]))
+    (tmp_path / "schema.toml").write_text(
+        'id = "id"\nsplit = { test = 0.2 }\n[numbers]\nx = { missing = "mean" }\n'
+        "[categories]\nword = { vocabulary = 10 }\n"
+    )
+    options = ("--schema", tmp_path / "schema.toml")
+    invoke("prepare", tmp_path / "old.csv", *options, "--out", tmp_path / "s")
+    assert "training rows" in invoke("inspect", tmp_path / "s")
+    invoke("prepare", tmp_path / "new.csv", "--like", tmp_path / "s", "--out", tmp_path / "new")
+    assert (
+        read_store_schema(tmp_path / "new").digest() == read_store_schema(tmp_path / "s").digest()
+    )
+    text = invoke("inspect", tmp_path / "new")
+    assert "test rows" in text and "training rows" not in text
+    shown = {line.split("│")[1].strip(): line for line in text.splitlines() if "│" in line}
+    assert "25.0%" in shown["x"] and "100.0%" in shown["word"]
+    assert "-" not in shown["x"]
+
+
 def test_a_store_is_replaced_only_with_force(tmp_path: Path) -> None:
     options = ("--schema", tmp_path / "schema.toml", "--out", tmp_path / "s")
     path = table(tmp_path)

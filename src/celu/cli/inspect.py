@@ -11,7 +11,7 @@ from rich.table import Table
 
 from celu.cli.console import Console
 from celu.config.columns import FittedBag, FittedCategory
-from celu.config.schema import LABEL, WEIGHT, StoreSchema, describe_label
+from celu.config.schema import LABEL, WEIGHT, Part, StoreSchema, describe_label
 from celu.data.alignment import read_alignment
 from celu.data.gate import ColumnFacts, Gate, check_store, raise_errors
 from celu.data.store import Store, open_store
@@ -103,10 +103,10 @@ def _show_rows(console: Console, store: Store, alignment: Path | None) -> None:
 
 def _show_columns(console: Console, store: Store, gate: Gate) -> None:
     """A table, or a list where a terminal is too narrow for whole names; a file is never narrow."""
-    rows = [
-        [escape(name), *_cells(store, name, gate.facts["train"][name])] for name in gate.columns
-    ]
-    table = Table(title="training rows")
+    part = _shown_part(store.schema)
+    title = "training rows" if part == "train" else f"{part} rows"
+    rows = [[escape(name), *_cells(store, name, gate.facts[part][name])] for name in gate.columns]
+    table = Table(title=title)
     for index, heading in enumerate(_HEADINGS):
         table.add_column(heading, justify="left" if index < 2 else "right", no_wrap=True)
     for row in rows:
@@ -116,12 +116,17 @@ def _show_columns(console: Console, store: Store, gate: Gate) -> None:
         console.width = max(width, console.width)
         console.print(table)
         return
-    console.print("training rows")
+    console.print(title)
     for name, kind, *figures in rows:
         console.print(f"  [bold]{name}[/bold]", soft_wrap=True)
         named = zip(_HEADINGS[2:], figures, strict=True)
         shown = ", ".join([kind, *(f"{heading} {value}" for heading, value in named if value)])
         console.print(f"    {shown}", soft_wrap=True)
+
+
+def _shown_part(schema: StoreSchema) -> Part:
+    """Training rows; of rows to be scored, of which none are, the test rows."""
+    return next((part for part in schema.parts if schema.rows[part]), "train")
 
 
 def _cells(store: Store, name: str, facts: ColumnFacts) -> list[str]:
@@ -152,12 +157,14 @@ def _codes(column: FittedCategory | FittedBag) -> str:
 
 
 def _filled(schema: StoreSchema, name: str) -> str:
-    """The share of training rows whose number was missing and was filled."""
+    """The share of rows whose number was missing and was filled, if it is known."""
     if name in schema.numbers:
         raw, can_be_missing = name, schema.numbers[name].missing is not None
     else:
         raw, _, _ = name.rpartition(".")
         can_be_missing = raw in schema.dates and schema.dates[raw].missing is not None
-    if not can_be_missing:
+    part = _shown_part(schema)
+    num_missing = schema.missing.get(raw, 0 if part == "train" else None)
+    if not can_be_missing or num_missing is None:
         return ""
-    return f"{schema.missing.get(raw, 0) / max(1, schema.rows['train']):.1%}"
+    return f"{num_missing / max(1, schema.rows[part]):.1%}"

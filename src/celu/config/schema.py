@@ -230,7 +230,8 @@ class StoreSchema(_Columns):
     categories: dict[ColumnName, FittedCategory] = {}
     dates: dict[ColumnName, FittedDate] = {}
     bags: dict[ColumnName, FittedBag] = {}
-    # Training rows whose value was missing and was filled, by raw column.
+    # Training rows whose value was missing and was filled, by raw column; in a store of rows to be
+    # scored, which has no training rows, all such rows.
     missing: dict[ColumnName, Annotated[int, Field(ge=0)]] = {}
     labelled: bool = True  # False for new rows without labels
     rows: CountByPart = {"train": 0, "test": 0}

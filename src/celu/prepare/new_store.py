@@ -144,9 +144,11 @@ def fitted_store(fitted: StoreSchema, out: Path, *, labelled: bool) -> NewStore:
     style = NumberStyle.of(fitted.source)
     if fitted.label and fitted.label_type and labelled:
         label = FittedLabelEncoder(fitted.label, fitted.label_type, fitted.classes, style)
-    features: list[Feature] = []
-    features += [NumberEncoder(name, number) for name, number in fitted.numbers.items()]
-    features += [DateEncoder(name, date) for name, date in fitted.dates.items()]
+    filled: list[NumberEncoder | DateEncoder] = [
+        *(NumberEncoder(name, number) for name, number in fitted.numbers.items()),
+        *(DateEncoder(name, date) for name, date in fitted.dates.items()),
+    ]
+    features: list[Feature] = [*filled]
     for name, category in fitted.categories.items():
         if category.quantiles is not None:
             features.append(QuantileEncoder(name, category))
@@ -158,8 +160,9 @@ def fitted_store(fitted: StoreSchema, out: Path, *, labelled: bool) -> NewStore:
 
     def schema(rows: dict[Part, int]) -> StoreSchema:
         labels = {"labelled": label is not None or fitted.label is None}
-        fewer: dict[str, Any] = {"missing": {}, "weight": None}
-        return fitted.model_copy(update={"rows": rows, **fewer, **labels})
+        missing = {encoder.name: encoder.num_missing for encoder in filled}
+        others: dict[str, Any] = {"missing": missing, "weight": None, **labels}
+        return fitted.model_copy(update={"rows": rows, **others})
 
     return NewStore(out, label, features, schema)
 

@@ -47,7 +47,7 @@ class DateEncoder:
 
     @property
     def num_missing(self) -> int:
-        """The number of training rows without a value."""
+        """The number of rows without a value: training rows, or all where nothing is fitted."""
         return self._summary.missing
 
     def fit(self, array: Any, train: Mask) -> npt.NDArray[Any]:
@@ -56,6 +56,8 @@ class DateEncoder:
         is_date = ~np.isnan(seconds)
         self._missing += array.null_count
         self._not_dates += int((~is_date).sum()) - array.null_count
+        if self._fitted is not None:
+            self._summary.missing += array.null_count
         if self._fitted is None:
             present = seconds[train & is_date]
             num_missing = int(train.sum()) - len(present)

@@ -37,7 +37,7 @@ class NumberEncoder:
 
     @property
     def num_missing(self) -> int:
-        """The number of training rows without a value."""
+        """The number of rows without a value: training rows, or all where nothing is fitted."""
         return self._summary.missing
 
     def fit(self, array: Any, train: Mask) -> npt.NDArray[Any]:
@@ -47,6 +47,8 @@ class NumberEncoder:
         in_range = np.abs(values) <= self._largest  # False for NaN
         self._missing += array.null_count
         self._not_finite += int((~in_range).sum()) - array.null_count
+        if self._fitted is not None:
+            self._summary.missing += array.null_count
         if self._fills_later:
             if self._fitted is None:
                 self._add_present(values[train & in_range], int(missing[train].sum()))
