@@ -12,6 +12,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 
 import celu
+from celu.config.class_weights import parse_class_weights
 from celu.data.batch_loader import BatchLoader
 from celu.data.order import BatchOrder
 from celu.engine.row_weights import RowWeights
@@ -235,6 +236,15 @@ def test_weights_at_a_host_are_refused() -> None:
 def test_class_weights_that_are_none_are_refused(given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"class_weights: {message}"):
         with_weights(federation(), None, class_weights=given)
+
+
+def test_classes_of_labels_that_are_true_or_false_are_named_by_these() -> None:
+    data = celu.Dataset({}, np.array([False, True, False, True]))
+    expected = weights_of(data, {"1": 5.0})
+    for given in ({True: 5.0}, {np.True_: 5.0, False: 1.0}):
+        torch.testing.assert_close(weights_of(data, parse_class_weights(given)), expected)
+    text = celu.Dataset({}, np.array(["False", "True", "False", "True"]))
+    torch.testing.assert_close(weights_of(text, {"True": 5.0}), expected)
 
 
 def test_classes_of_text_are_named_by_their_text() -> None:

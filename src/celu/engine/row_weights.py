@@ -86,6 +86,10 @@ def _by_class(names: list[str], totals_C: Tensor, given: ClassWeights) -> Tensor
         share_C = totals_C / totals_C.sum()
         # A class whose rows all have the weight 0 has no share; its rows do not count anyway.
         return torch.where(share_C > 0, 1 / (len(names) * share_C), 1.0)
+    as_code = {"False": "0", "True": "1"}  # of labels that are True and False
+    given = {
+        name if name in names else as_code.get(name, name): weight for name, weight in given.items()
+    }
     unknown = [name for name in given if name not in names]
     if unknown:
         raise DataError(
