@@ -42,6 +42,15 @@ def test_by_default_all_metrics_are_drawn(result: celu.Result) -> None:
     assert len(result.plot().axes) == len(result.metrics)
 
 
+def test_names_may_be_in_a_list_and_panels_are_wrapped(result: celu.Result) -> None:
+    pytest.importorskip("matplotlib", reason="the extra figures is absent")
+    assert [axes.get_ylabel() for axes in result.plot(["auc", "loss"]).axes] == ["AUC", "loss"]
+    figure = result.plot(["auc", "loss"] * 3, "auc")
+    assert len(figure.axes) == 7 and list(figure.get_size_inches()) == pytest.approx([13.5, 9.6])
+    with pytest.raises(ConfigError, match=r"expected metrics of evaluations, .* got 3"):
+        result.plot(3)  # type: ignore[arg-type]
+
+
 def test_wrong_names_and_a_missing_package_are_named(
     result: celu.Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:

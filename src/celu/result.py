@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -60,13 +61,17 @@ class Result:
             return self.test
         return _metrics_in(self.evaluations[-1] if self.evaluations else {})
 
-    def plot(self, *metrics: str, over: str = "round") -> Figure:
+    def plot(self, *metrics: str | Sequence[str], over: str = "round") -> Figure:
         """Curves of the evaluations, of all metrics or of those named: a matplotlib figure.
 
-        `over` is "round", "seconds" or "bytes". Needs `pip install "celu[figures]"`. Raises
-        ConfigError for an unknown metric, and at a host, which has no evaluations.
+        The names may be in a list. `over` is "round", "seconds" or "bytes". Needs
+        `pip install "celu[figures]"`. Raises ConfigError for an unknown metric, and at a host,
+        which has no evaluations.
         """
-        names = metrics or tuple(_metrics_in(self.evaluations[-1] if self.evaluations else {}))
+        names: list[str] = []
+        for one in metrics:
+            names += [one] if isinstance(one, str) or not isinstance(one, Iterable) else one
+        names = names or list(_metrics_in(self.evaluations[-1] if self.evaluations else {}))
         return plot_evaluations(self.evaluations, names, over, self.best_round)
 
     def _repr_html_(self) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _AXES = {"round": "round", "seconds": "seconds of training", "bytes": "megabytes"}
+_MAX_COLUMNS = 3  # as many panels are readable side by side on a page
 _BYTES = ("bytes_sent", "bytes_received", "evaluation_bytes", "control_bytes")
 
 
@@ -34,12 +35,15 @@ def plot_evaluations(
     known = dict.fromkeys(name for evaluation in evaluations for name in evaluation)
     unknown = [name for name in metrics if name not in known]
     if unknown or not metrics:
-        got = ", ".join(unknown) or "none"
+        got = ", ".join(map(str, unknown)) or "none"
         raise ConfigError(
             f"metrics: expected metrics of evaluations, which only the guest has, got {got}"
         )
-    figure = InlineFigure(figsize=(4.5 * len(metrics), 3.2), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
+    columns = min(len(metrics), _MAX_COLUMNS)
+    rows = -(-len(metrics) // columns)
+    figure = InlineFigure(figsize=(4.5 * columns, 3.2 * rows), layout="constrained")
+    for number, name in enumerate(metrics, start=1):
+        axes = figure.add_subplot(rows, columns, number)
         points = [(_position(e, over), e[name]) for e in evaluations if name in e]
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3)
         at = [_position(e, over) for e in evaluations if e["round"] == best_round]
