@@ -36,7 +36,7 @@ SCORE = GuestTrainer.score
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ({"R": 1}, "evaluation after round 4 is NaN or Inf"),
+        ({"R": 1}, "evaluation after round 5 is NaN or Inf"),
         ("auto", "NaN or Inf within 14 rounds, in training or an evaluation, with the gentlest"),
     ],
     ids=["fixed", "auto"],
@@ -57,7 +57,9 @@ def test_a_metric_that_alone_is_nan_ends_the_run() -> None:
     fed = federation(loss="regression", evaluation=celu.Evaluation(every=5, metric="own"))
     own = celu.Metric(lambda scores, labels: math.nan, higher_is_better=True, name="own")
     guest = replace(fed.guest, metrics=[own])
-    with pytest.raises(NonFiniteError, match="the own of the evaluation"):
+    with pytest.raises(
+        NonFiniteError, match=r"the metric 'own', .* returned NaN or Inf in .* round 5"
+    ):
         celu.simulate(fed.job, guest, fed.hosts)
 
 
@@ -66,7 +68,9 @@ def test_any_reported_metric_that_is_nan_or_inf_ends_the_run(value: float) -> No
     fed = federation(loss="regression", evaluation=celu.Evaluation(every=5, metric="loss"))
     own = celu.Metric(lambda scores, labels: value, higher_is_better=True, name="own")
     events: list[celu.Event] = []
-    with pytest.raises(NonFiniteError, match="the own of the evaluation after round 4") as caught:
+    with pytest.raises(
+        NonFiniteError, match="the metric 'own', a function of your own, returned"
+    ) as caught:
         celu.simulate(
             fed.job, replace(fed.guest, metrics=["mae", own]), fed.hosts, callbacks=[events.append]
         )
@@ -101,7 +105,7 @@ def test_an_auc_that_is_nan_with_a_finite_loss_ends_the_run(
 ) -> None:
     monkeypatch.setattr(GuestTrainer, "score", scores_are_nan)
     fed = federation(evaluation=celu.Evaluation(every=5))
-    with pytest.raises(NonFiniteError, match="the auc of the evaluation after round 4") as caught:
+    with pytest.raises(NonFiniteError, match="the auc of the evaluation after round 5") as caught:
         celu.simulate(fed.job, fed.guest, fed.hosts)
     assert caught.value.exit_code == 10
 

@@ -99,18 +99,27 @@ class Evaluator:
         counts = None if weights is None else weights[: len(scores)].double().numpy()
         self.held_out = HeldOutScores(self._loss.prediction, scores.numpy(), own, counts)
 
-    def check(self, metrics: Mapping[str, float], round_: int) -> None:
-        """Raise NonFiniteError if the loss or a metric is NaN or Inf.
+    def check(self, metrics: Mapping[str, float], rounds: int) -> None:
+        """Raise NonFiniteError if the loss or a metric after so many rounds is NaN or Inf.
 
         Metrics that these labels do not define are not among them. Rows that do not define the
         contract's metric are refused before the run starts.
         """
-        for name, value in metrics.items():
-            if not math.isfinite(value):
-                raise NonFiniteError(
-                    f"the {name} of the evaluation after round {round_} is NaN or Inf; lower the "
-                    "learning rate or check the inputs; the run resumes from its last checkpoint"
-                )
+        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if not bad:
+            return
+        # NaN scores make every metric NaN: one of the user's own is to blame only if it is alone.
+        name = next((name for name in bad if name not in self._metrics.own), None)
+        if name is not None:
+            raise NonFiniteError(
+                f"the {name} of the evaluation after round {rounds} is NaN or Inf; lower the "
+                "learning rate or check the inputs; the run resumes from its last checkpoint"
+            )
+        raise NonFiniteError(
+            f"the metric {bad[0]!r}, a function of your own, returned NaN or Inf in the evaluation "
+            f"after round {rounds}: it must return a finite number for any scores; correct it, and "
+            "start again: the run resumes from its last checkpoint"
+        )
 
     def reached_target(self, metrics: Mapping[str, float]) -> bool:
         """Whether these metrics meet the contract's target."""

@@ -203,7 +203,7 @@ async def _maybe_evaluate(
     metrics = await evaluate(trainer, links, schedule, schedule.evaluated, round_, observer)
     deciding = metrics.deciding
     try:
-        evaluator.check(deciding, round_)
+        evaluator.check(deciding, round_ + 1)
     except NonFiniteError:
         if not savepoints:
             raise

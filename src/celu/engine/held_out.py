@@ -76,6 +76,11 @@ class HeldOutMetrics:
         self.higher_is_better = HIGHER_IS_BETTER | {m.name: m.higher_is_better for m in self._own}
 
     @property
+    def own(self) -> list[str]:
+        """The names of the user's own metrics."""
+        return [metric.name for metric in self._own]
+
+    @property
     def lower_is_better(self) -> list[str]:
         """The user's own metrics for which lower is better."""
         return [metric.name for metric in self._own if not metric.higher_is_better]
@@ -97,7 +102,7 @@ class HeldOutMetrics:
         elif labels is not None:
             fitting = _fitting(labels, columns)
         self._check_chosen(fitting)
-        own = [metric.name for metric in self._own]
+        own = self.own
         known = ", ".join(dict.fromkeys([LOSS, *fitting, *own]))
         if self._contract not in self.higher_is_better:
             raise ConfigError(
