@@ -250,3 +250,16 @@ def test_an_error_of_a_callback_ends_a_simulation_and_names_the_callback() -> No
     guest, host = parties()
     with pytest.raises(CallbackError, match="the callback no_space raised OSError"):
         celu.simulate(small_job(), guest, {"weather": host}, callbacks=[no_space])
+
+
+@pytest.mark.parametrize("more", [-3, True, 2.5, "9"])
+def test_more_rounds_are_a_number_of_at_least_1(tmp_path: Path, more: Any) -> None:
+    files = settings_files(tmp_path)
+    guest, host = parties()
+    message = r"more: expected a whole number of rounds to add, of at least 1, got"
+    with pytest.raises(ConfigError, match=message):
+        celu.run(small_job(), guest, files["airline"], more=more)
+    assert not (tmp_path / "airline" / "run").exists()
+    stores = {name: celu.Checkpoints(tmp_path / "c" / name) for name in ("airline", "weather")}
+    with pytest.raises(ConfigError, match=message):
+        celu.simulate(small_job(), guest, {"weather": host}, checkpoints=stores, more=more)

@@ -14,7 +14,7 @@ from celu.checkpoint.generations import Checkpoints
 from celu.config.job import Job
 from celu.config.link import LinkSettings, find_link
 from celu.engine.auditing import AuditOptions
-from celu.engine.extension import extended_rounds
+from celu.engine.extension import check_more, extended_rounds
 from celu.engine.setup import RunTerms
 from celu.errors import ConfigError
 from celu.events import Callback, call_all
@@ -107,7 +107,8 @@ def simulate_all(
         for name in job.hosts
     }
     terms = RunTerms()
-    if more:
+    if more != 0:
+        check_more(more)
         if checkpoints is None:
             raise ConfigError("more: expected checkpoints of the run to continue, got none")
         own = checkpoints[job.guest]

@@ -30,11 +30,21 @@ def recorded_rounds(checkpoints: Checkpoints | None) -> int | None:
     return None if identity is None else total_rounds(identity.contract, 0) or None
 
 
+def check_more(more: object) -> None:
+    """Raise ConfigError unless this is a number of rounds that a run can be continued by."""
+    if isinstance(more, bool) or not isinstance(more, int) or more < 1:
+        raise ConfigError(
+            f"more: expected a whole number of rounds to add, of at least 1, got {more!r}; leave "
+            "it out to resume a run as it is"
+        )
+
+
 def extended_rounds(job: Job, num_rows: int, checkpoints: Checkpoints, more: int) -> int:
     """The length of the run in this folder, of `num_rows` training rows, with `more` rounds.
 
-    They are added to the rounds that were planned or, if the run has stopped early, to those that
-    were done. Raises ConfigError if there is no run, or one whose settings depend on its length.
+    `more` has passed `check_more`. They are added to the rounds that were planned or, if the run
+    has stopped early, to those that were done. Raises ConfigError if there is no run, or one whose
+    settings depend on its length.
     """
     identity, rounds = checkpoints.scan()
     if identity is None:

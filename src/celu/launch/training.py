@@ -18,7 +18,7 @@ from celu.config.party import PartySettings, check_names, read_party
 from celu.config.schema import SCHEMA_FILE
 from celu.data.tags import Tags
 from celu.engine.auditing import AuditOptions
-from celu.engine.extension import extended_rounds
+from celu.engine.extension import check_more, extended_rounds
 from celu.engine.setup import RunTerms
 from celu.errors import ConfigError, PeerRestarted
 from celu.events import Callback, Connected, DataOpened, Restarted, Warned, call_all
@@ -72,6 +72,8 @@ def run(
     and trains later ones again. With `more`, which all parties must pass, it continues a finished
     or stopped run by that many rounds. Raises CeluError.
     """
+    if more != 0:
+        check_more(more)
     source = settings if isinstance(settings, Path | str) else "party.toml"
     if isinstance(settings, Path | str):
         settings = read_party(Path(settings))
