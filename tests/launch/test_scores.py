@@ -22,7 +22,7 @@ from celu.checkpoint.generations import Checkpoints
 from celu.cli.app import app
 from celu.data.row_ids import read_ids
 from celu.data.tags import TAG_BYTES
-from celu.errors import ConfigError
+from celu.errors import ConfigError, ModelError
 from celu.launch.recording import record_result
 from celu.metrics.measure import compute
 from celu.models.tops import WideDeepTop
@@ -236,3 +236,21 @@ def test_a_store_that_changed_during_the_run_costs_the_scores_and_not_the_run(
     assert "the store changed since then" in events[-1].fields["message"]
     files = {path.name for path in folder.path.iterdir()}
     assert "summary.json" in files and not any("scores" in name for name in files)
+
+
+def test_a_simulation_that_fails_before_its_first_round_blocks_nothing(flights: Path) -> None:
+    path = flights / "airline" / "party.toml"
+    good = path.read_text()
+    (flights / "airline" / "broken.py").write_text(
+        "def loss(output, labels):\n    return (output.reshape(-1) - labels).mean()\n"
+    )
+    path.write_text(good.replace('loss = "binary"', 'loss = "broken:loss"'))
+    with pytest.raises(ModelError):
+        simulate(flights)
+    summary = json.loads((flights / "run" / "summary.json").read_text())
+    assert summary["status"] == "ModelError"
+    path.write_text(good)
+    assert (simulate(flights) / "scores.parquet").exists()
+    with pytest.raises(ConfigError, match="a run that cannot be resumed"):
+        simulate(flights)
+    assert (flights / "run" / "scores.parquet").exists()

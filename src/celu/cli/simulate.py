@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,8 @@ from celu.config.job import read_job
 from celu.config.link import find_link
 from celu.config.party import read_parties
 from celu.config.schema import SCHEMA_FILE
-from celu.events import Warned
+from celu.event_log import LOG
+from celu.events import Callback, Event, RoundDone, TrainingStarted, Warned
 from celu.run_folder import RunFolder
 
 
@@ -85,7 +87,12 @@ def simulate(
     from celu.simulation import simulate_all
 
     started = time.monotonic()
-    with recording_failure(folders.values()), matrix_products(files), ExitStack() as stack:
+    with (
+        _without_logs_of_no_run([*paths.values()]) as note,
+        recording_failure(folders.values()),
+        matrix_products(files),
+        ExitStack() as stack,
+    ):
         for name, monitor in monitors.items():
             stack.enter_context(monitor.attached_to(folders[name]))
         threads = files[contract.guest].settings.threads
@@ -112,7 +119,7 @@ def simulate(
                 hosts,
                 link=emulated,
                 speed=speed,
-                callbacks=[folder.emit],
+                callbacks=[folder.emit, note],
                 host_callbacks={name: [folders[name].emit] for name in hosts},
                 graphs={name: file.settings.graphs for name, file in files.items()},
                 audits={name: audit for name, audit in audits.items() if audit is not None},
@@ -139,3 +146,20 @@ def simulate(
     recorded = " ".join(str(folders[name].path) for name in (contract.guest, *hosts))
     text = f"recorded in {out}; to view it:\n  celu report {recorded}"
     console.print(escape(text), soft_wrap=True)
+
+
+@contextmanager
+def _without_logs_of_no_run(paths: Sequence[Path]) -> Iterator[Callback]:
+    """Remove the logs of these run folders if this raises between the start and round 1.
+
+    It yields a callback for the events of the run. A simulation cannot be resumed, so the log of
+    one that has done nothing would only block the corrected command.
+    """
+    seen: set[type[Event]] = set()
+    try:
+        yield lambda event: seen.add(type(event))
+    except BaseException:
+        if TrainingStarted in seen and RoundDone not in seen:
+            for path in paths:
+                (path / LOG).unlink(missing_ok=True)
+        raise
