@@ -101,6 +101,7 @@ def test_a_setting_names_built_in_metrics_and_those_of_a_module(
     for use, message in {
         "own_metrics_of_a_test:undeclared": r"expected a metric, got function; .* @celu\.metric",
         "own_metrics_of_a_test:missing": "cannot import",
+        "no_such_module:lift": rf"it was looked for in {tmp_path} and where Python finds its",
         "f1": "expected one of accuracy, auc",
     }.items():
         with pytest.raises(ConfigError, match=f"model.metrics: .*{message}"):

@@ -208,7 +208,9 @@ CASES = {
     ),
     "a number not UTF-8": raw(with_line(3, b"7731,1,\xff,d"), "column 'x': expected UTF-8"),
     "an id not UTF-8": raw(with_line(3, b"\xff7731,1,7731,d"), "column 'id': expected UTF-8"),
-    "names not UTF-8": raw(csv().replace(b"c", b"\xff", 1), "got bytes that are not UTF-8"),
+    "names not UTF-8": raw(
+        csv().replace(b"c", b"\xff", 1), "not UTF-8; write the file again as UTF-8"
+    ),
     "UTF-16": raw(csv().decode().encode("utf-16"), "got UTF-16; write the file again as UTF-8"),
     "binary": raw(bytes(range(256)) * 64, "rows.csv: row \\d+: expected \\d+ fields"),
     "cut gzip": raw(ZIPPED[:-20], "expected a readable file, got: Truncated", "rows.csv.gz"),

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from celu.config.columns import Category, Number
-from celu.config.schema import RawSchema, Source, Split, read_store_schema
+from celu.config.schema import RawSchema, Source, Split, read_raw_schema, read_store_schema
 from celu.data.tags import held_out, make_tags
 from celu.errors import ConfigError, DataError
 from celu.prepare import delimited, passes, spill
@@ -293,6 +293,26 @@ def test_new_labels_must_have_the_type_of_the_store(tmp_path: Path) -> None:
         prepare_like([path], tmp_path / "store", tmp_path / "new")
     one = csv(tmp_path, [row | {"y": "1"} for row in rows(7)], "one.csv")
     assert prepare_like([one], tmp_path / "store", tmp_path / "one").rows["test"] == 7
+
+
+def test_values_that_are_missing_for_the_first_time_are_left_out_or_trained_on(
+    tmp_path: Path,
+) -> None:
+    lines = [f"r{n},{n},2021-03-{1 + n % 28:02}" for n in range(ROWS)]
+    path = tmp_path / "old.csv"
+    path.write_text("\n".join(["id,x,day", *lines, ""]))
+    (tmp_path / "schema.toml").write_text(
+        'id = "id"\nsplit = { test = 0.2 }\n[numbers]\nx = {}\n[dates.day]\nparts = ["weekday"]\n'
+    )
+    make(path, read_raw_schema(tmp_path / "schema.toml"), tmp_path / "store")
+    new = tmp_path / "new.csv"
+    new.write_text("id,x,day\na,1,2021-03-04\nb,2,\nc,,2021-03-05\n")
+    advice = "leave those rows out, or declare a replacement as missing, prepare all rows and train"
+    with pytest.raises(DataError, match=advice) as caught:
+        prepare_like([new], tmp_path / "store", tmp_path / "new")
+    assert str(caught.value).count(advice) == 2
+    with pytest.raises(DataError, match=r"without; declare a replacement as missing"):
+        make(new, read_raw_schema(tmp_path / "schema.toml"), tmp_path / "again")
 
 
 def test_prepare_like_needs_a_store(tmp_path: Path) -> None:

@@ -42,7 +42,14 @@ def resolve(use: str, built_in: Mapping[str, Any], what: str, folder: Path | Non
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{what}: cannot import {use!r}: {error}") from error
+        advice = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
+            where = "" if folder is None else f"in {folder} and "
+            advice = (
+                f"; it was looked for {where}where Python finds its packages: put its file there, "
+                "or add its folder to PYTHONPATH"
+            )
+        raise ConfigError(f"{what}: cannot import {use!r}: {error}{advice}") from error
     except Exception as error:
         where = "; ".join([f"{type(error).__name__}: {error}", *last_lines(error)])
         raise ModelError(f"{what}: {use!r} cannot be imported: {where}") from error

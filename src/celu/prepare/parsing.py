@@ -148,5 +148,5 @@ def readable(path: Path, *, block_bytes: int = 0) -> Iterator[None]:
         elif "straddling" in message:
             got = f"a row longer than {block_bytes:,} bytes; check for an unclosed quote"
         elif isinstance(error, UnicodeDecodeError) or "UTF8" in message:
-            got = "bytes that are not UTF-8"
+            got = "bytes that are not UTF-8; write the file again as UTF-8"
         raise DataError(f"{path}: expected a readable file, got {got}") from None

@@ -113,9 +113,12 @@ class DateEncoder:
         """Text that is no date, and missing values without a declared replacement."""
         found = []
         if self._missing and self._date.missing is None:
+            advice = "declare a replacement as missing"
+            if self._fitted is not None:  # the model knows none
+                advice = f"leave those rows out, or {advice}, prepare all rows and train again"
             found.append(
                 f"column {self.name!r}: expected a date in every row, got {self._missing:,} rows "
-                "without; declare a replacement as missing"
+                f"without; {advice}"
             )
         if self._not_dates:
             expected = "ISO 8601" if self._date.format is None else f"format {self._date.format!r}"

@@ -88,9 +88,12 @@ class NumberEncoder:
         """Missing values without a declared replacement; NaN and Inf."""
         found = []
         if self._missing and self._number.missing is None:
+            advice = "declare a replacement as missing"
+            if self._fitted is not None:  # the model knows none
+                advice = f"leave those rows out, or {advice}, prepare all rows and train again"
             found.append(
                 f"column {self.name!r}: expected a number in every row, got {self._missing:,} rows "
-                "without; declare a replacement as missing"
+                f"without; {advice}"
             )
         if self._not_finite:
             found.append(
