@@ -17,7 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from celu.testing import EventDict, free_port, read_events
+from processes import CeluProcess
 from stores import write_store
+
+Process = CeluProcess | subprocess.Popen[bytes]
 
 TIMEOUT_S = 900.0  # a passing test never gets near it, even on a busy machine
 ROWS, TEST_ROWS, VALIDATION_ROWS, CODES = 192, 70, 37, 40  # 37: a part has one row
@@ -127,31 +130,27 @@ class Parties:
         options: Sequence[str] = (),
         machine: str = "",
         launcher: Sequence[str] = ("--standalone",),
-    ) -> subprocess.Popen[bytes]:
+    ) -> Process:
         """Start a party: one process that uses slices, or torchrun with ranks.
 
         `machine` is added to the name of the party's folder: another machine has a copy.
         """
         own = self.folder / f"{role}{machine}"
         file = self.write_settings(role, slices, shard, machine)
-        command = [sys.executable, "-m"]
-        if ranks > 1 or "--standalone" not in launcher:
-            command += ["torch.distributed.run", *launcher, f"--nproc-per-node={ranks}"]
-            command += [f"--max-restarts={restarts}", "-m"]
-        command += ["celu", "run", str(file), "--job", str(self.folder / job)]
-        command += ["--out", str(own / out), *options]
+        celu = ["run", str(file), "--job", str(self.folder / job), "--out", str(own / out)]
+        celu += options
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         with self.log(f"{role}{machine}", out).open("ab") as log:
-            return subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                cwd=own,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
-            )
+            if ranks == 1 and "--standalone" in launcher:
+                return CeluProcess(celu, log.fileno(), log.fileno(), variables, own)
+            command = [sys.executable, "-m", "torch.distributed.run", *launcher]
+            command += [f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
+            command += ["-m", "celu", *celu]
+            return subprocess.Popen(command, stdout=log, stderr=log, cwd=own, env=variables)
 
     def start_machines(
         self, role: str, out: str, copies: Sequence[str], **options: Any
-    ) -> list[subprocess.Popen[bytes]]:
+    ) -> list[Process]:
         """Start a party on several machines, as far as torchrun can tell, with a rank on each.
 
         `copies` has for each what is added to the name of its folder; the first has rank 0.
@@ -176,7 +175,7 @@ class Parties:
         }
         return self.finish(out, processes)
 
-    def finish(self, out: str, processes: dict[str, subprocess.Popen[bytes]]) -> dict[str, Tensor]:
+    def finish(self, out: str, processes: Mapping[str, Process]) -> dict[str, Tensor]:
         codes = {role: wait(process) for role, process in processes.items()}
         shown = "\n".join(self.log(role, out).read_text()[-4000:] for role in codes)
         assert set(codes.values()) == {0}, f"{codes}\n{shown}"
@@ -210,7 +209,7 @@ class Parties:
         raise AssertionError(f"{role} took no checkpoint after round {round_}")
 
 
-def wait(process: subprocess.Popen[bytes]) -> int:
+def wait(process: Process) -> int:
     try:
         return process.wait(TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -218,7 +217,7 @@ def wait(process: subprocess.Popen[bytes]) -> int:
         raise
 
 
-def rank_pids(launcher: subprocess.Popen[bytes]) -> dict[int, int]:
+def rank_pids(launcher: Process) -> dict[int, int]:
     """The process ids of the ranks of a torchrun process, by rank (Linux)."""
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
@@ -234,5 +233,5 @@ def rank_pids(launcher: subprocess.Popen[bytes]) -> dict[int, int]:
     raise AssertionError("torchrun started no ranks")
 
 
-def kill_rank(launcher: subprocess.Popen[bytes], rank: int) -> None:
+def kill_rank(launcher: Process, rank: int) -> None:
     os.kill(rank_pids(launcher)[rank], signal.SIGKILL)

@@ -279,6 +279,6 @@ def stopped(parties: Parties, round_: int, guest: dict[str, Any], host: dict[str
     for role in options:
         parties.wait_for_round(role, "run", round_)
     for process in running.values():
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
     for process in running.values():
         wait(process)
