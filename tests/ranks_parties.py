@@ -76,18 +76,24 @@ class Parties:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_job("job.toml", self.method)
         for role in ("guest", "host"):
-            rng = np.random.default_rng(len(role))
-            parts: list[dict[str, Any]] = [
-                {
-                    "x": rng.normal(size=rows).astype(np.float32),
-                    "c": rng.integers(0, CODES, rows),
-                    **({"label": rng.integers(0, 2, rows)} if role == "guest" else {}),
-                }
-                for rows in (ROWS, TEST_ROWS, VALIDATION_ROWS)
-            ]
-            train, test, validation = parts
-            store = self.folder / role / "store"
-            write_store(store, train, {"c": CODES}, test=test, validation=validation)
+            self.write_rows(role)
+
+    def write_rows(self, role: str, machine: str = "", *, flipped: bool = False) -> None:
+        """Write a party's store; at another machine, perhaps with flipped labels."""
+        rng = np.random.default_rng(len(role))
+        parts: list[dict[str, Any]] = [
+            {
+                "x": rng.normal(size=rows).astype(np.float32),
+                "c": rng.integers(0, CODES, rows),
+                **({"label": rng.integers(0, 2, rows)} if role == "guest" else {}),
+            }
+            for rows in (ROWS, TEST_ROWS, VALIDATION_ROWS)
+        ]
+        for part in parts if flipped else []:
+            part["label"] = 1 - part["label"]
+        train, test, validation = parts
+        store = self.folder / f"{role}{machine}" / "store"
+        write_store(store, train, {"c": CODES}, test=test, validation=validation)
 
     def _write_job(self, name: str, method: str) -> None:
         text = _JOB.format(

@@ -23,6 +23,7 @@ from celu.launch.loading import load_party, read_datasets
 from celu.launch.memory import retain_freed_memory
 from celu.launch.precision import matrix_products
 from celu.launch.recording import modules_of
+from celu.launch.same_party import check_same_settings, check_same_store
 from celu.launch.starting import load_start
 from celu.model_identity import digest_weights, weights_of
 from celu.party import Guest, Host
@@ -118,7 +119,8 @@ def check_same_weights(ranks: Slices, party: Guest | Host) -> None:
     digest = digest_weights({n: t for n, t in weights_of(modules).items() if n not in shards})
     if ranks.any(ranks.share(lambda: digest) != digest):
         raise ModelError(
-            "expected the same initial weights at all ranks, got others: a model must draw them "
+            "expected the same initial weights at all ranks, got others: use the same modules on "
+            "all machines and, with start, copies of the same run; a model must draw its weights "
             "from torch's random numbers, which are seeded, and from nothing else"
         )
 
@@ -192,9 +194,11 @@ def follow_party(
     settings = with_own_device(settings)
     with slices_of(settings, job) as ranks, matrix_products(settings):
         joined(ranks)
+        check_same_settings(ranks, settings, job, more)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         datasets, terms = read_datasets(settings), RunTerms()
+        check_same_store(ranks, settings, datasets)
         sharding = sharding_of(settings, job, ranks, datasets)
         while True:
             party = load_party(settings, job, source, datasets, sharding)

@@ -42,6 +42,7 @@ from celu.launch.ranks import (
 from celu.launch.ready import make_ready
 from celu.launch.recording import modules_of, record_result, recording_failure
 from celu.launch.restarts import Restarts
+from celu.launch.same_party import check_same_settings, check_same_store
 from celu.party import Guest, Host
 from celu.ranks.environment import num_ranks
 from celu.ranks.link import RankLink
@@ -132,9 +133,11 @@ def run_party(
         matrix_products(settings),
     ):
         joined(ranks)
+        check_same_settings(ranks, settings, job, more)
         _restart(folder, restart_from, ranks)
         endpoint_of(settings)  # refuse wrong keys before reading rows, which may take long
         datasets = read_datasets(settings)
+        check_same_store(ranks, settings, datasets)
         for warning in datasets.warnings:
             folder.emit(Warned(message=warning))
         folder.write(SCHEMA_FILE, datasets.schema.to_json())
