@@ -70,6 +70,7 @@ class Parties:
     device: str = "cpu"
     privacy: str = ""
     bottom: str = BOTTOM
+    more: str = ""  # settings of both parties
     port: int = field(default_factory=free_port)
 
     def __post_init__(self) -> None:
@@ -111,7 +112,8 @@ class Parties:
             role=role,
             bottom=self.bottom,
             device=self.device,
-            more=f"slices = {slices}" + (f'\nlisten = "127.0.0.1:{self.port}"' if is_guest else ""),
+            more=f"{self.more}\nslices = {slices}"
+            + (f'\nlisten = "127.0.0.1:{self.port}"' if is_guest else ""),
             model=model + ('top = "wdl"\nloss = "binary"' if is_guest else ""),
             peer="host" if is_guest else "guest",
             peer_more="" if is_guest else f'connect = "127.0.0.1:{self.port}"',
@@ -240,5 +242,10 @@ def rank_pids(launcher: subprocess.Popen[bytes]) -> dict[int, int]:
     raise AssertionError("torchrun started no ranks")
 
 
-def kill_rank(launcher: subprocess.Popen[bytes], rank: int) -> None:
-    os.kill(rank_pids(launcher)[rank], signal.SIGKILL)
+def kill_rank(
+    launcher: subprocess.Popen[bytes], rank: int, number: signal.Signals = signal.SIGKILL
+) -> int:
+    """Send a signal to a rank, and return its process id."""
+    pid = rank_pids(launcher)[rank]
+    os.kill(pid, number)
+    return pid

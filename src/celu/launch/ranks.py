@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from celu.launch.sharding import Sharding
 
 _MARGIN_S = 120.0  # beyond what the first rank may wait for a peer
+_SILENT = 0.5  # of deadline_s, after which the peers give up a party that sends nothing
 
 
 @contextmanager
@@ -56,7 +57,8 @@ def slices_of(settings: PartySettings, job: Job) -> Iterator[Slices]:
         return
     from celu.ranks.group import joined  # torch.distributed takes a while to import
 
-    with joined(settings.connect_s + settings.outage_s + settings.deadline_s + _MARGIN_S) as group:
+    timeout_s = settings.connect_s + settings.outage_s + settings.deadline_s + _MARGIN_S
+    with joined(timeout_s, settings.deadline_s * _SILENT) as group:
         yield group
 
 
