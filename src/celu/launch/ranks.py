@@ -210,6 +210,8 @@ def follow_party(
                 terms = replace(terms, total_rounds=ranks.share(lambda: None))
             check_same_weights(ranks, party)
             check_same_keys(ranks, job, party)
+            if not ranks.share(lambda: None):  # the run is done, and the peers did not come
+                return
             links = {peer: RankLink(ranks, peer, None) for peer in settings.peers}
             options: dict[str, Any] = {
                 "checkpoints": rank_checkpoints(ranks, Checkpoints(settings.run_dir), party),
