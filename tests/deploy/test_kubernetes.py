@@ -119,6 +119,16 @@ def test_the_number_of_pods_and_ranks_and_shards_is_one_number() -> None:
     assert len(ports) == workload("alignment")["spec"]["completions"]
 
 
+def test_torchrun_lets_ranks_reach_a_checkpoint_while_kubernetes_waits() -> None:
+    (limit,) = [
+        one["value"]
+        for one in container("training")["env"]
+        if one["name"] == "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    ]
+    grace = pod("training")["terminationGracePeriodSeconds"]
+    assert grace / 2 < int(limit) < grace
+
+
 def test_ranks_meet_at_the_name_that_the_headless_service_gives_to_pod_0() -> None:
     job = workload("training")
     name, subdomain = job["metadata"]["name"], pod("training")["subdomain"]
