@@ -59,6 +59,7 @@ def test_a_machine_with_another_key_of_labels_is_refused_before_the_first_batch(
     host = parties.start("host", "again")
     shown = parties.log("guest-2", "again").read_text(encoding="utf-8")
     assert [wait(process) for process in (*again, host)] == [0, 0, 0], shown
+    assert not (tmp_path / "guest-2" / "again").exists()  # only rank 0 writes a run folder
 
 
 def test_a_machine_with_another_store_is_refused_at_all_ranks(tmp_path: Path) -> None:

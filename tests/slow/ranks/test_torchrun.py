@@ -66,6 +66,13 @@ def is_sharded(parties: Parties, role: str, out: str) -> bool:
     return any((parties.folder / role / out / "checkpoints").glob("round-*/shard-1-of-*"))
 
 
+def files(parties: Parties, role: str, out: str) -> set[str]:
+    """The files of a run folder, without the shards of its checkpoints."""
+    folder = parties.folder / role / out
+    found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    return {name for name in found if not re.search(r"/shard-\d+-of-", name)}
+
+
 def assert_same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
@@ -80,6 +87,8 @@ def test_two_ranks_at_both_parties_have_the_bits_of_two_slices_twice(tmp_path: P
         assert_same_bits(parties.train(attempt, options, options), slices)
         assert parties.metrics(attempt) == parties.metrics("slices")
         assert [is_sharded(parties, role, attempt) for role in ("guest", "host")] == [shard] * 2
+        for role in ("guest", "host"):  # other ranks write nothing but their shards
+            assert files(parties, role, attempt) == files(parties, role, "slices")
     for role in ("guest", "host"):
         export_run(tmp_path / role / "sharded", tmp_path / role / "exported")
         exported = load_file(tmp_path / role / "exported" / "weights.safetensors")
