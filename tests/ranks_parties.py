@@ -73,24 +73,31 @@ class Parties:
     device: str = "cpu"
     privacy: str = ""
     bottom: str = BOTTOM
+    more: str = ""  # settings of both parties
     port: int = field(default_factory=free_port)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_job("job.toml", self.method)
         for role in ("guest", "host"):
-            rng = np.random.default_rng(len(role))
-            parts: list[dict[str, Any]] = [
-                {
-                    "x": rng.normal(size=rows).astype(np.float32),
-                    "c": rng.integers(0, CODES, rows),
-                    **({"label": rng.integers(0, 2, rows)} if role == "guest" else {}),
-                }
-                for rows in (ROWS, TEST_ROWS, VALIDATION_ROWS)
-            ]
-            train, test, validation = parts
-            store = self.folder / role / "store"
-            write_store(store, train, {"c": CODES}, test=test, validation=validation)
+            self.write_rows(role)
+
+    def write_rows(self, role: str, machine: str = "", *, flipped: bool = False) -> None:
+        """Write a party's store; at another machine, perhaps with flipped labels."""
+        rng = np.random.default_rng(len(role))
+        parts: list[dict[str, Any]] = [
+            {
+                "x": rng.normal(size=rows).astype(np.float32),
+                "c": rng.integers(0, CODES, rows),
+                **({"label": rng.integers(0, 2, rows)} if role == "guest" else {}),
+            }
+            for rows in (ROWS, TEST_ROWS, VALIDATION_ROWS)
+        ]
+        for part in parts if flipped else []:
+            part["label"] = 1 - part["label"]
+        train, test, validation = parts
+        store = self.folder / f"{role}{machine}" / "store"
+        write_store(store, train, {"c": CODES}, test=test, validation=validation)
 
     def _write_job(self, name: str, method: str) -> None:
         text = _JOB.format(
@@ -108,7 +115,8 @@ class Parties:
             role=role,
             bottom=self.bottom,
             device=self.device,
-            more=f"slices = {slices}" + (f'\nlisten = "127.0.0.1:{self.port}"' if is_guest else ""),
+            more=f"{self.more}\nslices = {slices}"
+            + (f'\nlisten = "127.0.0.1:{self.port}"' if is_guest else ""),
             model=model + ('top = "wdl"\nloss = "binary"' if is_guest else ""),
             peer="host" if is_guest else "guest",
             peer_more="" if is_guest else f'connect = "127.0.0.1:{self.port}"',
@@ -233,5 +241,8 @@ def rank_pids(launcher: Process) -> dict[int, int]:
     raise AssertionError("torchrun started no ranks")
 
 
-def kill_rank(launcher: Process, rank: int) -> None:
-    os.kill(rank_pids(launcher)[rank], signal.SIGKILL)
+def kill_rank(launcher: Process, rank: int, number: signal.Signals = signal.SIGKILL) -> int:
+    """Send a signal to a rank, and return its process id."""
+    pid = rank_pids(launcher)[rank]
+    os.kill(pid, number)
+    return pid

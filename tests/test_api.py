@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 
 import celu
 from celu.certs import make_authority, make_party
-from celu.errors import CallbackError, ConfigError
+from celu.errors import CallbackError, ConfigError, PeerLost
 from celu.metrics.names import METRICS
 from celu.testing import free_port
 
@@ -156,6 +157,33 @@ def test_run_trains_over_the_network_to_the_same_bits(tmp_path: Path) -> None:
     assert "connected" in {event.event for event in events}
     for name in files:
         assert (tmp_path / name / "run" / "weights.safetensors").exists()
+
+
+def test_a_finished_run_stays_done_without_its_peer_and_helps_one_that_is_not(
+    tmp_path: Path,
+) -> None:
+    files, job = settings_files(tmp_path), small_job()
+    run_both(files, job)
+    summary = tmp_path / "airline" / "run" / "summary.json"
+    done = summary.read_bytes()
+    present = files["airline"].read_text()
+    files["airline"].write_text(f"connect_s = 0.5\n{present}")
+    with pytest.raises(PeerLost, match=r"none came within 0\.5 s .*is done, and stays so"):
+        celu.run(job, parties()[0], files["airline"])
+    assert summary.read_bytes() == done
+    assert json.loads((summary.parent / "settings.json").read_text())["party"]["connect_s"] == 0.5
+    # The peer was killed before it had recorded its end, with a checkpoint less.
+    files["airline"].write_text(present)
+    theirs = tmp_path / "weather" / "run"
+    (theirs / "summary.json").unlink()
+    shutil.rmtree(max(theirs.glob("checkpoints/round-*")))
+    run_both(files, job)
+    assert json.loads((theirs / "summary.json").read_text())["status"] == "done"
+    # Under another contract, or with more rounds to come, it is not done.
+    files["airline"].write_text(f"connect_s = 0.5\n{present}")
+    with pytest.raises(PeerLost):
+        celu.run(job, parties()[0], files["airline"], more=1)
+    assert json.loads(summary.read_text())["status"] == "PeerLost"
 
 
 def test_run_refuses_a_party_of_the_other_role(tmp_path: Path) -> None:

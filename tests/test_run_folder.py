@@ -16,7 +16,7 @@ from celu.checkpoint.writer import InlineWriter
 from celu.errors import CallbackError, ConfigError
 from celu.events import Event, LinkDown, TrainingResumed, TrainingStarted, Warned, call_all
 from celu.record.run import RunRecord
-from celu.run_folder import RunFolder
+from celu.run_folder import RunFolder, read_summary
 
 
 def events(path: Path) -> list[dict[str, object]]:
@@ -42,6 +42,21 @@ def test_a_resumed_run_appends_to_its_events_and_counts_attempts(tmp_path: Path)
     assert [e["number"] for e in found if e["event"] == "attempt"] == [1, 2]
     times = [float(str(e["t"])) for e in found]
     assert times == sorted(times)
+
+
+def test_the_summary_of_a_finished_run_stays_only_under_the_same_contract(tmp_path: Path) -> None:
+    start_run(tmp_path)
+    settings = {"job": {"seed": 1}}
+    RunFolder(tmp_path, settings, resume=True).finish({"status": "done", "rounds": 9})
+    done = read_summary(tmp_path)
+    again = RunFolder(tmp_path, settings, resume=True, keep_done=True)
+    assert again.is_done and read_summary(tmp_path) == done  # also if it is killed now
+    again.finish({"status": "PeerLost"})
+    assert read_summary(tmp_path) == done
+    other = RunFolder(tmp_path, {"job": {"seed": 2}}, resume=True, keep_done=True)
+    assert not other.is_done and read_summary(tmp_path) == {}
+    other.finish({"status": "PeerLost"})
+    assert read_summary(tmp_path)["status"] == "PeerLost"
 
 
 def test_a_folder_in_which_training_never_started_can_be_used_again(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ CALLS: dict[str, set[str]] = {
     "json.loads": {
         "checkpoint/tensors.py",
         "cli/demo.py",
-        "cli/run.py",
+        "run_folder.py",
         "ranks/group.py",
         "ranks/meeting.py",
         "transport/wire.py",

@@ -84,6 +84,8 @@ def check_contract(
                 "Use the same [split] in schema.toml at all parties, prepare the store again where "
                 'it changed ("celu prepare"), and align again'
             )
+        if any(field.startswith("psi.shard:") for field in differing):
+            advice = "Start the same shard at all parties: celu align with the same --shard I/K"
         if any(field.startswith("model:") for field in differing):
             advice = 'Use the parts of one model: run "celu export" on the same run at all parties'
         if any(field.startswith("total_rounds:") for field in differing):

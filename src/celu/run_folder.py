@@ -49,11 +49,22 @@ class RunFolder:
     earlier attempts, and time continues from theirs. Lines of a resumed run's log that cannot be
     read are removed with a warning event; `events.jsonl.damaged` is a copy of the log with them.
 
+    With `keep_done`, the summary of a run that is done under the same contract stays until the run
+    is done again (`is_done`): what ends this attempt otherwise, such as an absent peer, does not
+    undo it. Otherwise the summary of an earlier attempt is removed.
+
     Raises CheckpointError if a file cannot be written, for example on a full disk: the run stops,
     and can be resumed from its last checkpoint once there is space.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        keep_done: bool = False,
+    ) -> None:
         self.path = path
         with reporting_write_errors(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -65,8 +76,10 @@ class RunFolder:
             self._callbacks: list[Callback] = []
             self._callback_error: CallbackError | None = None  # of a link's thread
             self._emitting = threading.Lock()  # links emit from their own threads
+            self.is_done = is_resumable and keep_done and _is_done(path, settings)
             with reporting_write_errors(path / "summary.json"):  # of an earlier attempt
-                (path / "summary.json").unlink(missing_ok=True)
+                if not self.is_done:
+                    (path / "summary.json").unlink(missing_ok=True)
             self._write_json("settings.json", {**settings, "versions": versions()})
             for event in self._log.opening_events():
                 self.emit(event)
@@ -122,8 +135,10 @@ class RunFolder:
             open_files.retry(save)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary and unlock the folder."""
+        """Write the summary, unless that of a finished run stays, and unlock the folder."""
         try:
+            if self.is_done and summary.get("status") != "done":
+                return
             seconds = round(self._log.seconds, 3)
             self._write_json("summary.json", {**summary, "seconds": seconds})
         finally:
@@ -154,6 +169,26 @@ class RunFolder:
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
         self.write(name, json.dumps(content, indent=2, default=str) + "\n")
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The summary of the run in a folder; empty if there is none, or it is damaged."""
+    return _read_json(path / "summary.json")
+
+
+def _is_done(path: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether the run in a folder is done, under the contract in these settings."""
+    job = _read_json(path / "settings.json").get("job")
+    is_same = job == json.loads(json.dumps(settings.get("job"), default=str))
+    return is_same and read_summary(path).get("status") == "done"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def check_run_folder(path: Path) -> None:

@@ -31,6 +31,13 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
+def usable_cpus() -> int:
+    """How many CPUs this process may use: under Slurm, for example, not all of the machine's."""
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def exit_within(seconds: float, code: int) -> None:
     """End the process after this time if it still runs; call it when the main thread ends.
 

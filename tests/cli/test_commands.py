@@ -21,7 +21,7 @@ from celu.cli.run import invitation, job_option
 from celu.config.party import PartySettings
 from celu.data.memory_map import open_datasets
 from celu.data.store import open_store
-from celu.errors import CeluError, DataError
+from celu.errors import CeluError, ConfigError, DataError
 from stores import write_store
 
 COMMANDS = (
@@ -235,3 +235,15 @@ def test_the_line_for_the_other_side_names_the_contract_as_it_was_given(
 def test_the_help_of_align_names_both_groups() -> None:
     text = " ".join(invoke("align", "--help").split())
     assert "P-256 or X25519" in text
+
+
+@pytest.mark.parametrize("command", ["simulate", "predict", "check", "align"])
+def test_a_command_that_is_one_process_is_refused_under_torchrun(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("WORLD_SIZE", "2"), ("RANK", "1")):
+        monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(app, [command, str(tmp_path / "party.toml")])
+    assert isinstance(result.exception, ConfigError)
+    assert f"got celu {command} at 2 ranks; start it without torchrun" in str(result.exception)
+    assert CliRunner().invoke(app, ["version"]).exit_code == 0

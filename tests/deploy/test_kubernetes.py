@@ -119,6 +119,22 @@ def test_the_number_of_pods_and_ranks_and_shards_is_one_number() -> None:
     assert len(ports) == workload("alignment")["spec"]["completions"]
 
 
+@pytest.mark.parametrize("recipe", ["alignment", "training"])
+def test_a_pod_computes_with_as_many_threads_as_it_asks_for_cpus(recipe: str) -> None:
+    threads = read_party(FOLDER / recipe / "party.toml").threads
+    assert str(threads) == container(recipe)["resources"]["requests"]["cpu"]
+
+
+def test_torchrun_lets_ranks_reach_a_checkpoint_while_kubernetes_waits() -> None:
+    (limit,) = [
+        one["value"]
+        for one in container("training")["env"]
+        if one["name"] == "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    ]
+    grace = pod("training")["terminationGracePeriodSeconds"]
+    assert grace / 2 < int(limit) < grace
+
+
 def test_ranks_meet_at_the_name_that_the_headless_service_gives_to_pod_0() -> None:
     job = workload("training")
     name, subdomain = job["metadata"]["name"], pod("training")["subdomain"]

@@ -58,6 +58,20 @@ def test_a_run_restarts_after_what_passes_and_not_after_what_would_only_fail_aga
     assert "KillSignal=SIGINT\n" in text and "SuccessExitStatus=130\n" in text
 
 
+@pytest.mark.parametrize(("ranks", "threads"), [("1", "8"), ("3", "2"), ("16", "1")])
+def test_the_ranks_of_a_node_share_its_cpus(tmp_path: Path, ranks: str, threads: str) -> None:
+    srun = '#!/bin/sh\necho "$SRUN_CPUS_PER_TASK $OMP_NUM_THREADS"\n'
+    for name, text in (("srun", srun), ("scontrol", "#!/bin/sh\necho node\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    slurm = {"JOB_ID": "1", "JOB_NUM_NODES": "1", "JOB_NODELIST": "node", "CPUS_PER_TASK": "8"}
+    env = {f"SLURM_{name}": value for name, value in slurm.items()}
+    env |= {"RANKS": ranks, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    script = ["bash", str(DEPLOY / "slurm" / "run.sbatch")]
+    done = subprocess.run(script, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["8", threads]
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_is_valid(name: str) -> None:
     path = DEPLOY / "slurm" / name

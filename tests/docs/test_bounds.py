@@ -60,6 +60,7 @@ def expected() -> dict[str, str]:
     """The bound of each row, from the constants that the code uses."""
     assert len(printable("x" * 5000)) == 1000
     assert grpc_carrier.MAX_INCOMING_CONNECTIONS == websocket_clients.MAX_CLIENTS
+    max_rows = selection.MAX_ROWS.bit_length() - 1
     max_connections = SERVE.max_requests + http_server._SPARE_CONNECTIONS
     return {
         "open connections, authenticated or not": f"{websocket_clients.MAX_CLIENTS}",
@@ -135,7 +136,9 @@ def expected() -> dict[str, str]:
             f"{answered.MAX_ANSWERS_PER_ROW} for each row that the peer declares, or had answered "
             "in its largest attempt"
         ),
-        "rows that a peer may declare": f"2^{selection.MAX_ROWS.bit_length() - 1}",
+        "rows that a peer may declare": (
+            f"2^{max_rows}; with `--shard`, 2^{max_rows} times the number of shards"
+        ),
         "declared size of a Parquet column": (
             f"{parquet_sizes._MAX_CHUNK_BYTES // MIB} MiB, or {parquet_sizes._MAX_RATIO:,} times "
             "its stored size if that is more"

@@ -14,7 +14,7 @@ from torch import nn
 import celu
 from celu.config.party import PartySettings
 from celu.config.reading import validate
-from celu.errors import ConfigError
+from celu.errors import ConfigError, ModelError
 from celu.launch import sharding
 from celu.launch.loading import load_party
 from celu.launch.sharding import Sharding
@@ -74,6 +74,26 @@ def test_a_users_tables_are_replaced_and_their_absence_is_refused(alone: Group) 
     assert type(whole[0]) is nn.Embedding
     with pytest.raises(ConfigError, match=r"model\.shard: expected a model with embedding tables"):
         of(alone, True).shard({"top": nn.Linear(2, 2)})
+
+
+def test_a_table_that_cannot_be_sharded_is_whole_unless_it_would_be(
+    alone: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tied = [nn.Embedding(ROWS, WIDTH, sparse=True) for _ in range(2)]
+    tied[1].weight = tied[0].weight
+    bag = nn.EmbeddingBag(ROWS, WIDTH, sparse=True)
+    limited = nn.Embedding(ROWS, WIDTH, sparse=True, max_norm=1.0)
+    one_table = ROWS * WIDTH * 4 * 2 * 2
+    for layers in ([bag], [limited], tied):
+        model = nn.Sequential(*layers)
+        monkeypatch.setattr(sharding, "available_bytes", lambda: 2 * one_table)
+        of(alone, None).shard({"bottom": model})
+        assert list(model) == layers
+        with pytest.raises(ModelError, match=r"model\.shard: bottom\.0: expected"):
+            of(alone, True).shard({"bottom": model})
+        monkeypatch.setattr(sharding, "available_bytes", lambda: 2 * one_table - 1)
+        with pytest.raises(ModelError, match=r"model\.shard: bottom\.0: expected"):
+            of(alone, None).shard({"bottom": model})
 
 
 def test_a_party_that_starts_over_builds_the_same_tables(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from celu.data.tags import held_out, make_tags
 from celu.errors import ConfigError, DataError
 from celu.prepare import delimited, passes, spill
 from celu.prepare.pipeline import Target, prepare, prepare_like
+from celu.threads import DaemonThreads
 from prepare.samples import (
     ROWS,
     SCHEMA,
@@ -79,16 +81,43 @@ def files(store: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
-def test_any_number_of_threads_makes_the_same_files(tmp_path: Path, name: str) -> None:
+def test_any_number_of_threads_makes_the_same_files(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = csv(tmp_path, rows())
     if name == "rows.parquet":
         path = as_parquet(tmp_path, rows())
+    used = pools(monkeypatch)
     made = []
     for threads in (1, 2, 7):
+        used.clear()
         with small_blocks(400, 2, 700):
             prepare([path], [Target(SCHEMA, tmp_path / str(threads))], threads=threads)
         made.append(files(tmp_path / str(threads)))
+        assert used["celu-encode"] == used["celu-sort"] == threads
     assert made[0] == made[1] == made[2]
+
+
+def test_threads_are_by_default_the_cpus_that_the_process_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = pools(monkeypatch)
+    for cpus, threads in (({1, 5, 6}, 3), (set(range(64)), 8)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cpus=cpus: cpus)
+        make(csv(tmp_path, rows()), SCHEMA, tmp_path / str(threads))
+        assert used["celu-encode"] == threads
+
+
+def pools(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The threads of each pool that a later `prepare` starts, by its name."""
+    used: dict[str, int] = {}
+
+    def start(max_threads: int, name: str) -> DaemonThreads:
+        used[name] = max_threads
+        return DaemonThreads(max_threads, name)
+
+    monkeypatch.setattr(passes, "DaemonThreads", start)
+    return used
 
 
 def test_buckets_that_are_divided_in_two_steps_make_the_same_files(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,3 +67,21 @@ def test_an_alignment_records_how_many_ids_of_a_peer_were_answered(
     facts = json.loads((tmp_path / "alignment" / "alignment.json").read_text())
     assert facts["peers"] == {"host": 50}
     assert facts["answered"] == {"host": 400}
+
+
+def test_an_alignment_uses_the_cpus_that_its_process_may_use(
+    settings: PartySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 7})
+    used: list[int] = []
+
+    def start(num_processes: int, group: str) -> None:
+        used.append(num_processes)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(aligning, "Workers", start)
+    for threads in (None, 1):
+        own = settings.model_copy(update={"threads": threads})
+        with pytest.raises(KeyboardInterrupt):
+            aligning.align_party(own, JOB, lambda port: None, ignore)
+    assert used == [3, 1]

@@ -135,6 +135,7 @@ def test_another_shard_or_number_of_shards_is_named_and_refused(
     for outcome in align_shards(tmp_path, {"guest": Shard(0, 4), "host": other}).values():
         assert isinstance(outcome, (ContractMismatch, PeerFailed))
         assert "psi.shard: " in str(outcome) and str(other) in str(outcome)
+        assert "the same --shard I/K" in str(outcome) and "job.toml" not in str(outcome)
 
 
 @pytest.mark.parametrize("change", [{"total": 10**6}, {"total": 0}, {"total": "7"}, {"rows": 9}])

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from celu.config.optimizer import Optimizer as Settings
 from celu.engine.optimizer import Optimizer
 from celu.errors import ConfigError, ModelError
-from celu.ranks.embedding import ShardedEmbedding, replace_layers, shard, shardable
+from celu.ranks.embedding import (
+    ShardedEmbedding,
+    check_shardable,
+    replace_layers,
+    shard,
+    sparse_tables,
+)
 from celu.ranks.gradients import take_gradients
 from celu.ranks.group import Group
 from celu.ranks.own_rows import leaf_of
@@ -84,11 +90,11 @@ def test_a_model_that_uses_the_weight_itself_is_refused(alone: Group) -> None:
 def test_all_uses_of_a_layer_are_replaced(alone: Group) -> None:
     layer = table()
     model = nn.ModuleDict({"one": nn.Sequential(layer), "two": layer})
-    found = shardable({"bottom": model})
+    found = sparse_tables({"bottom": model})
     assert list(found.values()) == [layer]
     replace_layers(model, {layer: shard(alone, layer)})
     assert [type(m) for m in (model["two"], model["one"][0])] == [ShardedEmbedding] * 2  # type: ignore[index]
-    assert not shardable({"bottom": model})
+    assert not sparse_tables({"bottom": model})
 
 
 def test_tables_that_cannot_be_sharded_are_refused_by_name() -> None:
@@ -98,7 +104,7 @@ def test_tables_that_cannot_be_sharded_are_refused_by_name() -> None:
     limited = nn.Embedding(ROWS, WIDTH, sparse=True, max_norm=1.0)
     for layers, why in (([bag], "EmbeddingBag"), ([limited], "max_norm"), ([first, second], "own")):
         with pytest.raises(ModelError, match=rf"model\.shard: bottom\.0: .*{why}"):
-            shardable({"bottom": nn.Sequential(*layers)})
+            check_shardable({"bottom": nn.Sequential(*layers)}, "bottom.0")
 
 
 def test_clipping_by_a_norm_is_refused_by_name(alone: Group) -> None:

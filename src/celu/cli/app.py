@@ -9,7 +9,8 @@ import typer
 from rich.markup import escape
 
 from celu.cli.console import Console
-from celu.errors import CeluError
+from celu.errors import CeluError, ConfigError
+from celu.ranks.environment import num_ranks
 from celu.threads import exit_within, exit_without_finalizing
 
 _INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
@@ -54,6 +55,17 @@ for _name in (
     "version",
 ):
     import_module(f"celu.cli.{_name}").register(app)
+
+
+@app.callback()
+def _check_ranks(context: typer.Context) -> None:
+    """Raise ConfigError for a command that torchrun would start several times, but one for all."""
+    command = context.invoked_subcommand
+    if num_ranks() > 1 and command not in ("run", "version"):
+        raise ConfigError(
+            "torchrun: expected celu run, which divides each batch among the ranks of a party, got "
+            f"celu {command} at {num_ranks()} ranks; start it without torchrun, as one process"
+        )
 
 
 def main() -> None:

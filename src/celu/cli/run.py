@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import socket
 import time
@@ -24,6 +23,7 @@ from celu.config.reading import validate
 from celu.errors import CeluError, ConfigError, RankLost
 from celu.launch.folder import open_run_folder
 from celu.ranks.environment import num_restarts, own_rank
+from celu.run_folder import read_summary
 
 
 def register(app: typer.Typer) -> None:
@@ -101,7 +101,13 @@ def run(
         return
     console = Console()
     monitors = Monitors(settings, contract, console, port=dashboard_port if dashboard else None)
-    folder = open_run_folder(settings, contract)
+    folder = open_run_folder(settings, contract, keep_done=restart_from is None and more is None)
+    where = escape(str(settings.run_dir))
+    if folder.is_done:
+        console.print(
+            f"{where}: this run is done; it takes part once more, for a peer that is not",
+            soft_wrap=True,
+        )
     if settings.insecure:
         console.print(
             "[bold red]insecure = true[/bold red]: messages are neither encrypted nor authenticated"
@@ -136,8 +142,14 @@ def run(
             interrupt.join,
         )
     took_s = time.monotonic() - started
-    console.print(summary_table(settings.name, result, took_s, progress.training_s))
-    where = escape(str(settings.run_dir))
+    if result is None:
+        rounds = read_summary(settings.run_dir).get("rounds")
+        console.print(
+            f"{settings.name}: done before, after {rounds} rounds; no peer came within "
+            f"{settings.connect_s:g} s (connect_s), so nothing was changed"
+        )
+    else:
+        console.print(summary_table(settings.name, result, took_s, progress.training_s))
     console.print(f"recorded in {where}; to view it:\n  celu report {where}", soft_wrap=True)
 
 
@@ -147,11 +159,8 @@ def _check_earlier_attempt(run_dir: Path) -> None:
     It does if a rank was lost or killed. An error of another kind has been reported to the peers,
     which have stopped; a run that was interrupted is not to continue.
     """
-    try:
-        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-        status, message = str(summary["status"]), str(summary.get("message", ""))
-    except (OSError, ValueError, TypeError, KeyError):
-        return
+    summary = read_summary(run_dir)
+    status, message = str(summary.get("status", "done")), str(summary.get("message", ""))
     if status in ("done", RankLost.__name__):
         return
     if status == KeyboardInterrupt.__name__:

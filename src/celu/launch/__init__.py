@@ -11,6 +11,7 @@
 `label_budget`: what a run spends of the privacy of the guest's labels
 `precision`: how exact matrix products are while parties train
 `ranks`: the processes of a party that torchrun started: rank 0 leads, the others follow
+`same_party`: what all ranks must have alike: the settings, the contract, the store
 `once`: options that apply once, although torchrun passes them at every restart
 `sharding`: which embedding tables are sharded over the ranks
 `checking`: `celu check`: what can be checked before the peers are there

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from celu.events import Callback, Connected, Restarted
 from celu.launch.endpoint import endpoint_of
 from celu.psi.protocol import AlignmentResources, AlignmentResult, align_guest, align_host
 from celu.psi.workers import Workers
+from celu.threads import usable_cpus
 from celu.transport.connect import open_links
 from celu.transport.link import run_blocking
 from celu.transport.message import TrafficBothWays
@@ -150,7 +150,7 @@ def _align(
     """Run the protocol, over again if a peer restarts."""
     open_files.raise_limit()
     num_restarts = 0
-    with Workers(settings.threads or os.cpu_count() or 1, job.alignment.group) as workers:
+    with Workers(settings.threads or usable_cpus(), job.alignment.group) as workers:
         work = AlignmentResources(where.folder, workers, shard=where.shard, total=where.total)
         while True:
             try:

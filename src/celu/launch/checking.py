@@ -171,12 +171,15 @@ def _check_tables(settings: PartySettings, party: Guest | Host) -> Iterator[Find
     """Warn of tables that `shard` asks for and that only a run with several ranks refuses."""
     if not settings.require_model().shard:
         return
-    from celu.ranks.embedding import shardable  # torch.distributed takes a while to import
+    from celu.ranks.embedding import check_shardable, sparse_tables  # torch.distributed is slow
 
     modules = {name: module for name, module in modules_of(party).items() if module is not None}
     problem = ""
     try:
-        if not shardable(modules):
+        tables = sparse_tables(modules)
+        for name in tables:
+            check_shardable(modules, name)
+        if not tables:
             problem = (
                 "model.shard: expected embedding tables, that is torch.nn.Embedding(sparse=True), "
                 "got a model without"

@@ -7,7 +7,10 @@ from celu.config.party import PartySettings
 from celu.run_folder import RunFolder
 
 
-def open_run_folder(settings: PartySettings, job: Job) -> RunFolder:
-    """The run folder of the settings: a new one, or one to resume; raises ConfigError."""
+def open_run_folder(settings: PartySettings, job: Job, *, keep_done: bool = False) -> RunFolder:
+    """The run folder of the settings: a new one, or one to resume; raises ConfigError.
+
+    For `keep_done` see `RunFolder`.
+    """
     content = {"job": job.model_dump(mode="json"), "party": settings.model_dump(mode="json")}
-    return RunFolder(settings.run_dir, content, resume=True)
+    return RunFolder(settings.run_dir, content, resume=True, keep_done=keep_done)

@@ -23,6 +23,7 @@ from celu.launch.loading import load_party, read_datasets
 from celu.launch.memory import retain_freed_memory
 from celu.launch.precision import matrix_products
 from celu.launch.recording import modules_of
+from celu.launch.same_party import check_same_settings, check_same_store
 from celu.launch.starting import load_start
 from celu.model_identity import digest_weights, weights_of
 from celu.party import Guest, Host
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from celu.launch.sharding import Sharding
 
 _MARGIN_S = 120.0  # beyond what the first rank may wait for a peer
+_SILENT = 0.5  # of deadline_s, after which the peers give up a party that sends nothing
 
 
 @contextmanager
@@ -55,7 +57,8 @@ def slices_of(settings: PartySettings, job: Job) -> Iterator[Slices]:
         return
     from celu.ranks.group import joined  # torch.distributed takes a while to import
 
-    with joined(settings.connect_s + settings.outage_s + settings.deadline_s + _MARGIN_S) as group:
+    timeout_s = settings.connect_s + settings.outage_s + settings.deadline_s + _MARGIN_S
+    with joined(timeout_s, settings.deadline_s * _SILENT) as group:
         yield group
 
 
@@ -118,7 +121,8 @@ def check_same_weights(ranks: Slices, party: Guest | Host) -> None:
     digest = digest_weights({n: t for n, t in weights_of(modules).items() if n not in shards})
     if ranks.any(ranks.share(lambda: digest) != digest):
         raise ModelError(
-            "expected the same initial weights at all ranks, got others: a model must draw them "
+            "expected the same initial weights at all ranks, got others: use the same modules on "
+            "all machines and, with start, copies of the same run; a model must draw its weights "
             "from torch's random numbers, which are seeded, and from nothing else"
         )
 
@@ -192,9 +196,11 @@ def follow_party(
     settings = with_own_device(settings)
     with slices_of(settings, job) as ranks, matrix_products(settings):
         joined(ranks)
+        check_same_settings(ranks, settings, job, more)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         datasets, terms = read_datasets(settings), RunTerms()
+        check_same_store(ranks, settings, datasets)
         sharding = sharding_of(settings, job, ranks, datasets)
         while True:
             party = load_party(settings, job, source, datasets, sharding)
@@ -204,6 +210,8 @@ def follow_party(
                 terms = replace(terms, total_rounds=ranks.share(lambda: None))
             check_same_weights(ranks, party)
             check_same_keys(ranks, job, party)
+            if not ranks.share(lambda: None):  # the run is done, and the peers did not come
+                return
             links = {peer: RankLink(ranks, peer, None) for peer in settings.peers}
             options: dict[str, Any] = {
                 "checkpoints": rank_checkpoints(ranks, Checkpoints(settings.run_dir), party),

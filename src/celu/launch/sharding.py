@@ -18,7 +18,13 @@ from celu.engine.device import find_device
 from celu.errors import ConfigError
 from celu.launch.memory_estimate import available_bytes
 from celu.models.tower import new_embedding
-from celu.ranks.embedding import new_sharded, replace_layers, shard, shardable
+from celu.ranks.embedding import (
+    check_shardable,
+    new_sharded,
+    replace_layers,
+    shard,
+    sparse_tables,
+)
 from celu.ranks.environment import num_local_ranks
 from celu.ranks.group import Group
 
@@ -52,11 +58,14 @@ class Sharding:
     def shard(self, modules: Mapping[str, nn.Module]) -> None:
         """Shard the tables of modules that `new_embedding` did not make.
 
-        Raises ModelError for a table that cannot be sharded, ConfigError if there is none.
+        Raises ModelError for a table that would be and cannot, ConfigError if there is none.
         """
         if self._wanted is not False:
-            for name, table in shardable(modules).items():
-                if self._applies(table.weight.numel()):
+            weights = {id(t.weight): name for name, t in reversed(sparse_tables(modules).items())}
+            for name, found in sparse_tables(modules).items():
+                is_first = weights[id(found.weight)] == name  # of the layers that share a table
+                if is_first and self._applies(found.weight.numel()):
+                    table = check_shardable(modules, name)
                     module = modules[name.split(".", 1)[0]]
                     replace_layers(module, {table: shard(self._ranks, table)})
         if self._wanted and not self._num_sharded:

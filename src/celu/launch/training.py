@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,8 @@ from celu.config.schema import SCHEMA_FILE
 from celu.data.tags import Tags
 from celu.engine.auditing import AuditOptions
 from celu.engine.extension import check_more, extended_rounds
-from celu.engine.setup import RunTerms
-from celu.errors import ConfigError, PeerRestarted
+from celu.engine.setup import RunTerms, contract_of, inventory_of
+from celu.errors import ConfigError, PeerLost, PeerRestarted
 from celu.events import Callback, Connected, DataOpened, Restarted, Warned, call_all
 from celu.launch.auditing import audit_options, input_columns
 from celu.launch.endpoint import endpoint_of
@@ -42,6 +43,7 @@ from celu.launch.ranks import (
 from celu.launch.ready import make_ready
 from celu.launch.recording import modules_of, record_result, recording_failure
 from celu.launch.restarts import Restarts
+from celu.launch.same_party import check_same_settings, check_same_store
 from celu.party import Guest, Host
 from celu.ranks.environment import num_ranks
 from celu.ranks.link import RankLink
@@ -70,7 +72,8 @@ def run(
     one raises, the run ends with CallbackError. A second call resumes the run from the checkpoints
     in the run folder. With `restart_from`, which all parties must pass, it resumes from this round
     and trains later ones again. With `more`, which all parties must pass, it continues a finished
-    or stopped run by that many rounds. Raises CeluError.
+    or stopped run by that many rounds. A run that is done stays so if no peer comes. Raises
+    CeluError.
     """
     if more != 0:
         check_more(more)
@@ -90,7 +93,8 @@ def run(
             f"got {settings.role!r}"
         )
     # The record must not name modules and rows that the run does not use: an export reads it.
-    folder = open_run_folder(settings.model_copy(update={"data": None, "model": None}), job)
+    recorded = settings.model_copy(update={"data": None, "model": None})
+    folder = open_run_folder(recorded, job, keep_done=restart_from is None and not more)
     folder.add_callback(call_all(callbacks))
     initial = {name: copy.deepcopy(m.state_dict()) for name, m in modules_of(party).items() if m}
 
@@ -103,9 +107,15 @@ def run(
     with recording_failure([folder]), matrix_products(settings):
         slices = Slices(settings.slices)
         _restart(folder, restart_from, slices)
-        return _run_recorded(
+        result = _run_recorded(
             settings, job, reset, folder, lambda port: None, more=more, ranks=slices
         )
+        if result is None:
+            raise PeerLost(
+                f"{folder.path}: expected the peers, none came within {settings.connect_s:g} s "
+                "(connect_s); the run in this folder is done, and stays so"
+            )
+        return result
 
 
 def run_party(
@@ -117,8 +127,10 @@ def run_party(
     restart_from: int | None = None,
     more: int = 0,
     joined: Callable[[Slices], None] = lambda ranks: None,
-) -> Result:
+) -> Result | None:
     """Train a party whose rows and modules `party.toml` names; raises CeluError.
+
+    Returns None if the run in the folder is done already, and the peers did not come.
 
     Python searches `source` first when it imports the user's modules. `listening` is called with
     the port once peers can connect, `joined` once the party's ranks have met. For `restart_from`
@@ -132,9 +144,11 @@ def run_party(
         matrix_products(settings),
     ):
         joined(ranks)
+        check_same_settings(ranks, settings, job, more)
         _restart(folder, restart_from, ranks)
         endpoint_of(settings)  # refuse wrong keys before reading rows, which may take long
         datasets = read_datasets(settings)
+        check_same_store(ranks, settings, datasets)
         for warning in datasets.warnings:
             folder.emit(Warned(message=warning))
         folder.write(SCHEMA_FILE, datasets.schema.to_json())
@@ -184,9 +198,10 @@ def _run_recorded(
     columns: Mapping[str, Sequence[str]] | None = None,
     more: int = 0,
     ranks: Slices = ONE,
-) -> Result:
+) -> Result | None:
     """Train until done; if a peer's process restarts, start over from the last checkpoint.
 
+    Returns None if the run was done already, and the peers did not come.
     Raises PeerLost if peers restart again and again, and no checkpoint is taken in between.
     """
     open_files.raise_limit()
@@ -212,7 +227,10 @@ def _run_recorded(
         except PeerRestarted as error:
             folder.emit(Restarted(message=str(error)))
             restarts.add(error, _newest_checkpoint(folder))
-    record_result(folder, job, result, party, read_ids, ranks)
+    if result is None:
+        folder.finish({})  # its summary stays
+    else:
+        record_result(folder, job, result, party, read_ids, ranks)
     return result
 
 
@@ -225,13 +243,29 @@ def _run_once(
     terms: RunTerms,
     audit: AuditOptions | None,
     ranks: Slices,
-) -> Result:
-    """One session with the peers, from connecting to GOODBYE."""
+) -> Result | None:
+    """One session with the peers, from connecting to GOODBYE.
+
+    A party whose run is done takes part, since a peer may have lost its end. Returns None if the
+    peers do not come then.
+    """
     checkpoints = Checkpoints(folder.path)
     checkpoints.scan()  # while no peer waits
+    if folder.is_done:  # also under this contract, with these rows?
+        inventory_of(contract_of(job, party, terms), checkpoints, lambda event: None)
     is_alone = len(ranks.own) == ranks.size
     shared = rank_checkpoints(ranks, checkpoints, party)
-    with open_links(endpoint_of(settings, folder.try_emit), listening) as links:
+    with ExitStack() as stack:
+        links: Mapping[str, Link] | None = None
+        try:
+            opened = open_links(endpoint_of(settings, folder.try_emit), listening)
+            links = stack.enter_context(opened)
+        except PeerLost as error:
+            if not folder.is_done or isinstance(error, PeerRestarted):
+                raise
+            folder.emit(Warned(message=f"the run is done, and no peer came to resume it: {error}"))
+        if not ranks.share(lambda: links is not None) or links is None:
+            return None
         folder.emit(Connected(peers=sorted(links), secure=not settings.insecure))
         spend_label_budget(settings, job, party)
         name, emit = settings.name, folder.emit

@@ -9,7 +9,6 @@ stores do not depend on that.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,6 +29,7 @@ from celu.prepare.passes import (
 )
 from celu.prepare.raw_file import RawFile
 from celu.prepare.spill import Spill, buckets_for
+from celu.threads import usable_cpus
 
 __all__ = ["Progress", "Report", "Target", "prepare", "prepare_like"]
 
@@ -100,7 +100,7 @@ def _prepare(
     replace: bool,
     threads: int | None,
 ) -> list[Report]:
-    threads = threads or min(os.cpu_count() or 1, _MAX_THREADS)
+    threads = threads or min(usable_cpus(), _MAX_THREADS)
     if not sources:
         raise ConfigError("expected raw files, got none")
     files = [RawFile(path, settings.source) for path in sources]

@@ -5,6 +5,7 @@
 `gradients`: gradients of slices, added in the order of the slices
 `link`: the link of a party with several ranks: the first rank has it, and tells the others
 `meeting`: how the ranks of one attempt find each other
+`heartbeats`: how ranks notice one that is silent
 `environment`: what torchrun tells a process about its rank
 `buffers`: refuses models whose forward pass changes buffers
 `embedding`: embedding tables that are sharded over the ranks, row by row

@@ -7,7 +7,6 @@ ranks (`group`) and update their rows. So a sharded table has the bits of a repl
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -87,35 +86,41 @@ def shard(ranks: Group, table: nn.Embedding) -> ShardedEmbedding:
     return ShardedEmbedding(own, ranks, table.padding_idx)
 
 
-def shardable(modules: Mapping[str, nn.Module]) -> dict[str, nn.Embedding]:
-    """The tables of modules that can be sharded, by name: `nn.Embedding(sparse=True)`.
+def sparse_tables(modules: Mapping[str, nn.Module]) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
+    """The whole tables of modules, by name: layers with sparse gradients."""
+    return {
+        name: layer
+        for name, layer in _layers(modules).items()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+        and layer.sparse
+        and not isinstance(layer, ShardedEmbedding)
+    }
 
-    Raises ModelError for one with sparse gradients that cannot be.
-    """
-    layers = {
+
+def check_shardable(modules: Mapping[str, nn.Module], name: str) -> nn.Embedding:
+    """The table of this name; raises ModelError if it cannot be sharded."""
+    layers = _layers(modules)
+    layer = layers[name]
+    if type(layer) is not nn.Embedding or layer.max_norm is not None:
+        raise ModelError(
+            f"model.shard: {name}: expected torch.nn.Embedding without max_norm, got "
+            f"{type(layer).__name__}, which cannot be sharded; use that, or shard = false"
+        )
+    parameters = [p for other in layers.values() for p in other.parameters(recurse=False)]
+    if sum(parameter is layer.weight for parameter in parameters) > 1:
+        raise ModelError(
+            f"model.shard: {name}: expected a table of its own, got one that another layer "
+            "uses, too; use one layer twice, or shard = false"
+        )
+    return layer
+
+
+def _layers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    return {
         f"{which}.{name}": layer
         for which, module in modules.items()
         for name, layer in module.named_modules()
     }
-    users = Counter(id(p) for layer in layers.values() for p in layer.parameters(recurse=False))
-    found: dict[str, nn.Embedding] = {}
-    for name, layer in layers.items():
-        if not isinstance(layer, nn.Embedding | nn.EmbeddingBag) or not layer.sparse:
-            continue
-        if isinstance(layer, ShardedEmbedding):
-            continue
-        if type(layer) is not nn.Embedding or layer.max_norm is not None:
-            raise ModelError(
-                f"model.shard: {name}: expected torch.nn.Embedding without max_norm, got "
-                f"{type(layer).__name__}, which cannot be sharded; use that, or shard = false"
-            )
-        if users[id(layer.weight)] > 1:
-            raise ModelError(
-                f"model.shard: {name}: expected a table of its own, got one that another layer "
-                "uses, too; use one layer twice, or shard = false"
-            )
-        found[name] = layer
-    return found
 
 
 def replace_layers(module: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> None:

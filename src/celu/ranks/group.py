@@ -1,8 +1,9 @@
 """The ranks of a party under torchrun: a `torch.distributed` group with gloo.
 
-All waits end at the deadline of the group, and at once where a rank is gone. A rank that fails says
-why in the group's store, so that the others end with its error and not with one about the network;
-a rank that was killed says nothing, and the others raise RankLost: torchrun then starts all again.
+All waits end at the deadline of the group, soon where a rank is silent, and at once where it is
+gone. A rank that fails says why in the group's store, so that the others end with its error and not
+with one about the network; a rank that was killed says nothing, and the others raise RankLost:
+torchrun then starts all again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 from celu import errors
 from celu.errors import CeluError, RankLost
 from celu.ranks.gradients import Gradients, sum_dense, sum_sparse
+from celu.ranks.heartbeats import Heartbeats
 from celu.ranks.meeting import meet
 from celu.ranks.own_rows import OwnRows
 from celu.ranks.owners import follows_route, sum_owned
@@ -35,6 +38,7 @@ _FAILED, _DONE = "celu/failed", "celu/done"
 _LAUNCH = "celu/launch"  # in torchrun's own store, which survives its restarts
 _REASON_S = 2.0  # for the reason of a rank that is gone
 _END_S = 20.0  # for the first rank, to tell the peers
+_NEVER_SENT = 0x63656C75  # the tag of a message that no rank sends
 _DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
@@ -42,11 +46,12 @@ _DTYPES = (
 
 
 @contextmanager
-def joined(timeout_s: float) -> Iterator[Group]:
+def joined(timeout_s: float, silent_s: float | None = None) -> Iterator[Group]:
     """Join the group that torchrun's environment describes; leave it at the end of the block.
 
     If the block raises, the other ranks are told why. Raises RankLost if ranks are missing after
-    `timeout_s`, which is also how long any of them waits for another.
+    `timeout_s`, which is also how long any of them waits for another that lives; one without a
+    heartbeat for `silent_s` is lost.
     """
     timeout = dt.timedelta(seconds=timeout_s)
     try:
@@ -62,6 +67,7 @@ def joined(timeout_s: float) -> Iterator[Group]:
         ) from error
     group = Group(store, rank, size, attempt)
     group.launch = launch
+    group.watch(timeout_s if silent_s is None else silent_s)
     try:
         yield group
     except BaseException as error:
@@ -85,6 +91,15 @@ class Group(Slices):
         self._num_tables = 0
         self._buffers: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor]] = {}
         self._is_broken = False
+        self._heartbeats: Heartbeats | None = None
+        self._silent: str | None = None  # who, and for how long
+        self._store_answers = True
+
+    def watch(self, silent_s: float) -> None:
+        """Watch for ranks without a heartbeat for this time: a wait for one then raises."""
+        self._heartbeats = Heartbeats(
+            self._store, self.rank, self.size, silent_s, partial(self._lose, silent_s)
+        )
 
     def share(self, compute: Callable[[], Any]) -> Any:
         """See `Slices`."""
@@ -198,6 +213,7 @@ class Group(Slices):
     def leave(self) -> None:
         """Leave together: one that ends early would look lost to the others."""
         self.exchange(dist.barrier)
+        self._stop_watching()
         dist.destroy_process_group()
 
     def fail(self, error: BaseException) -> None:
@@ -207,6 +223,9 @@ class Group(Slices):
         """
         with suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends anyway, with its own exit code
+        self._stop_watching()
+        if not self._store_answers:  # nor would it take the reason
+            return
         with suppress(RuntimeError):
             if not isinstance(error, CeluError | KeyboardInterrupt):
                 kind = type(error).__name__  # not its text, which may quote rows
@@ -317,7 +336,30 @@ class Group(Slices):
             self._is_broken = True
             raise self._reason(error) from error
 
+    def _stop_watching(self) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.stop()
+
+    def _lose(self, silent_s: float, rank: int | None) -> None:
+        """Let a wait for any rank fail: one rank is silent, or the store (None)."""
+        self._store_answers = rank is not None
+        who = "torchrun's store" if rank is None else f"rank {rank}"
+        self._silent = f"{who} has been silent for {silent_s:g} s, half of deadline_s"
+        self._is_broken = True
+        # Gloo cannot abort, but where a receive exceeds its time, it closes all connections.
+        with suppress(RuntimeError):
+            other = rank or (1 if self.is_first else 0)
+            receive = dist.irecv(torch.empty(1), other, tag=_NEVER_SENT)
+            if receive is not None:
+                receive.wait(dt.timedelta(milliseconds=1))
+
     def _reason(self, error: RuntimeError) -> CeluError:
+        if self._silent is not None:
+            return RankLost(
+                f"rank {self.rank}: {self._silent}: the process was stopped, or its machine is "
+                "gone; torchrun restarts all ranks if --max-restarts allows it, and the run "
+                "resumes from its last checkpoint"
+            )
         with suppress(RuntimeError):
             self._store.wait([_FAILED], dt.timedelta(seconds=_REASON_S))
             return _rebuild(json.loads(self._store.get(_FAILED)))

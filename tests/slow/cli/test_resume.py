@@ -126,6 +126,12 @@ def test_a_finished_run_can_be_started_again_but_not_with_another_contract(
         assert guest_or_host.code == 0
         assert "resumes from round 200 of 200" in guest_or_host.out
     same_weights(pair.folder, whole)
+    summary = (pair.folder / "airline" / "run" / "summary.json").read_bytes()
+    pair.edit("airline/party.toml", "connect_s = 600", "connect_s = 0.5")
+    alone = ended(pair.start("airline"))
+    assert alone.code == 0 and "done before, after 200 rounds" in " ".join(alone.out.split())
+    assert (pair.folder / "airline" / "run" / "summary.json").read_bytes() == summary
+    pair.edit("airline/party.toml", "connect_s = 0.5", "connect_s = 600")
     pair.edit("job.toml", "seed = 1", "seed = 2")
     guest, host = pair.run()
     assert {guest.code, host.code} <= {12, 14} and 14 in (guest.code, host.code)

@@ -59,6 +59,18 @@ def test_a_machine_with_another_key_of_labels_is_refused_before_the_first_batch(
     host = parties.start("host", "again")
     shown = parties.log("guest-2", "again").read_text(encoding="utf-8")
     assert [wait(process) for process in (*again, host)] == [0, 0, 0], shown
+    assert not (tmp_path / "guest-2" / "again").exists()  # only rank 0 writes a run folder
+
+
+def test_a_machine_with_another_store_is_refused_at_all_ranks(tmp_path: Path) -> None:
+    parties = Parties(tmp_path)
+    parties.write_rows("guest", "-2", flipped=True)
+    running = parties.start_machines("guest", "refused", ["", "-2"], restarts=0)
+    assert all(wait(process) for process in running)
+    for machine in ("", "-2"):
+        log = parties.log(f"guest{machine}", "refused").read_text(encoding="utf-8")
+        assert "guest-2/store: expected the store of the first rank at rank 1, got another" in log
+        assert "the labels of train rows differ" in log
 
 
 SRUN = """#!/bin/sh

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from celu.serving.export import export_run
-from ranks_parties import Parties, kill_rank, wait
+from ranks_parties import TIMEOUT_S, Parties, kill_rank, wait
 
 RANKS = {"1-2": (1, 2), "2-1": (2, 1), "1-4": (1, 4)}
 PRIVATE = "label_epsilon = 2.0"  # the guest has a twin
@@ -64,6 +66,13 @@ def is_sharded(parties: Parties, role: str, out: str) -> bool:
     return any((parties.folder / role / out / "checkpoints").glob("round-*/shard-1-of-*"))
 
 
+def files(parties: Parties, role: str, out: str) -> set[str]:
+    """The files of a run folder, without the shards of its checkpoints."""
+    folder = parties.folder / role / out
+    found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    return {name for name in found if not re.search(r"/shard-\d+-of-", name)}
+
+
 def assert_same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
@@ -78,6 +87,8 @@ def test_two_ranks_at_both_parties_have_the_bits_of_two_slices_twice(tmp_path: P
         assert_same_bits(parties.train(attempt, options, options), slices)
         assert parties.metrics(attempt) == parties.metrics("slices")
         assert [is_sharded(parties, role, attempt) for role in ("guest", "host")] == [shard] * 2
+        for role in ("guest", "host"):  # other ranks write nothing but their shards
+            assert files(parties, role, attempt) == files(parties, role, "slices")
     for role in ("guest", "host"):
         export_run(tmp_path / role / "sharded", tmp_path / role / "exported")
         exported = load_file(tmp_path / role / "exported" / "weights.safetensors")
@@ -119,23 +130,39 @@ def test_the_auc_of_ranks_is_that_of_one_process(tmp_path: Path) -> None:
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("guest", [1, 2], ids=["1-2", "2-2"])
-def test_a_killed_rank_restarts_its_party_and_the_bits_are_undisturbed(
-    tmp_path: Path, guest: int
+@pytest.mark.parametrize(
+    ("guest", "rank", "number"),
+    [(1, 1, signal.SIGSTOP), (2, 0, signal.SIGKILL)],
+    ids=["1-2, rank 1 is silent", "2-2, rank 0 is killed"],
+)
+def test_a_lost_rank_restarts_its_party_and_the_bits_are_undisturbed(
+    tmp_path: Path, guest: int, rank: int, number: signal.Signals
 ) -> None:
     parties = Parties(tmp_path, rounds=200)
     undisturbed = parties.train("undisturbed", {"slices": guest}, {"slices": 2})
     options = {role: {"ranks": n, "shard": True} for role, n in (("guest", guest), ("host", 2))}
     options["guest"]["shard"] = True if guest > 1 else None
+    parties.more = "deadline_s = 20"
     running = {role: parties.start(role, "killed", **o) for role, o in options.items()}
     parties.wait_for_round("host", "killed", 10)
-    kill_rank(running["host"], 1)
+    lost = kill_rank(running["host"], rank, number)
+    if number == signal.SIGSTOP:
+        wait_for_log(parties, "rank 1 has been silent for 10 s, half of deadline_s")
+        os.kill(lost, signal.SIGKILL)  # as torchrun does after 30 s
     assert_same_bits(parties.finish("killed", running), undisturbed)
     attempts = [e for e in parties.events("host", "killed") if e["event"] == "attempt"]
     assert len(attempts) > 1
     # The peer is not restarted: it starts over by itself, at all its ranks.
     assert [e["event"] for e in parties.events("guest", "killed")].count("attempt") <= 1
     assert any(e["event"] == "restart" for e in parties.events("guest", "killed"))
+
+
+def wait_for_log(parties: Parties, text: str) -> None:
+    """Wait until the host says this."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while text not in parties.log("host", "killed").read_text(encoding="utf-8"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_an_option_for_one_start_applies_once_although_torchrun_restarts(tmp_path: Path) -> None:
