@@ -19,7 +19,7 @@ from celu.events import ignore
 from celu.session import guest_session, host_session
 from celu.transport.memory import memory_links, run_together
 from celu.transport.message import Kind, Message
-from federation import BATCH, ROWS, Federation, federation
+from federation import BATCH, ROWS, Federation, federation, with_validation
 
 
 def run(fed: Federation) -> celu.Result:
@@ -41,6 +41,20 @@ def test_a_target_metric_that_the_loss_does_not_have_is_refused_before_training(
     evaluation = celu.Evaluation(every=2, metric="auc", target=0.9)
     with pytest.raises(ConfigError, match=r"loss, rmse, mae, r2\), got auc"):
         run(federation(loss="regression", evaluation=evaluation))
+
+
+@pytest.mark.parametrize("validates", [False, True])
+def test_a_run_without_test_rows_is_refused_before_training(validates: bool) -> None:
+    fed = with_validation(federation()) if validates else federation()
+    empty = celu.Dataset({name: t[:0] for name, t in fed.hosts["host"].test.inputs.items()})
+    labels = fed.guest.test.labels
+    assert labels is not None
+    guest = dataclasses.replace(fed.guest, test=celu.Dataset(empty.inputs, labels[:0]))
+    hosts = {"host": dataclasses.replace(fed.hosts["host"], test=empty)}
+    events: list[celu.Event] = []
+    with pytest.raises(DataError, match=r"at least one test row, got none; set split\.test"):
+        celu.simulate(fed.job, guest, hosts, callbacks=[events.append])
+    assert not events
 
 
 def test_held_out_metrics_are_exact_and_their_bytes_are_counted_separately() -> None:

@@ -181,6 +181,11 @@ def _schedule(name: str, job: Job, party: Guest | Host) -> Schedule:
             f"{name}: expected at least one batch of {job.batch_size} training rows, "
             f"got {train.num_rows}"
         )
+    if test.num_rows == 0:  # which a run scores at its end, also where validation rows decide
+        raise DataError(
+            f"{name}: expected at least one test row, got none; set split.test in schema.toml "
+            "above 0 at all parties and prepare the rows again, or pass test rows in Python"
+        )
     return Schedule(
         num_rounds=job.num_rounds(rounds_per_epoch),
         rounds_per_epoch=rounds_per_epoch,

@@ -212,6 +212,18 @@ def test_fewer_rows_than_a_batch_are_an_error(pair: Pair) -> None:
     assert run_code == code and run_text.endswith(text[text.index("DataError") :])
 
 
+def test_a_store_without_test_rows_ends_the_check_as_it_ends_a_run(pair: Pair) -> None:
+    table = {name: np.linspace(0, 1, 256, dtype=np.float32) for name in ("c", "d")}
+    none = {name: values[:0] for name, values in table.items()}
+    write_store(pair.folder / "weather" / "all", table, test=none)
+    pair.edit("weather/party.toml", 'store = "store"', 'store = "all"')
+    code, text = check(pair, "weather")
+    assert code == 4 and "weather: expected at least one test row, got none" in text
+    assert "set split.test in schema.toml above 0" in text
+    run_code, run_text = run(pair, "weather")  # which waits for no peer
+    assert run_code == code and run_text.endswith(text[text.index("DataError") :])
+
+
 MODULE = """
 import torch
 
