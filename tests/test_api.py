@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import threading
@@ -14,7 +15,7 @@ from torch import nn
 
 import celu
 from celu.certs import make_authority, make_party
-from celu.errors import CallbackError, ConfigError, PeerLost
+from celu.errors import CallbackError, ConfigError, DataError, ModelError, PeerLost
 from celu.metrics.names import METRICS
 from celu.testing import free_port
 
@@ -75,6 +76,37 @@ def test_a_loss_is_a_name_or_a_callable() -> None:
         ConfigError, match=r'expected one of "binary", .* or a callable, got .brier'
     ):
         parties("brier")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"top": torch.relu}, ModelError, "top: expected an nn.Module, got the function"),
+        ({"top": None}, ModelError, "top: expected an nn.Module, got an object of"),
+        ({"bottom": nn.Linear}, ModelError, "bottom: .* got the class .*Linear; create a module"),
+        ({"train": torch.zeros(3)}, DataError, "train: expected a celu.Dataset, got an .*Tensor"),
+        ({"test": None}, DataError, "test: expected a celu.Dataset, got an object of .*NoneType"),
+    ],
+)
+def test_what_is_no_module_or_dataset_is_refused_at_once(
+    change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    guest, host = parties()
+    with pytest.raises(error, match=message):
+        dataclasses.replace(guest, **change)
+    if "top" not in change:
+        with pytest.raises(error, match=message):
+            dataclasses.replace(host, **change)
+
+
+def test_parties_in_each_others_place_are_named() -> None:
+    guest, host = parties()
+    swapped: Any = (host, {"weather": guest})
+    with pytest.raises(ConfigError, match=r"guest: expected a celu\.Guest, got Host"):
+        celu.simulate(small_job(), *swapped)
+    swapped = (guest, {"weather": guest})
+    with pytest.raises(ConfigError, match=r"hosts: weather: expected a celu\.Host, got Guest"):
+        celu.simulate(small_job(), *swapped)
 
 
 def test_callbacks_get_typed_events_of_guest_and_hosts() -> None:

@@ -23,11 +23,12 @@ from celu.config.schema import HeldOut
 from celu.data.dataset import Dataset
 from celu.data.labelled_rows import LabelledRows
 from celu.data.store import Store
-from celu.errors import ConfigError, DataError
+from celu.errors import ConfigError, DataError, ModelError
 from celu.label_map import LabelMap
 from celu.metrics.own import MetricLike, as_metrics
 from celu.models.fit_labels import check_both_classes, fit_label_map, recode
 from celu.models.losses import Loss, LossLike, as_loss
+from celu.models.user_code import name_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,11 @@ class Host:
     validation: Dataset | None = None
     noise_key: bytes | Path | str | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        """Raise ModelError or DataError for what is no module, or no rows."""
+        _check_module("bottom", self.bottom)
+        _check_rows(self.train, self.test, self.validation)
+
     def held_out(self, part: HeldOut) -> Dataset:
         """The validation or test rows."""
         return self.test if part == "test" or self.validation is None else self.validation
@@ -57,7 +63,7 @@ class Guest:
     returns one value for each row, or a `celu.Loss`, which says more about it. `metrics` are what
     evaluations report besides the loss: names, and functions declared with `celu.metric`; by
     default all that fit the loss. `label_map` says how labels become what the loss takes. Raises
-    DataError for labels that the loss cannot take.
+    DataError for labels that the loss cannot take, ModelError for what is no module.
 
     `class_weights` say how much the rows of each class count in training: "balanced", so that all
     classes count the same in total, or values by class, 1 for those that are not named. They
@@ -97,6 +103,10 @@ class Guest:
         label_key: bytes | Path | str | None = None,
         noise_key: bytes | Path | str | None = None,
     ) -> None:
+        for name, module in {"bottom": bottom, "top": top}.items():
+            if module is not None or name == "top":
+                _check_module(name, module)
+        _check_rows(train, test, validation)
         loss = as_loss(loss)
         test = _with_classes_of(train, test)
         if validation is not None:
@@ -143,6 +153,29 @@ class Guest:
 def _by_part(train: Dataset, test: Dataset, validation: Dataset | None) -> dict[str, Dataset]:
     parts = {"train": train, "test": test}
     return parts if validation is None else {**parts, "validation": validation}
+
+
+def _check_module(which: str, module: object) -> None:
+    """Raise ModelError unless it is an nn.Module."""
+    if isinstance(module, nn.Module):
+        return
+    got, step = f"an object of {name_of(module)}", "pass a module"
+    if isinstance(module, type):
+        got, step = f"the class {name_of(module)}", "create a module of it"
+    elif callable(module):
+        got = f"the function {name_of(module)}"
+        step = "call it in the forward of a module of your own"
+    raise ModelError(f"{which}: expected an nn.Module, got {got}; {step}")
+
+
+def _check_rows(train: object, test: object, validation: object) -> None:
+    """Raise DataError unless they are datasets; validation rows may be None."""
+    for part, rows in {"train": train, "test": test, "validation": validation}.items():
+        if not isinstance(rows, Dataset) and not (part == "validation" and rows is None):
+            raise DataError(
+                f"{part}: expected a celu.Dataset, got an object of {name_of(rows)}; make one of "
+                "its arrays: celu.Dataset({...}, labels)"
+            )
 
 
 def _class_weights(given: ClassWeightsLike | None, loss: Loss) -> ClassWeights | None:

@@ -87,6 +87,7 @@ def simulate_all(
     audits: Mapping[str, AuditOptions] | None = None,
 ) -> dict[str, Result]:
     """The results of all parties; see `simulate`."""
+    _check_roles(guest, hosts)
     if isinstance(link, str):
         link = find_link(link)
     if set(hosts) != set(job.hosts):
@@ -148,3 +149,12 @@ def simulate_all(
     # Without virtual time there is no need to synchronize with a GPU to measure it.
     timed = None if link is None else clocks
     return run_together(programs, list(to_hosts.values()), timed)
+
+
+def _check_roles(guest: Guest, hosts: Mapping[str, Host]) -> None:
+    """Raise ConfigError for parties in each other's place."""
+    if not isinstance(guest, Guest):
+        raise ConfigError(f"guest: expected a celu.Guest, got {type(guest).__name__}")
+    for name, host in hosts.items():
+        if not isinstance(host, Host):
+            raise ConfigError(f"hosts: {name}: expected a celu.Host, got {type(host).__name__}")
