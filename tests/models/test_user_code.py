@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import celu
-from celu.errors import ModelError
+from celu.errors import ConfigError, ModelError
 from celu.models.building import build_bottom
 from celu.serving.runtimes import write_modules
 from federation import Federation, federation
@@ -135,6 +136,47 @@ def test_an_exception_in_an_export_names_the_module_and_its_line(tmp_path: Path)
         write_modules(failing, tmp_path, ["pt2"])
 
 
+class Changed(nn.Module):
+    """A module whose output is changed by a function."""
+
+    def __init__(self, module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.module, self.change = module, change
+
+    def forward(self, *zs: Tensor, **inputs: Tensor) -> Tensor:
+        return self.change(self.module(*zs, **inputs))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: with_host(f, lambda m: Changed(m, Tensor.double)), "host: the bottom model, "
+         r".*Changed, must return Z in float32, got float64; end its forward with \.float\(\)"),
+        (lambda f: with_host(f, lambda m: Changed(m, lambda z: z[:, :3])), "host: the bottom model,"
+         r" .*Changed, must return Z of \[32, 6\] .*, got \[32, 3\]; it got numbers \[32, 4\] f"),
+        (lambda f: with_top(f, lambda m: Changed(m, lambda z: z[:3])),
+         r"guest: the top model, .*Changed, must return one value per row, \[32\]"),
+        (lambda f: setattr(f, "guest", replace(f.guest, loss=lambda o, y: (o[:, 0] > y).long())),
+         "guest: the loss, .*lambda.*, must return floating-point numbers, .* got int64"),
+        (lambda f: setattr(f, "guest", replace(f.guest, loss=lambda o, y: o[:, 0] > y)),
+         "guest: the loss, .*lambda.*, must return floating-point numbers, .* got bool"),
+        (lambda f: setattr(f, "guest", replace(f.guest, loss=lambda o, y: (o - y).mean())),
+         r"guest: the loss, .* one value per instance, \[32\], got \[\]; it got output \[32, 1\]"),
+        (lambda f: with_host(f, lambda m: Changed(m, lambda z: sys.exit(0))),
+         r"host: the bottom model, .*Changed, raised SystemExit: 0\n"),
+    ],
+    ids=["float64", "width", "rows", "long", "bool", "mean", "exit"],
+)  # fmt: skip
+def test_an_output_that_cannot_be_used_is_named_with_its_module(
+    change: Callable[[Federation], None], message: str
+) -> None:
+    fed = federation()
+    change(fed)
+    with pytest.raises(ModelError, match=message) as caught:
+        celu.simulate(fed.job, fed.guest, fed.hosts)
+    assert caught.value.public() == "ModelError"
+
+
 @pytest.mark.parametrize("value", [np.zeros((32, 6)), None, [1.0]])
 def test_a_module_that_returns_no_tensor_is_named(value: Any) -> None:
     class Other(nn.Module):
@@ -154,6 +196,12 @@ def test_a_module_that_returns_no_tensor_is_named(value: Any) -> None:
         ("1 +", "cannot be imported: SyntaxError"),
         ("x = 1 / 0", r"cannot be imported: ZeroDivisionError.*broken_\d.py, line 1, in <module>"),
         ("class Net:\n  def __init__(self):\n    raise ValueError('no')", "cannot be created.*no"),
+        (
+            "def Net(columns):\n  return len(3)",
+            r"cannot be created: TypeError.*broken_\d.py, line 2, in Net",
+        ),
+        ("import os\nos.nothing", r"cannot be imported: AttributeError.*broken_\d.py, line 2"),
+        ("import sys\nsys.exit(0)", r"cannot be imported: SystemExit: 0.*broken_\d.py, line 2"),
     ],
 )
 def test_a_module_that_cannot_be_imported_or_created_is_a_model_error(
@@ -163,6 +211,25 @@ def test_a_module_that_cannot_be_imported_or_created_is_a_model_error(
     (tmp_path / f"{name}.py").write_text(code)
     with pytest.raises(ModelError, match=message.replace(r"\d", r"\d+")):
         build_bottom(f"{name}:Net", {}, z_width=4, columns={}, sizes={}, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("class Net:\n  def __init__(self, depth):\n    pass", "missing a required .*'depth'"),
+        ("class Net:\n  def __init__(self): pass", r"unexpected .*'size'; got options \['size'\]"),
+        ("Net = 5", "expected a class of modules, or a function .*, got an object of builtins.int"),
+        ("from torch import nn\nNet = nn.Linear(2, 3)", "an object of torch.nn.modules.*Linear"),
+        ("x = 1", "cannot import .* has no attribute 'Net'"),
+    ],
+)
+def test_options_that_a_module_does_not_take_are_a_config_error(
+    tmp_path: Path, code: str, message: str
+) -> None:
+    name = f"options_{len(code)}"
+    (tmp_path / f"{name}.py").write_text(code)
+    with pytest.raises(ConfigError, match=message):
+        build_bottom(f"{name}:Net", {"size": 3}, z_width=4, columns={}, sizes={}, folder=tmp_path)
 
 
 def test_a_module_may_ask_for_what_makes_tables(tmp_path: Path) -> None:

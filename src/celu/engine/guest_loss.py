@@ -11,7 +11,7 @@ from celu.engine.row_weights import RowWeights
 from celu.errors import ModelError
 from celu.models.fit_labels import check_output
 from celu.models.members import MemberLoss
-from celu.models.user_code import call_loss, user_code
+from celu.models.user_code import call_loss, top_of, user_code
 from celu.party import Guest
 from celu.ranks.slices import Slices
 from celu.transport.message import MAX_CURVATURE
@@ -22,6 +22,7 @@ class GuestLoss:
 
     def __init__(self, name: str, guest: Guest, weights: RowWeights, ranks: Slices) -> None:
         self._name = name
+        self._top = top_of(name, guest.top)
         self._loss = guest.loss
         self._of_members = MemberLoss(guest.loss, guest.top)
         self._weights = weights
@@ -32,7 +33,7 @@ class GuestLoss:
         """The loss of each row."""
         assert batch.labels is not None
         one = self._of_members.one_member(output)
-        check_output(self._name, self._loss, self.label_map, one, len(batch.labels))
+        check_output(self._top, self._loss, self.label_map, one, len(batch.labels))
         labels = self.label_map.for_loss(batch.labels)
         return call_loss(self._name, self._of_members.per_instance, output, labels)
 

@@ -27,7 +27,7 @@ from celu.engine.promises import MEAN_ROWS
 from celu.engine.randomness import seed_step
 from celu.engine.spans import Spans
 from celu.errors import ModelError
-from celu.models.user_code import call_bottom, name_of, user_code
+from celu.models.user_code import bottom_of, call_bottom, check_z, name_of, user_code
 from celu.party import Host
 from celu.ranks.buffers import BufferCheck
 from celu.ranks.slices import ONE, Slices
@@ -275,10 +275,5 @@ class HostTrainer(HostState):
     def _forward(self, batch: Batch) -> Tensor:
         with self._buffers.unchanged():
             z_BD = call_bottom(self._name, self._model, batch.inputs)
-        num_rows = len(next(iter(batch.inputs.values())))
-        if tuple(z_BD.shape) != (num_rows, self._width):
-            raise ModelError(
-                f"{self._name}: the bottom model must return Z of [{num_rows}, {self._width}] "
-                f"(the contract's z_width), got {list(z_BD.shape)}"
-            )
+        check_z(bottom_of(self._name, self._bottom), z_BD, self._width, batch.inputs)
         return z_BD

@@ -40,7 +40,7 @@ from celu.metrics.names import METRICS
 from celu.metrics.own import Metric, undefined_on_failure
 from celu.models.fit_labels import check_both_classes, check_output
 from celu.models.members import MemberLoss
-from celu.models.user_code import call_loss
+from celu.models.user_code import call_loss, top_of
 from celu.party import Guest
 from celu.privacy.ledger import read_label_key
 from celu.privacy.randomized_response import RandomizedResponse, digest_labels
@@ -185,7 +185,8 @@ class Twin:
         guest, labels = self._guest, batch.labels
         assert labels is not None
         one = self._of_members.one_member(output)
-        check_output(self._model.party, guest.loss, guest.label_map, one, len(labels))
+        top = top_of(self._model.party, guest.top)
+        check_output(top, guest.loss, guest.label_map, one, len(labels))
         return call_loss(self._model.party, self._of_members.per_instance, output, labels)
 
     def apply_update(self) -> None:

@@ -51,7 +51,7 @@ class Metric:
         try:
             value = self.function(scores.astype(np.float64), labels.astype(np.float64))
             return float(value)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ModelError(
                 f"the metric {self.name!r} failed for scores {list(scores.shape)} and labels "
                 f"{list(labels.shape)}, {type(error).__name__}: {error}; it must return a number"

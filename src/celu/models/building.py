@@ -22,6 +22,7 @@ from celu.metrics.own import Metric, MetricLike
 from celu.models.built_in import BOTTOMS, TOPS, BuiltIn
 from celu.models.losses import LOSSES, Loss
 from celu.models.tower import NewEmbedding, new_embedding
+from celu.models.user_code import name_of
 from celu.traceback_lines import last_lines
 
 
@@ -29,7 +30,7 @@ def resolve(use: str, built_in: Mapping[str, Any], what: str, folder: Path | Non
     """The object that a setting names: a built-in one, or "module:Name".
 
     Modules are looked for in `folder` first. `what` is the setting, for messages. Raises
-    ConfigError if there is no such object.
+    ConfigError if there is no such object, ModelError if its module fails.
     """
     if use in built_in:
         return built_in[use]
@@ -40,8 +41,8 @@ def resolve(use: str, built_in: Mapping[str, Any], what: str, folder: Path | Non
     if folder is not None and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
         advice = ""
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
             where = "" if folder is None else f"in {folder} and "
@@ -50,9 +51,12 @@ def resolve(use: str, built_in: Mapping[str, Any], what: str, folder: Path | Non
                 "or add its folder to PYTHONPATH"
             )
         raise ConfigError(f"{what}: cannot import {use!r}: {error}{advice}") from error
-    except Exception as error:
-        where = "; ".join([f"{type(error).__name__}: {error}", *last_lines(error)])
-        raise ModelError(f"{what}: {use!r} cannot be imported: {where}") from error
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{what}: {use!r} cannot be imported: {_where(error)}") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        raise ConfigError(f"{what}: cannot import {use!r}: {error}") from error
 
 
 def build_module(
@@ -66,26 +70,37 @@ def build_module(
 ) -> nn.Module:
     """Build a module from `options`, and those of `facts` that its constructor has parameters for.
 
-    Raises ConfigError for wrong options, ModelError if the object is not an nn.Module.
+    Raises ConfigError for wrong options, ModelError if it cannot be created or is no nn.Module.
     """
     constructor = resolve(use, built_in, what, folder)
     if isinstance(constructor, BuiltIn):
         constructor.check(options, f"{what}: {use}")
         return constructor.build(facts, options)
-    parameters = inspect.signature(constructor).parameters
-    arguments = {name: value for name, value in facts.items() if name in parameters} | dict(options)
+    if not callable(constructor) or isinstance(constructor, nn.Module):
+        raise ConfigError(
+            f"{what}: {use}: expected a class of modules, or a function that returns one, got an "
+            f"object of {name_of(constructor)}"
+        )
+    signature = inspect.signature(constructor)
+    known = {name: value for name, value in facts.items() if name in signature.parameters}
+    arguments = known | dict(options)
     try:
-        module = constructor(**arguments)
+        signature.bind(**arguments)
     except TypeError as error:
         raise ConfigError(f"{what}: {use}: {error}; got options {sorted(options)}") from error
+    try:
+        module = constructor(**arguments)
     except CeluError:
         raise
-    except Exception as error:
-        where = "; ".join([f"{type(error).__name__}: {error}", *last_lines(error)])
-        raise ModelError(f"{what}: {use} cannot be created: {where}") from error
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{what}: {use} cannot be created: {_where(error)}") from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{what}: {use}: expected an nn.Module, got {type(module).__name__}")
     return module
+
+
+def _where(error: BaseException) -> str:
+    return "; ".join([f"{type(error).__name__}: {error}", *last_lines(error)])
 
 
 def build_bottom(

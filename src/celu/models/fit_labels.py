@@ -157,10 +157,10 @@ def check_both_classes(
         )
 
 
-def check_output(party: str, loss: Loss, label_map: LabelMap, output: Tensor, rows: int) -> None:
+def check_output(top: str, loss: Loss, label_map: LabelMap, output: Tensor, rows: int) -> None:
     """Raise ModelError unless a top's output has the shape that the loss takes.
 
-    A loss that takes labels as they are also takes any output.
+    `top` is what errors call the top. A loss that takes labels as they are also takes any output.
     """
     if loss.labels is None:
         return
@@ -174,8 +174,7 @@ def check_output(party: str, loss: Loss, label_map: LabelMap, output: Tensor, ro
             fits = fits and output.shape[1] == num_classes
     if not fits:
         raise ModelError(
-            f'{party}: the top model must return {expected} for the loss "{loss.labels}", got '
-            f"{list(output.shape)}"
+            f'{top} must return {expected} for the loss "{loss.labels}", got {list(output.shape)}'
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from celu.errors import CeluError, ModelError
@@ -21,16 +22,17 @@ _MAX_TEXT = 2000
 def user_code(what: str, arguments: Mapping[str, Tensor] | Sequence[Tensor]) -> Iterator[None]:
     """Raise ModelError for an exception in the block: its shapes and the last lines of its trace.
 
-    `what` runs, with these arguments. Errors of celu pass.
+    `what` runs, with these arguments. Errors of celu pass. SystemExit is an error like others: no
+    command may end as if its work were done.
     """
     try:
         yield
     except CeluError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = [
             f"{what} raised {type(error).__name__}: {str(error)[:_MAX_TEXT]}",
-            f"  it got {_describe(arguments)}",
+            f"  it got {describe(arguments)}",
             *(f"  {line}" for line in last_lines(error)),
             "  correct it, and start again",
         ]
@@ -39,14 +41,14 @@ def user_code(what: str, arguments: Mapping[str, Tensor] | Sequence[Tensor]) -> 
 
 def call_bottom(party: str, bottom: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """A bottom's Z; raises ModelError."""
-    what = f"{party}: the bottom model, {name_of(bottom)},"
+    what = bottom_of(party, bottom)
     with user_code(what, inputs):
         return _tensor(what, bottom(**inputs))
 
 
 def call_top(party: str, top: nn.Module, zs: Sequence[Tensor]) -> Tensor:
     """A top's output; raises ModelError."""
-    what = f"{party}: the top model, {name_of(top)},"
+    what = top_of(party, top)
     with user_code(what, zs):
         return _tensor(what, top(*zs))
 
@@ -54,17 +56,49 @@ def call_top(party: str, top: nn.Module, zs: Sequence[Tensor]) -> Tensor:
 def call_loss(
     party: str, loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, labels: Tensor
 ) -> Tensor:
-    """A loss's values; raises ModelError, also unless there is one for each row."""
+    """A loss's values; raises ModelError, also unless there is one for each row, as a float."""
     what = f"{party}: the loss, {name_of(loss)},"
     with user_code(what, {"output": output, "labels": labels}):
         losses_B = _tensor(what, loss(output, labels))
     # [B, 1] losses times [B] weights would silently broadcast to [B, B].
     if tuple(losses_B.shape) != (len(labels),):
         raise ModelError(
-            f"{party}: the loss must return one value per instance, [{len(labels)}], got "
-            f"{list(losses_B.shape)}"
+            f"{what} must return one value per instance, [{len(labels)}], got "
+            f"{list(losses_B.shape)}; it got {describe({'output': output, 'labels': labels})}"
+        )
+    if not losses_B.is_floating_point():
+        raise ModelError(
+            f"{what} must return floating-point numbers, which have a gradient, got "
+            f"{_dtype(losses_B)}"
         )
     return losses_B
+
+
+def check_z(what: str, z_BD: Tensor, width: int, inputs: Mapping[str, Tensor]) -> None:
+    """Raise ModelError unless Z of these inputs is a matrix of float32 of this width.
+
+    `what` is that of `bottom_of`.
+    """
+    rows = len(next(iter(inputs.values())))
+    if tuple(z_BD.shape) != (rows, width):
+        raise ModelError(
+            f"{what} must return Z of [{rows}, {width}] (the contract's z_width), got "
+            f"{list(z_BD.shape)}; it got {describe(inputs)}"
+        )
+    if z_BD.dtype != torch.float32:
+        raise ModelError(
+            f"{what} must return Z in float32, got {_dtype(z_BD)}; end its forward with .float()"
+        )
+
+
+def bottom_of(party: str, bottom: nn.Module) -> str:
+    """What errors call a bottom."""
+    return f"{party}: the bottom model, {name_of(bottom)},"
+
+
+def top_of(party: str, top: nn.Module) -> str:
+    """What errors call a top."""
+    return f"{party}: the top model, {name_of(top)},"
 
 
 def name_of(code: object) -> str:
@@ -79,7 +113,8 @@ def _tensor(what: str, value: Any) -> Tensor:
     return value
 
 
-def _describe(arguments: Mapping[str, Tensor] | Sequence[Tensor]) -> str:
+def describe(arguments: Mapping[str, Tensor] | Sequence[Tensor]) -> str:
+    """The arguments' names, shapes and types."""
     if isinstance(arguments, Mapping):
         shown = [f"{name} {_shape(tensor)}" for name, tensor in arguments.items()]
     else:
@@ -88,4 +123,8 @@ def _describe(arguments: Mapping[str, Tensor] | Sequence[Tensor]) -> str:
 
 
 def _shape(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{list(tensor.shape)} {_dtype(tensor)}"
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -13,7 +13,7 @@ from celu.config.schema import StoreSchema
 from celu.data.dataset import Batch, Dataset
 from celu.errors import DataError, ModelError
 from celu.models.losses import to_scores
-from celu.models.user_code import call_bottom, call_top
+from celu.models.user_code import bottom_of, call_bottom, call_top, describe
 
 if TYPE_CHECKING:
     from celu.serving.model_folder import ModelFacts
@@ -61,9 +61,10 @@ class Model:
             z_BD = call_bottom(self.facts.party, self.bottom, batch.to(self.device).inputs)
         rows, width = next(iter(batch.inputs.values())).shape[0], self.facts.z_width
         if z_BD.shape[:1] != (rows,) or (width is not None and z_BD.shape != (rows, width)):
+            what = bottom_of(self.facts.party, self.bottom)
             raise ModelError(
-                f"{self.facts.party}: the bottom model must return Z of [{rows}, "
-                f"{width or 'width'}], got {list(z_BD.shape)}"
+                f"{what} must return Z of [{rows}, {width or 'width'}], got {list(z_BD.shape)}; it "
+                f"got {describe(batch.inputs)}"
             )
         return z_BD
 
