@@ -125,6 +125,28 @@ def test_callbacks_get_typed_events_of_guest_and_hosts() -> None:
     assert [e.round for e in rounds] == list(range(1, 41))
 
 
+class Lazy(Linear):
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.layer = nn.LazyLinear(width)
+
+
+class LazyJoin(Join):
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.layer = nn.LazyLinear(1)
+
+
+def test_lazy_modules_are_trained_with_any_optimizer() -> None:
+    for name in ("adagrad", "sgd", "adam"):
+        guest, host = parties()
+        own = dataclasses.replace(guest, bottom=Lazy(4), top=LazyJoin())
+        lazy = dataclasses.replace(host, bottom=Lazy(4))
+        job = small_job(optimizer={"name": name, "lr": 0.1})
+        result = celu.simulate(job, own, {"weather": lazy})
+        assert result.metrics["auc"] > 0.8
+
+
 def write_party(folder: Path, role: str, name: str, peer: str, listen: str, connect: str) -> Path:
     path = folder / name / "party.toml"
     path.write_text(

@@ -38,6 +38,7 @@
 `twin_metrics`: metrics against randomized labels, corrected for the labels that changed
 `promises`: what a contract's defences promise, a sentence each
 `setup`: what a session starts with: the party checked, the schedule, the contract
+`lazy_modules`: sizes of lazy modules, such as `nn.LazyLinear`, from one row
 `extension`: more rounds for a run that was planned shorter
 `state`: a trainer's state in memory, to roll back to
 `state_dict`: a trainer's state as named tensors, for checkpoints

@@ -16,6 +16,7 @@ from celu.engine.extension import (
     usable_rounds,
 )
 from celu.engine.held_out import HeldOutMetrics, what_metric_decides
+from celu.engine.lazy_modules import initialize_lazy_modules
 from celu.engine.noise import check_noise
 from celu.engine.schedule import Schedule
 from celu.engine.twin import check_label_privacy
@@ -106,6 +107,7 @@ def check_party(name: str, party: Guest | Host, job: Job) -> Schedule:
             "Python, or remove patience"
         )
     check_noise(party, job)
+    initialize_lazy_modules(name, party, job)
     parts = {"training": party.train, "validation": party.validation, "test": party.test}
     if isinstance(party, Host):
         if any(rows is not None and rows.weights is not None for rows in parts.values()):

@@ -18,6 +18,7 @@ from celu.data.row_ids import read_ids
 from celu.data.store import open_store
 from celu.data.tags import Tags
 from celu.engine.device import find_device
+from celu.engine.lazy_modules import initialize_lazy_modules
 from celu.engine.randomness import seed_step
 from celu.errors import DataError, ModelError
 from celu.models.building import build_bottom, build_top, find_loss, find_metrics
@@ -70,13 +71,15 @@ def load_party(
         assert bottom is not None  # PartySettings checks this
         if sharding is not None:
             sharding.shard({"bottom": bottom})
-        return Host(
+        host = Host(
             bottom=bottom.to(device),
             train=train,
             test=test,
             validation=validation,
             noise_key=_key(settings, NOISE),
         )
+        initialize_lazy_modules(settings.name, host, job)  # before weights are loaded or compared
+        return host
     assert model.top is not None and model.loss is not None  # likewise for a guest
     widths = ([own_width] if bottom is not None else []) + [h.z_width for h in job.hosts.values()]
     loss, metrics = find_loss(model.loss, folder), model.metrics
@@ -102,6 +105,7 @@ def load_party(
             label_key=_key(settings, LABELS),
             noise_key=_key(settings, NOISE),
         )
+    initialize_lazy_modules(settings.name, guest, job)
     return guest if settings.data is None else guest.of_store(open_store(settings.data.store))
 
 
