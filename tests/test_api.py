@@ -125,6 +125,15 @@ def test_callbacks_get_typed_events_of_guest_and_hosts() -> None:
     assert [e.round for e in rounds] == list(range(1, 41))
 
 
+def test_inputs_of_a_guest_that_no_bottom_takes_are_a_warning() -> None:
+    guest, host = parties()
+    events: list[celu.Event] = []
+    alone = dataclasses.replace(guest, bottom=None, top=Join(4))
+    celu.simulate(small_job(), alone, {"weather": host}, callbacks=[events.append])
+    (warning,) = [e.message for e in events if isinstance(e, celu.events.Warned)]
+    assert warning.startswith("the inputs x of airline are not used, since it has no bottom")
+
+
 class Lazy(Linear):
     def __init__(self, width: int) -> None:
         super().__init__(width)

@@ -7,7 +7,7 @@ checkpoints. Before an error is raised, its public message is sent to the peers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import wraps
@@ -194,6 +194,8 @@ async def guest_session(
             for link in links.values():
                 expect(await link.receive(), Kind.READY)
             lower_is_better = trainer.evaluator.lower_is_better
+            if guest.bottom is None and guest.train.inputs:
+                emit(Warned(message=_unused(name, guest.train.inputs)))
             _announce(emit, job, schedule, resume_point, ranks.size, lower_is_better)
             rounds = await train_guest(
                 trainer, links, schedule, plan, observer, checkpointer, resume_point
@@ -276,6 +278,13 @@ def _flushing_on_error(checkpoints: Checkpoints | None) -> Iterator[None]:
             with suppress(CheckpointError):  # the first error is the one to report
                 checkpoints.flush()
         raise
+
+
+def _unused(name: str, inputs: Iterable[str]) -> str:
+    return (
+        f"the inputs {', '.join(sorted(inputs))} of {name} are not used, since it has no bottom; "
+        "pass celu.Guest a bottom, or rows without inputs"
+    )
 
 
 def _graph_options(enabled: bool, emit: Callback) -> GraphOptions:

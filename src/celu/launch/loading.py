@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,11 +167,20 @@ def read_datasets(settings: PartySettings) -> StoreDatasets:
     store = open_store(data.store)
     alignment = None if data.alignment is None else read_alignment(data.alignment, store)
     inputs = store.inputs() if data.inputs is None else data.inputs
+    ignored = {}
     if settings.require_model().bottom is None:
-        inputs = {}
+        ignored, inputs = inputs, {}
     elif not inputs:
         raise DataError(f"{data.store}: expected features for the bottom model, got none")
-    return open_datasets(store, inputs, label=settings.role == "guest", alignment=alignment)
+    datasets = open_datasets(store, inputs, label=settings.role == "guest", alignment=alignment)
+    if not ignored:
+        return datasets
+    num_columns = len({column for columns in ignored.values() for column in columns})
+    warning = (
+        f"{data.store}: its columns of features ({num_columns:,}) are not used, since [model] has "
+        "no bottom; add one in party.toml, or prepare a store of ids and labels"
+    )
+    return replace(datasets, warnings=[*datasets.warnings, warning])
 
 
 def _to_device(dataset: Dataset, job: Job, device: torch.device) -> Dataset:
