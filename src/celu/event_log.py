@@ -160,7 +160,13 @@ def reporting_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            step = "it is a file, or in one; name a folder in run_dir or --out"
+        else:
+            step = (
+                "free some space or check the disk, and start again at all parties: the run "
+                "resumes from its last checkpoint"
+            )
         raise CheckpointError(
-            f"{path}: cannot be written ({error.strerror or error}); free some space or check the "
-            "disk, and start again at all parties: the run resumes from its last checkpoint"
+            f"{path}: cannot be written ({error.strerror or error}); {step}"
         ) from error

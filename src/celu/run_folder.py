@@ -192,13 +192,26 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def check_run_folder(path: Path) -> None:
-    """Raise the ConfigError with which a run would refuse this folder; changes nothing."""
+    """Raise the error with which a run would refuse this folder; changes nothing."""
+    with reporting_write_errors(path):
+        _check_writable(path)
     if not (path / LOG).exists():
         return
     with reporting_write_errors(path), (path / LOG).open("rb") as file:
         _lock(file, path)
         is_resumable = can_resume(_names(path), _names(path / "checkpoints"))
         check_log(path, file, can_resume=is_resumable)
+
+
+def _check_writable(path: Path) -> None:
+    """Raise the OSError of creating this folder, or a file in it."""
+    nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not nearest.is_dir():
+        code = errno.EEXIST if nearest == path else errno.ENOTDIR
+        raise OSError(code, os.strerror(code))
+    for place in (nearest, *(file for file in [path / LOG] if file.exists())):
+        if not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _lock(file: BinaryIO, folder: Path) -> None:

@@ -40,7 +40,7 @@ def check(
     console = Console()
     Monitors(settings, contract, console)  # raises for a tracker whose package is missing
     from celu.doctor.facts import Finding  # once the settings are checked: torch takes seconds
-    from celu.launch.checking import check_party
+    from celu.launch.checking import check_party, has_alignment
 
     length = f"{contract.rounds:,} rounds" if contract.rounds else f"{contract.epochs:,} epochs"
     others = ", ".join(settings.peers) or "no peers"
@@ -50,7 +50,11 @@ def check(
     for finding in check_party(settings, contract, party.parent.resolve()):
         print_finding(console, finding)
         num_warnings += finding.level == "warn"
-    if num_warnings:
+    if not has_alignment(settings):
+        console.print(
+            f"{settings.name}: align first: celu align, together with {others}; then check again"
+        )
+    elif num_warnings:
         warnings = "the warning" if num_warnings == 1 else f"the {num_warnings} warnings"
         console.print(f"{settings.name}: a run can start; see {warnings} above")
     else:

@@ -63,7 +63,8 @@ def check_party(settings: PartySettings, job: Job, source: Path) -> Iterator[Fin
         yield from _check_keys(settings)
         yield from _check_network(settings)
         check_audit_key(settings)
-        is_aligned, aligned = _with_rows(settings)
+        is_aligned = has_alignment(settings)
+        aligned = settings if is_aligned else _of_whole_store(settings)
         datasets = read_datasets(aligned)
         sharding = sharding_of(aligned, job, slices, datasets)
         party = load_party(aligned, job, source, datasets, sharding)
@@ -140,13 +141,16 @@ def _check_listening(endpoint: Endpoint, credentials: Credentials | None) -> Fin
     return Finding("network", "ok", f"{endpoint.listen} is free for {peers} ({endpoint.carrier})")
 
 
-def _with_rows(settings: PartySettings) -> tuple[bool, PartySettings]:
-    """Whether the rows are aligned, and settings that name rows which exist already."""
-    data = settings.require_data()
-    if data.alignment is None or data.alignment.exists():
-        return True, settings
-    whole = data.model_copy(update={"alignment": None, "aligned": True})
-    return False, settings.model_copy(update={"data": whole})
+def has_alignment(settings: PartySettings) -> bool:
+    """Whether the rows are aligned: not before `celu align` has written the folder."""
+    alignment = settings.require_data().alignment
+    return alignment is None or alignment.exists()
+
+
+def _of_whole_store(settings: PartySettings) -> PartySettings:
+    """The same settings with all rows of the store."""
+    whole = settings.require_data().model_copy(update={"alignment": None, "aligned": True})
+    return settings.model_copy(update={"data": whole})
 
 
 def _rows_finding(

@@ -53,6 +53,9 @@ def test_a_party_that_is_not_aligned_yet_is_checked_on_all_rows_of_its_store(pai
     assert code == 0, text
     assert "warn rows: 1,024 to train on" in text and "none-yet does not exist" in text
     assert "Run celu align at all parties" in text
+    assert text.endswith(
+        "airline: align first: celu align, together with weather; then check again"
+    )
 
 
 @pytest.mark.parametrize("key", ["airline.key", "ca.key"])
@@ -222,6 +225,51 @@ def test_a_store_without_test_rows_ends_the_check_as_it_ends_a_run(pair: Pair) -
     assert "set split.test in schema.toml above 0" in text
     run_code, run_text = run(pair, "weather")  # which waits for no peer
     assert run_code == code and run_text.endswith(text[text.index("DataError") :])
+
+
+@pytest.mark.parametrize("run_dir", ["party.toml", "party.toml/run"])
+def test_a_run_folder_that_cannot_be_written_ends_the_check_as_it_ends_a_run(
+    pair: Pair, run_dir: str
+) -> None:
+    pair.edit("weather/party.toml", 'run_dir = "run"', f'run_dir = "{run_dir}"')
+    code, text = check(pair, "weather")
+    assert code == 14 and f"weather/{run_dir}: cannot be written" in text, text
+    assert text.endswith("it is a file, or in one; name a folder in run_dir or --out")
+    run_code, run_text = run(pair, "weather")
+    assert run_code == code and run_text.endswith(text[text.index("CheckpointError") :])
+
+
+def test_features_that_no_bottom_takes_are_a_warning(pair: Pair) -> None:
+    path = pair.folder / "airline" / "party.toml"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if not line.startswith("bottom")))
+    code, text = check(pair, "airline")
+    assert code == 0, text
+    assert (
+        "warn rows: " in text and "airline/store: its columns of features (2) are not used" in text
+    )
+    assert "add one in party.toml" in text
+
+
+LAZY = """
+import torch
+
+class Bottom(torch.nn.Module):
+    def __init__(self, z_width):
+        super().__init__()
+        self.linear = torch.nn.LazyLinear(z_width)
+
+    def forward(self, numbers):
+        return self.linear(numbers)
+"""
+
+
+def test_a_lazy_module_is_checked_as_it_is_trained(pair: Pair) -> None:
+    (pair.folder / "weather" / "lazy_model.py").write_text(LAZY)
+    built_in = '{ use = "wdl", embedding_dim = 4, hidden = [8] }'
+    pair.edit("weather/party.toml", built_in, '"lazy_model:Bottom"')
+    code, text = check(pair, "weather")
+    assert code == 0 and "ok model: forward, backward and an update on one batch" in text, text
 
 
 MODULE = """
