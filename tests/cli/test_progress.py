@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,8 @@ from celu.cli.inspect import _show_columns
 from celu.cli.progress import RunProgress, summary_table
 from celu.data.gate import check_store
 from celu.events import DataOpened, Event, RoundDone, TrainingStarted
+from celu.run_folder import RunFolder
+from cli.pair import pair_at
 from federation import federation
 from stores import write_store
 
@@ -151,3 +155,21 @@ def test_inspect_writes_whole_names_and_one_table_to_a_file(store: Path) -> None
     text = CliRunner().invoke(app, ["inspect", str(store)]).output
     assert f" {LONG} " in text and f" {LONG}_city " in text
     assert text.count("training rows") == 1
+
+
+def test_the_time_in_total_starts_before_the_time_of_an_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow_folder(*arguments: Any) -> RunFolder:
+        folder = RunFolder(*arguments)
+        time.sleep(0.3)  # as importing torch takes, with which a command goes on
+        return folder
+
+    monkeypatch.setattr("celu.cli.simulate.RunFolder", slow_folder)
+    pair = pair_at(tmp_path / "pair", tmp_path / "keys")
+    parties = [str(pair.folder / name / "party.toml") for name in ("airline", "weather")]
+    options = ["--job", str(pair.folder / "job.toml"), "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, ["simulate", *parties, *options], catch_exceptions=False)
+    times = [float(t) for t in re.findall(r"round 60 .* t ([\d.]+) s", done.output)]
+    (total,) = re.findall(r"time in total\W+([\d.]+) s, all of this command", done.output)
+    assert times and float(total) >= max(times)

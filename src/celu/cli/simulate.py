@@ -50,6 +50,7 @@ def simulate(
     virtual: each party has a machine of its own, with that link between them.
     The run folder is the guest's; it holds those of the hosts, under hosts/.
     """
+    started = time.monotonic()
     emulated = None if link is None else find_link(link)
     contract = read_job(job)
     files = read_parties(parties, contract, job)
@@ -86,7 +87,6 @@ def simulate(
     from celu.launch.starting import load_starts
     from celu.simulation import simulate_all
 
-    started = time.monotonic()
     with (
         _without_logs_of_no_run([*paths.values()]) as note,
         recording_failure(folders.values()),
