@@ -280,7 +280,9 @@ def test_stages_of_the_last_third_of_an_unsteady_run_have_one_round_in_flight() 
     longer = run_plan(auto_plan(1700), weight=lambda _: 1.0, loss=rises_from(30, to=0.75))
     assert longer[-1].segment.start == 1152  # the first stage after two thirds of the rounds
     assert longer[-1].segment.tuning.depth == 1
-    assert longer[-1].reason == "the last third of an unsteady run: one round in flight"
+    assert longer[-1].reason.startswith(
+        "the last third of an unsteady run: one round in flight; per round"
+    )
 
 
 def test_when_the_start_is_over_more_rounds_are_in_flight_again() -> None:
@@ -294,7 +296,7 @@ def test_when_the_start_is_over_more_rounds_are_in_flight_again() -> None:
     assert depths[0] == depths[72] == 1
     assert depths[288] > 1
     again = next(stage for stage in stages if stage.segment.start == 288)
-    assert again.reason == "the loss no longer rises: more rounds in flight"
+    assert again.reason.startswith("the loss no longer rises: more rounds in flight; per round")
     assert pair(again.segment) == NO_STEPS
 
 
@@ -333,6 +335,50 @@ def test_the_reason_is_unchanged_exactly_if_the_tuning_is() -> None:
         for before, stage in pairwise(stages):
             same = stage.segment.tuning == before.segment.tuning
             assert (stage.reason == "unchanged") == same
+
+
+WHO = {
+    (True, True): "all parties repeat batches",
+    (True, False): "only the guest repeats batches",
+    (False, True): "only the hosts repeat batches",
+    (False, False): "no local steps",
+}
+
+
+@given(
+    weights=st.lists(st.sampled_from([0.0, 0.5, 0.99, 1.2]), min_size=9, max_size=9),
+    speeds=st.lists(st.sampled_from([SLOW, SLOW / 30, FAST]), min_size=9, max_size=9),
+    rise=st.sampled_from([20, 60, 200, 10_000]),
+    fixed=st.sampled_from([{}, *FIXED.values()]),
+)
+@settings(max_examples=40)
+def test_a_reason_never_contradicts_the_tuning_and_explains_depth_and_codec(
+    weights: list[float], speeds: list[float], rise: int, fixed: dict[str, Any]
+) -> None:
+    def at(values: list[float]) -> Callable[[Stage], float]:
+        return lambda stage: values[min(8, stage.segment.start // 48)]
+
+    loss = rises_from(rise, to=5.0)
+    stages = run_plan(auto_plan(**fixed), weight=at(weights), byte_s=at(speeds), loss=loss)
+    for before, stage in pairwise(stages):
+        old, new = before.segment.tuning, stage.segment.tuning
+        steps = (pair(stage.segment)[0] > 1, pair(stage.segment)[1] > 1)
+        said = {text for text in WHO.values() if text in stage.reason}
+        assert said <= {WHO[steps]}
+        if pair(before.segment) != pair(stage.segment):
+            assert said
+        for text, more in {"more rounds in flight": True, "fewer rounds in flight": False}.items():
+            assert text not in stage.reason or (new.depth > old.depth) == more
+        if (old.depth, old.codecs) != (new.depth, new.codecs):
+            assert f": depth {new.depth}" in stage.reason
+
+
+def test_where_a_round_has_no_time_for_local_steps_the_reason_says_so() -> None:
+    plan = auto_plan()
+    stages = run_plan(plan, weight=lambda _: 1.0, byte_s=lambda _: FAST)
+    (stage,) = [stage for stage in stages if "100.0% of a derivative" in stage.reason][:1]
+    assert pair(stage.segment) != BOTH
+    assert "no time" in stage.reason and "all parties repeat" not in stage.reason
 
 
 def test_a_link_that_becomes_faster_or_slower_is_measured_again() -> None:

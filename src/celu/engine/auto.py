@@ -57,8 +57,7 @@ _MIN_LATER = 48  # rounds of a later stage
 _GROWTH = 4  # a later stage ends when the run is this many times as long
 _WATCHED_ROUNDS = _FIRST_STOP  # at the end of a stage: the fresh batches whose losses are recorded
 _LAST, _GROUP = 16, 8  # losses whose mean is judged
-# What follows when the losses show trouble, one after the other; see `LinkTuner.tuning`.
-_CAUTIONS = ("", "no local steps and fewer rounds in flight", "one round in flight")
+_MAX_CAUTION = 2  # when the losses show trouble, one level after the other: `LinkTuner.tuning`
 _DIVERGED = "NaN or Inf"
 _EXPLODED = 2.0  # times the best mean loss before
 # Standard errors above the mean loss of a constant prediction. On the data that we measured,
@@ -181,54 +180,58 @@ class AutoPlan:
                         "values in the inputs, held-out rows included"
                     )
                 caution = level
-                rolls_back, reason = can_restart, f"{trouble}: {_CAUTIONS[caution]}"
+                rolls_back, cause = can_restart, trouble
             else:
-                R, reason = self._choose(outcome, R)
+                R, cause = self._choose(outcome, R)
                 rolls_back = stage.save is not None and R != _REPEATING
                 if caution > 0 and 3 * stop >= 2 * self._schedule.num_rounds:
-                    caution, reason = 2, "the last third of an unsteady run: one round in flight"
+                    caution, cause = 2, "the last third of an unsteady run"
                 elif caution == 2 and not can_restart:  # the start is over: use the link again
-                    caution, reason = 1, "the loss no longer rises: more rounds in flight"
+                    caution, cause = 1, "the loss no longer rises"
+                elif caution:
+                    cause = ""  # there are no local steps, whatever was chosen
             if rolls_back:
-                reason += "; rolled back"
                 self._best_loss, self._best_score = math.inf, -math.inf  # of what is rolled back
             elif stop == self._schedule.num_rounds:
                 return
-            tuning = self._tuner.tuning(_NO_STEPS if caution else R, caution)
-            if stage.save is not None or rolls_back:
-                reason = "; ".join(filter(None, [reason, self._tuner.explain(tuning)]))
+            wanted = _NO_STEPS if caution else R
+            tuning = self._tuner.tuning(wanted, caution)
+            is_decided = bool(cause) and not caution
+            changes = " and ".join(_changes(before, tuning, wanted, is_decided=is_decided))
+            reasons = [": ".join(filter(None, [cause, changes]))]
+            reasons += ["rolled back"] if rolls_back else []
+            is_same = (tuning.depth, tuning.codecs) == (before.depth, before.codecs)
+            if stage.save is not None or rolls_back or not is_same:
+                reasons.append(self._tuner.explain(tuning))
             round_ = 0 if rolls_back else stop
             can_restart = round_ < _FIRST_STOP
             stage = Stage(
                 Segment(round_, self._next_stop(round_), tuning),
                 restore=SAVEPOINT if rolls_back else None,
                 drop_savepoints=not can_restart,
-                reason=UNCHANGED[0] if tuning == before else reason or self._tuner.explain(tuning),
+                reason=UNCHANGED[0] if tuning == before else "; ".join(filter(None, reasons)),
             )
 
     def _choose(self, outcome: Outcome, R: Pair) -> tuple[Pair, str]:
-        """R for the next stage, before any caution, and the reason if it changes."""
+        """R for the next stage, before any caution, and what decided about it, if anything."""
         best, scores = self._best_score, outcome.scores
         self._best_score = max([best, *scores])
         no_longer_unseen = outcome.segment.stop > self._schedule.rounds_per_epoch
         if R == _NO_STEPS or "R" in self._job.given():
             return R, ""
         if no_longer_unseen and scores and max(scores) < best:
-            return _NO_STEPS, "validation scores no longer improve: no local steps"
+            return _NO_STEPS, "validation scores no longer improve"
         if R == _GUEST_ONLY:
             if outcome.segment.stop < self._schedule.rounds_per_epoch:
                 return R, ""
-            return _NO_STEPS, "the next epoch repeats every row: no local steps"
+            return _NO_STEPS, "the next epoch repeats every row"
         weights = [host.reuse_weight for host in outcome.hosts if host.reuse_weight > 0]
         if not weights:
-            return _GUEST_ONLY, "no host has used a batch twice: only the guest repeats batches"
+            return _GUEST_ONLY, "no host has used a batch twice"
         to_do = fmean(weights)
         least = _LEFT_IF_SCALED if self._job.optimizer.is_scaled else _LEFT
         chosen = _REPEATING if to_do >= least else _GUEST_ONLY
-        who = "all parties repeat" if chosen == _REPEATING else "only the guest repeats"
-        return chosen, (
-            f"{to_do:.1%} of a derivative is still to be done at its third use: {who} batches"
-        )
+        return chosen, f"{to_do:.1%} of a derivative is still to be done at its third use"
 
     def _trouble(self, outcome: Outcome, caution: int) -> str:
         """What is wrong with the losses of fresh batches; empty if nothing is."""
@@ -257,7 +260,7 @@ class AutoPlan:
 
     def _more_caution(self, caution: int, tuning: Tuning) -> int:
         """The next level of caution that makes a difference; the same level if none does."""
-        levels = range(caution + 1, len(_CAUTIONS))
+        levels = range(caution + 1, _MAX_CAUTION + 1)
         return next((n for n in levels if self._tuner.tuning(_NO_STEPS, n) != tuning), caution)
 
     def _next_stop(self, round_: int) -> int:
@@ -275,6 +278,39 @@ class AutoPlan:
             epochs *= 2
         stop = min(_GROWTH * round_, epochs, num_rounds)
         return epochs if stop < epochs < min(stop + _MIN_LATER, num_rounds) else stop
+
+
+def _changes(before: Tuning, tuning: Tuning, wanted: Pair, *, is_decided: bool) -> list[str]:
+    """What differs between two tunings in R and depth; `is_decided`: R in any case.
+
+    It tells what is so, not what was `wanted`: the time of a round, or the contract, may limit R.
+    """
+    found = []
+    R = _pair(tuning)
+    if is_decided or _pair(before) != R:
+        found.append(_who_repeats(R, wanted))
+    if tuning.depth != before.depth:
+        more = "more rounds" if tuning.depth > before.depth else "fewer rounds"
+        found.append("one round in flight" if tuning.depth == 1 else f"{more} in flight")
+    if not found and tuning.codecs != before.codecs:
+        found.append(f"messages in {tuning.codecs.activation}")
+    return found
+
+
+def _who_repeats(R: Pair, wanted: Pair) -> str:
+    guest, hosts = (steps > 1 for steps in R)
+    if guest and hosts:
+        return "all parties repeat batches"
+    if not guest and not hosts:
+        return "no local steps" + (", for which a round has no time" if wanted != R else "")
+    late = wanted[guest] > 1  # the other one would repeat them, too
+    if guest:
+        return "only the guest repeats batches" + (", the hosts have no time" if late else "")
+    return "only the hosts repeat batches" + (", the guest has no time" if late else "")
+
+
+def _pair(tuning: Tuning) -> Pair:
+    return tuning.for_role("guest")[1], tuning.for_role("host")[1]
 
 
 def _initial_loss(losses: list[float]) -> ConstantLoss | None:
