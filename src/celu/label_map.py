@@ -5,6 +5,7 @@ It is fitted on the training rows (`models/fit_labels`) and recorded with the mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
@@ -63,7 +64,11 @@ class LabelMap(Settings):
         """Classes as codes from 0; numbers as they are."""
         if self.classes is None or self._are_codes:
             return labels
-        return labels.eq(float(self.classes[1])).to(labels.dtype)
+        positive = float(self.classes[1])
+        if not labels.is_floating_point():  # torch would compare integers with a float in float32
+            positive = int(self.classes[1]) if positive.is_integer() else math.nan
+        # A float is rounded as labels are: they are float32, and a class is as it was written.
+        return labels.eq(positive).to(labels.dtype)
 
     def for_loss(self, labels: Tensor) -> Tensor:
         """What the loss takes."""

@@ -122,6 +122,29 @@ def companies(tmp_path: Path) -> Companies:
     return Companies(tmp_path)
 
 
+def test_two_fractions_are_named_as_they_are_written(companies: Companies) -> None:
+    labels = np.where(companies.signal > 0, "0.9", "0.1").tolist()
+    printed = companies.label(labels)
+    assert "label y: two classes, 0.1 and 0.9 (positive)" in printed
+    printed = companies.label(labels, positive="positive = 0.1\n")
+    assert "label y: two classes, 0.9 and 0.1 (positive)" in printed
+    shown = invoke("inspect", companies.folder / "bank" / "store")
+    stored = pq.read_table(companies.folder / "bank" / "store" / "train.parquet")
+    rate = np.mean(stored.column("label").to_numpy() < 0.5)
+    assert f"positive rate: {rate:.4f}" in shown
+    found = companies.score(companies.train("binary"))
+    assert found.classes == (0.9, 0.1)
+    assert companies.evaluate()["auc"] > 0.75
+
+
+def test_large_integers_train_with_the_loss_binary(companies: Companies) -> None:
+    labels = np.where(companies.signal > 0, 20240101, 20240100)
+    companies.label(labels.astype(str).tolist())
+    found = companies.score(companies.train("binary"))
+    assert found.classes == (20240100, 20240101)
+    assert companies.evaluate()["auc"] > 0.75
+
+
 def test_two_texts_train_and_the_schema_names_the_positive_one(companies: Companies) -> None:
     labels = np.where(companies.signal > 0, " >50K", "<=50K").tolist()
     printed = companies.label(labels)

@@ -192,6 +192,26 @@ def test_validation_rows_of_one_class_are_refused() -> None:
         replace(fed.guest, validation=ones)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.tensor([20240100, 20240101]),
+        torch.tensor([2**53 - 1, 2**53]),
+        torch.tensor([0.1, 0.9]),
+        torch.tensor([-0.5, 2.0]),
+    ],
+)
+def test_two_numbers_are_told_apart_in_their_own_type(values: torch.Tensor) -> None:
+    labels = values[torch.tensor([0, 1, 1, 0, 1])]
+    found = fit_label_map(celu.LOSSES["binary"], labels, {"test": labels}, None)
+    assert found.codes(labels).tolist() == [0, 1, 1, 0, 1]
+    if values.is_floating_point():  # a store names them as they are written
+        written = [round(float(value), 6) for value in values]
+        found = fit_label_map(celu.LOSSES["binary"], labels, {"test": labels}, written)
+        assert found.classes == written
+        assert found.codes(labels).tolist() == [0, 1, 1, 0, 1]
+
+
 def test_codes_may_leave_a_class_without_rows() -> None:
     fed = federation(loss="multiclass")
     guest = replace(fed.guest, top=celu.WideDeepTop([5, 6], 4))

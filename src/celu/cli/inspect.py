@@ -76,8 +76,9 @@ def _positive_rate(store: Store, gate: Gate) -> float | None:
     low, high = sorted(label.values)
     share = (label.mean - low) / (high - low)
     classes = store.schema.classes or [low, high]
-    is_text = isinstance(classes[0], str)  # whose codes are 0 and 1
-    return share if is_text or classes[1] == high else 1 - share
+    if isinstance(classes[0], str):  # whose codes are 0 and 1
+        return share
+    return share if float(classes[1]) > float(classes[0]) else 1 - share
 
 
 def _show_rows(console: Console, store: Store, alignment: Path | None) -> None:

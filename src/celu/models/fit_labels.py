@@ -99,7 +99,9 @@ def _fit_two_classes(
         )
     values = [0, 1] if are_codes(known) else known
     for part, labels in parts.items():
-        unknown = sum(int((~np.isin(chunk, values)).sum()) for chunk in _chunks(labels))
+        unknown = sum(
+            int((~np.isin(chunk, _as(labels, values))).sum()) for chunk in _chunks(labels)
+        )
         if unknown:
             raise DataError(
                 f"the labels of the {part} rows: expected the two classes of the training rows, "
@@ -192,6 +194,14 @@ def distinct(labels: Tensor, limit: int) -> list[float]:
         if len(found) > limit:
             break
     return found
+
+
+def _as(labels: Tensor, classes: Sequence[ClassLabel]) -> list[float]:
+    """Classes as labels of this type have them: 0.1 as written is another number in float32."""
+    values = [float(value) for value in classes]
+    return (
+        torch.tensor(values, dtype=labels.dtype).tolist() if labels.is_floating_point() else values
+    )
 
 
 def _plain(value: float) -> int | float:

@@ -45,10 +45,19 @@ def number_codes(where: str, labels: Labels, classes: Sequence[ClassLabel] | Non
     """
     if classes is None or are_text(classes) or len(classes) != 2:
         return labels
-    codes = np.select([labels == classes[0], labels == classes[1]], [0.0, 1.0], -1.0)
+    codes = np.select([_are(labels, value) for value in classes], [0.0, 1.0], -1.0)
     codes[np.isnan(labels)] = np.nan
     _check(where, int((codes == -1).sum()), classes)
     return codes
+
+
+def _are(labels: Labels, value: ClassLabel) -> npt.NDArray[np.bool_]:
+    """Which labels are this number; a fraction may be rounded to float32 on either side."""
+    number = float(value)
+    same: npt.NDArray[np.bool_] = labels == number
+    if not number.is_integer():
+        same |= labels.astype(np.float32) == np.float32(number)
+    return same
 
 
 def _check(where: str, num_unknown: int, classes: Sequence[ClassLabel]) -> None:

@@ -86,7 +86,7 @@ class LabelEncoder:
         if self._texts is not None:
             ordered: list[ClassLabel] = sorted(self._texts)
         elif len(self._values) == 2:
-            make = int if self.type == "class" else lambda value: float(np.float32(value))
+            make = int if self.type == "class" else _as_written
             ordered = [make(value) for value in sorted(self._values)]
         else:
             return None
@@ -249,6 +249,12 @@ class FittedLabelEncoder:
     def warnings(self) -> list[str]:
         """None: the rows are not trained on."""
         return []
+
+
+def _as_written(value: float) -> float:
+    """A number of the raw file: in a file of float32 columns, the shortest that rounds to it."""
+    rounded = np.float32(value)
+    return float(str(rounded)) if float(rounded) == value else value
 
 
 def _texts(array: Any) -> Any:
