@@ -122,6 +122,33 @@ def companies(tmp_path: Path) -> Companies:
     return Companies(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("label", "declaration"),
+    [
+        ("{:,.0f}", 'thousands = ","'),
+        ("{:.0f}%", 'units = ["%"]'),
+        ("${:,.2f}", 'thousands = "," and units = ["$"]'),
+    ],
+)
+def test_labels_of_text_that_look_like_numbers_are_named_with_what_to_declare(
+    companies: Companies, label: str, declaration: str
+) -> None:
+    texts = [f'"{label.format(10_000 + 1_000 * value)}"' for value in companies.signal]
+    printed = companies.label(texts)
+    advice = f"they look like numbers: set {declaration} under [source] in schema.toml"
+    assert f"classes of text; {advice}" in " ".join(printed.split())
+    with pytest.raises(DataError, match=r"they look like numbers: declare their separators and"):
+        companies.train("regression")
+    source = "[source]\n" + declaration.replace(" and ", "\n") + "\n"
+    path = companies.folder / "bank" / "schema.toml"
+    path.write_text(path.read_text() + source)
+    printed = invoke(
+        *("prepare", companies.folder / "bank" / "rows.csv", "--schema", path),
+        *("--out", companies.folder / "bank" / "store", "--force"),
+    )
+    assert "they look like numbers" not in printed
+
+
 def test_two_fractions_are_named_as_they_are_written(companies: Companies) -> None:
     labels = np.where(companies.signal > 0, "0.9", "0.1").tolist()
     printed = companies.label(labels)

@@ -6,6 +6,7 @@ never a label.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from celu.metrics.names import METRICS, UNDEFINED_FOR_SOME_LABELS
 from celu.models.losses import Loss
 
 _CHUNK = 1 << 20
+_NUMBER = re.compile(r"[^\w.,]*\d[\d.,' ]*[^\w.,]*")  # with separators, and signs as units
 
 Values = npt.NDArray[np.float64]
 
@@ -66,9 +68,15 @@ def _check_values(part: str, labels: Tensor) -> None:
 
 def _fit_number(train: Tensor, names: Sequence[str]) -> LabelMap:
     if names:
+        advice = 'choose the loss "multiclass", or "binary" for two classes'
+        if all(map(_NUMBER.fullmatch, names)):
+            advice = (
+                "they look like numbers: declare their separators and units under [source] in "
+                "schema.toml and prepare the rows again, or pass numbers in Python"
+            )
         raise DataError(
             f'the labels: expected numbers for the loss "regression", got text of {len(names):,} '
-            'classes; choose the loss "multiclass", or "binary" for two classes'
+            f"classes; {advice}"
         )
     num_rows = max(len(train), 1)
     mean = sum(float(values.sum()) for values in _chunks(train)) / num_rows

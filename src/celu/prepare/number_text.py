@@ -6,6 +6,7 @@ It turns such text into what Python and Arrow read as a number. It does not gues
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -110,6 +111,26 @@ _UNIT = re.compile(r"[$\u20ac\u00a3\u00a5%]|\b(?:EUR|USD|GBP|CHF|JPY|CNY)\b")
 def units_of(text: str) -> tuple[str, ...]:
     """The signs in a text that may be units of a number."""
     return tuple(sorted(set(_UNIT.findall(text))))
+
+
+def style_of_all(texts: Sequence[str]) -> NumberStyle | None:
+    """The most likely style in which all of some texts are numbers; None if there is none.
+
+    Where a character may be a separator of thousands or the decimal one, it is the former: then it
+    is before three digits in all texts.
+    """
+    units: set[str] = set()
+    left = list(STYLES)
+    for text in texts:
+        found = styles_of(text, "")
+        units.update(*(style.units for style in found))
+        plain = {replace(style, units=()) for style in found}
+        left = [style for style in left if style in plain]
+        if not left:
+            return None
+    grouped = [s for s in left if s.thousands and any(s.thousands in text for text in texts)]
+    likely = next(iter([*grouped, *left]), None)
+    return None if likely is None else replace(likely, units=tuple(sorted(units)))
 
 
 def styles_of(text: str, delimiter: str) -> list[NumberStyle]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from celu.errors import DataError
-from celu.prepare.number_text import PLAIN, NumberStyle
+from celu.prepare.number_text import PLAIN, NumberStyle, style_of_all
 
 # text: string. number: float64. category, bag: dictionary of strings.
 # label: a dictionary of strings from text, Parquet's own type from Parquet; see `parse_labels`.
@@ -116,6 +116,12 @@ def advice_on_text(name: str, *, are_dates: bool = False, style: NumberStyle | N
         f"declare {name!r} under [categories] in schema.toml, or, if the text means a missing "
         "value, list it in missing of [source]"
     )
+
+
+def advice_on_numbers(texts: Sequence[str], separator: str = "") -> str:
+    """What to do about labels that are text, if all of them are numbers in another style."""
+    style = style_of_all(texts) if texts else None
+    return separator + advice_on_text("", style=style) if style is not None else ""
 
 
 class CellTypeError(Exception):

@@ -19,7 +19,7 @@ from celu.config.schema import ClassLabel
 from celu.label_map import MAX_CLASSES
 from celu.prepare.encoders.encoder import MAX_FLOAT32, Mask
 from celu.prepare.number_text import PLAIN, NumberStyle
-from celu.prepare.parsing import parse_labels
+from celu.prepare.parsing import advice_on_numbers, parse_labels
 
 MAX_COUNTED = 1000  # numbers with more distinct values are not checked for rare classes
 RARE_ROWS = 10
@@ -126,7 +126,8 @@ class LabelEncoder:
                 codes.setdefault(text, len(codes))
         if len(codes) > MAX_CLASSES:
             self._found.count(
-                f"numbers, or text of at most {MAX_CLASSES:,} classes, got more in {{}} rows",
+                f"numbers, or text of at most {MAX_CLASSES:,} classes, got more in {{}} rows"
+                f"{advice_on_numbers(list(codes), separator='; ')}",
                 len(array),
             )
         known = np.array([codes.get(text, 0) for text in array.dictionary.to_pylist()] or [0])
@@ -170,6 +171,10 @@ class LabelEncoder:
 
     def warnings(self) -> list[str]:
         """Classes that differ in upper and lower case only, and a class that is very rare."""
+        advice = advice_on_numbers(list(self._texts or ()))
+        if advice:
+            num_classes = len(self._texts or ())
+            return [f"column {self.name!r}: {num_classes:,} classes of text; {advice}"]
         alike = len(self._texts or ()) - len({text.casefold() for text in self._texts or ()})
         if alike:
             return [
