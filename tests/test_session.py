@@ -90,8 +90,8 @@ def test_nan_from_a_bottom_is_refused_with_the_round_and_no_step_is_applied(bad:
     fed = federation(method=celu.Method(R=1))
     host = fed.hosts["host"]
     poisoned = {n: t.clone() for n, t in host.train.inputs.items()}
-    poisoned["numbers"][:, 0] = bad
     train = celu.Dataset(poisoned, None, host.train.sizes)
+    train.inputs["numbers"][:, 0] = bad  # a dataset refuses it, so it is as if the bottom did it
     fed.hosts["host"] = dataclasses.replace(host, train=train)
     before = fed.weights()
     with pytest.raises(NonFiniteError, match="ACTIVATION of round 0"):

@@ -324,6 +324,35 @@ def test_numbers_of_numpy_and_pandas_are_taken_as_inputs_and_labels(values: Any)
     assert dataset.labels is not None and dataset.labels.tolist() == [1, 2]
 
 
+def test_values_that_a_mask_hides_are_refused() -> None:
+    hidden = np.ma.masked_array([[1.0], [-9999.0], [-9999.0]], [[0], [1], [1]])
+    with pytest.raises(DataError, match="input 'x': expected values everywhere, got 2 that are ma"):
+        Dataset({"x": hidden})
+    with pytest.raises(DataError, match="labels: expected values everywhere, got 2 that are mask"):
+        Dataset({"x": np.zeros((3, 1))}, hidden[:, 0])
+    whole = Dataset({"x": np.ma.masked_array([[1.0], [2.0]], False)})
+    assert whole.inputs["x"].tolist() == [[1.0], [2.0]]
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 1], [False, True, True], [0.5, 1, 2.5]])
+def test_labels_that_are_numbers_in_an_array_of_objects_are_numbers(labels: list[Any]) -> None:
+    found = Dataset({}, np.array(labels, dtype=object))
+    assert found.labels is not None and found.labels.tolist() == labels
+    assert found.classes is None
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_inputs_that_are_not_finite_are_refused_by_name_and_number(bad: float) -> None:
+    x = np.zeros((300, 2))
+    x[10:17, 1] = bad
+    with pytest.raises(
+        DataError, match=r"input 'numbers': .* NaN or Inf in 7 of 300 rows; replace"
+    ):
+        Dataset({"ids": np.zeros((300, 1), int), "numbers": x})
+    with pytest.raises(DataError, match=r"input 'one': .* in 7 of 300 rows"):
+        Dataset({"one": torch.from_numpy(x[:, 1])})
+
+
 def test_a_table_may_have_text_labels() -> None:
     for make in (pa.table, pd.DataFrame):
         table = make({"x": [1.0, 2.0, 3.0], "y": ["b", "a", "b"]})

@@ -38,7 +38,7 @@ def to_tensor(name: str, values: Array, *, are_codes: bool = False) -> Tensor:
     them, so a batch widens its own copy instead. Raises DataError naming the input for any other
     type.
     """
-    values = _unpack_pandas(values)
+    values = _unpack(name, values)
     if isinstance(values, np.ndarray):
         tensor = _from_numpy(name, values)
     elif isinstance(values, Tensor):
@@ -62,7 +62,7 @@ def to_labels(values: Array) -> tuple[Tensor, tuple[str, ...] | None]:
 
     Raises DataError as `to_tensor` does, and for text with missing values.
     """
-    values = _unpack_pandas(values)
+    values = _unpack("labels", values)
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "OSUT":
         return to_tensor("labels", values), None
     if values.ndim != 1:
@@ -80,16 +80,25 @@ def to_labels(values: Array) -> tuple[Tensor, tuple[str, ...] | None]:
     return torch.from_numpy(codes.astype(np.int64)), tuple(map(str, classes))
 
 
-def _unpack_pandas(values: Array) -> Array:
-    """A pandas object as a NumPy array, of numbers if it holds numbers."""
-    if type(values).__module__.partition(".")[0] != "pandas":
+def _unpack(name: str, values: Array) -> Array:
+    """A pandas object as a NumPy array, and an array of objects that are numbers as one of numbers.
+
+    Raises DataError for values that a mask hides: it would be lost.
+    """
+    if type(values).__module__.partition(".")[0] == "pandas":
+        values = np.asarray(values)  # of objects for nullable integers, or categories
+    if isinstance(values, np.ma.MaskedArray):
+        num_masked = int(np.ma.getmaskarray(values).sum())
+        if num_masked:
+            raise DataError(
+                f"{name}: expected values everywhere, got {num_masked:,} that are masked; replace "
+                "them (numpy.ma.filled) or drop those rows"
+            )
+        values = np.asarray(values)
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "O" or not values.size:
         return values
-    array = np.asarray(values)
-    if array.dtype.kind == "O" and array.size:  # such as nullable integers, or categories
-        is_number = [isinstance(v, int | float | np.number | np.bool_) for v in array.flat]
-        if all(is_number):
-            return np.array(array.tolist())
-    return array
+    are_numbers = all(isinstance(v, int | float | np.number | np.bool_) for v in values.flat)
+    return np.array(values.tolist()) if are_numbers else values
 
 
 def _from_numpy(name: str, values: npt.NDArray[Any]) -> Tensor:

@@ -23,6 +23,7 @@ from celu.data.tags import Tags, commitment, digest_rows
 from celu.device_copy import to_device
 from celu.errors import DataError
 
+_CHUNK = 1 << 20
 MAX_EXAMPLES = 20_000  # rows, on which a bottom model may fit something
 
 
@@ -106,7 +107,7 @@ class Dataset:
     and categories become codes of `classes`, their sorted distinct values. Of labels that are codes
     or two numbers already, `classes` may be given; of two, the second is the positive one.
     `weights` say how much each of the guest's rows counts, in training and in metrics: 0 or more, 1
-    by default.
+    by default. Raises DataError for other types, NaN, Inf and values that a mask hides.
     """
 
     inputs: dict[str, Tensor]
@@ -125,6 +126,34 @@ class Dataset:
         classes: Sequence[ClassLabel] | None = None,
         *,
         weights: Array | None = None,
+    ) -> None:
+        self._set(inputs, labels, sizes, tags, classes, weights)
+        for name, tensor in self.inputs.items():
+            _check_finite(name, tensor)
+
+    @classmethod
+    def of_finite(
+        cls,
+        inputs: Mapping[str, Array],
+        labels: Array | None,
+        sizes: Mapping[str, tuple[int, ...]],
+        tags: Tags | None,
+        classes: Sequence[ClassLabel] | None,
+        weights: Array | None,
+    ) -> Dataset:
+        """A dataset whose inputs are known to be finite: they may be mapped, and are not read."""
+        dataset = cls.__new__(cls)
+        dataset._set(inputs, labels, sizes, tags, classes, weights)
+        return dataset
+
+    def _set(
+        self,
+        inputs: Mapping[str, Array],
+        labels: Array | None,
+        sizes: Mapping[str, tuple[int, ...]] | None,
+        tags: Tags | None,
+        classes: Sequence[ClassLabel] | None,
+        weights: Array | None,
     ) -> None:
         if not isinstance(inputs, Mapping):
             raise DataError(f"inputs: expected arrays by name, got {type(inputs).__name__}")
@@ -245,13 +274,13 @@ class Dataset:
             return torch.from_numpy(joined.take(order, axis=0))
 
         tags = np.concatenate([self._tags(slice(start, stop)) for start, stop in blocks])
-        return Dataset(
+        return Dataset.of_finite(
             {name: copy(tensor) for name, tensor in self.inputs.items()},
             None if self.labels is None else copy(self.labels),
             self.sizes,
             tags.take(order, axis=0),
             self.classes,
-            weights=None if self.weights is None else copy(self.weights),
+            None if self.weights is None else copy(self.weights),
         )
 
     @cached_property
@@ -264,11 +293,12 @@ class Dataset:
         labels = None if self.labels is None else self.labels.to(device)
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
         weights = None if self.weights is None else self.weights.to(device)
-        return Dataset(inputs, labels, self.sizes, self.tags, self.classes, weights=weights)
+        return Dataset.of_finite(inputs, labels, self.sizes, self.tags, self.classes, weights)
 
     def with_labels(self, labels: Tensor, classes: Sequence[ClassLabel] | None) -> Dataset:
         """The same rows with other labels, which are codes of `classes` if there are any."""
-        return Dataset(self.inputs, labels, self.sizes, self.tags, classes, weights=self.weights)
+        inputs, weights = self.inputs, self.weights
+        return Dataset.of_finite(inputs, labels, self.sizes, self.tags, classes, weights)
 
     def _on_device(self, rows: Tensor | slice) -> Tensor | slice:
         """Row numbers on the device of the inputs."""
@@ -292,6 +322,23 @@ def _select(tensor: Tensor, rows: Tensor | slice) -> Tensor:
         return tensor[rows]
     # NumPy gathers in this thread; torch would wake its thread pool.
     return torch.from_numpy(tensor.numpy().take(rows.numpy(), axis=0))
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    """Raise DataError for an input with NaN or Inf, in chunks: a mask of all of it may not fit."""
+    if not tensor.is_floating_point():
+        return
+    bad = [
+        ~chunk.isfinite().reshape(len(chunk), -1).all(1)
+        for chunk in tensor.split(_CHUNK)
+        if len(chunk)
+    ]
+    num_bad = int(torch.stack([rows.sum() for rows in bad]).sum()) if bad else 0
+    if num_bad:
+        raise DataError(
+            f"input {name!r}: expected finite numbers, got NaN or Inf in {num_bad:,} of "
+            f"{len(tensor):,} rows; replace them or drop those rows"
+        )
 
 
 def _check_weights(weights: Tensor) -> None:

@@ -140,7 +140,8 @@ def open_datasets(
         weights = torch.from_numpy(mapped.pop(WEIGHT)).reshape(-1) if WEIGHT in mapped else None
         tensors = {name: torch.from_numpy(array) for name, array in mapped.items()}
         classes = store.schema.classes if label else None
-        datasets[part] = Dataset(tensors, labels, sizes, tags, classes, weights=weights)
+        # The gate has read every value.
+        datasets[part] = Dataset.of_finite(tensors, labels, sizes, tags, classes, weights)
     return StoreDatasets(datasets, warnings, store.schema)
 
 
