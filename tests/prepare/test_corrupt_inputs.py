@@ -178,7 +178,8 @@ CASES = {
     ),
     "dates": raw(
         csv(x={1: "2013-01-31", 2: "7731-02-01 10:00", 3: "31.01.2013"}),
-        "'x': expected numbers, got text in 3 rows; they look like dates: declare",
+        "'x': expected numbers, got text in 3 rows; they look like dates: declare "
+        r"'x' under \[dates\] in schema.toml and, unless they are in ISO 8601, set its format",
     ),
     "some dates": raw(
         csv(x={1: "2013-01-31", 2: "abc7731"}), "got text in 2 rows; declare 'x' under"

@@ -30,6 +30,9 @@ _DATE = re.compile(
 _RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 
 
+FORMAT_ADVICE = 'set its format, such as format = "%d/%m/%Y" where the day comes first'
+
+
 class NumberParser:
     """Parses dictionaries of text as float64 and counts, by column, the rows that do not parse."""
 
@@ -111,7 +114,10 @@ def advice_on_text(name: str, *, are_dates: bool = False, style: NumberStyle | N
     if style is not None:
         return f"they look like numbers: set {style.declaration} under [source] in schema.toml"
     if are_dates:
-        return f"they look like dates: declare {name!r} under [dates] in schema.toml"
+        return (
+            f"they look like dates: declare {name!r} under [dates] in schema.toml and, unless they "
+            f"are in ISO 8601, {FORMAT_ADVICE}"
+        )
     return (
         f"declare {name!r} under [categories] in schema.toml, or, if the text means a missing "
         "value, list it in missing of [source]"

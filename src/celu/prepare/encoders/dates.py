@@ -14,7 +14,7 @@ from celu.config.columns import Date, DatePart, FittedDate
 from celu.prepare.encoders.encoder import Mask
 from celu.prepare.encoders.filling import Filling
 from celu.prepare.encoders.statistics import ColumnSummary, Floats, RunningMoments
-from celu.prepare.parsing import Kind
+from celu.prepare.parsing import FORMAT_ADVICE, Kind
 
 _UTC = datetime.UTC
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=_UTC)
@@ -121,10 +121,12 @@ class DateEncoder:
                 f"without; {advice}"
             )
         if self._not_dates:
-            expected = "ISO 8601" if self._date.format is None else f"format {self._date.format!r}"
+            expected, step = "ISO 8601", f"if they are written in another way, {FORMAT_ADVICE}"
+            if self._date.format is not None:
+                expected, step = f"format {self._date.format!r}", "correct the format"
             found.append(
                 f"column {self.name!r}: expected dates from year 1 to 9998 ({expected}), got "
-                f"{self._not_dates:,} rows with something else"
+                f"{self._not_dates:,} rows with something else; {step}"
             )
         self._missing = self._not_dates = 0
         return found
