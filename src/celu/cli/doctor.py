@@ -12,7 +12,16 @@ from rich.table import Table
 
 from celu.cli.console import Console
 from celu.cli.progress import link_message
-from celu.cli.run import Connect, JobFile, Listen, PartyFile, invitation, job_option, with_options
+from celu.cli.run import (
+    Connect,
+    JobFile,
+    Listen,
+    PartyFile,
+    awaited,
+    invitation,
+    job_option,
+    with_options,
+)
 from celu.config.job import read_job
 from celu.config.party import check_names, read_party
 from celu.errors import ConfigError
@@ -66,6 +75,8 @@ def doctor(
         if (text := link_message(event)) is not None:
             console.print(f"{settings.name}: {text}", soft_wrap=True)
 
+    if all(peer.connect for peer in settings.peers.values()):  # else it prints their command
+        console.print(f"{settings.name}: waiting for {escape(awaited(settings))}", soft_wrap=True)
     all_facts = diagnose_party(
         settings,
         contract,

@@ -99,6 +99,7 @@ def test_both_parties_get_a_complete_report_with_the_contracts_differences(pair:
         "weather": host.communicate(timeout=DEADLINE_S)[0],
     }
     assert (guest.returncode, host.returncode) == (0, 0), outputs
+    assert f"weather: waiting for airline at {found[1].partition('=')[2]}" in outputs["weather"]
     reports = {}
     for name, peer in (PARTIES, PARTIES[::-1]):
         output = outputs[name]
