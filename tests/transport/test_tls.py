@@ -496,3 +496,18 @@ def test_keys_that_grpc_cannot_use_are_not_reported_as_a_port_in_use(
     links = {"bank": StreamLink("bank", deadline_s=1)}
     with pytest.raises(CertificateError, match="gRPC cannot listen with this certificate"):
         Listener("127.0.0.1:0", Admission(links, odd))
+
+
+def test_the_files_to_name_in_place_of_an_authority_are_given_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_authority(tmp_path / "keys", "bank")
+    make_party(tmp_path / "keys", "bank")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    authority = Path("../keys/ca.pem")
+    folder = (tmp_path / "keys").resolve()
+    with pytest.raises(CertificateError) as caught:
+        Credentials.read(authority, authority.with_suffix(".key"), {})
+    step = f"set keys.certificate to {folder / 'bank.pem'} and keys.key to {folder / 'bank.key'}"
+    assert str(caught.value).endswith(step)

@@ -128,7 +128,8 @@ def _is_authority(certificate: x509.Certificate) -> bool | None:
 def _party_files(folder: Path) -> str:
     """Which files to name in [keys] instead of an authority's."""
     found = []
-    for path in sorted(folder.glob("*.pem")):
+    # In full, since paths in a party.toml are relative to its folder, not to the current one.
+    for path in sorted(folder.resolve().glob("*.pem")):
         try:
             is_ours = path.with_suffix(".key").exists() and not _is_authority(
                 _read_certificate(path)
