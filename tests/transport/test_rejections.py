@@ -30,7 +30,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def waiting_guest(keys: Keys, kind: str) -> Iterator[tuple[int, queue.Queue[Event]]]:
+def waiting_guest(keys: Keys | None, kind: str) -> Iterator[tuple[int, queue.Queue[Event]]]:
     """A guest that waits for the bank, its port, and its events."""
     events: queue.Queue[Event] = queue.Queue()
     ports: queue.Queue[int] = queue.Queue()
@@ -61,7 +61,7 @@ def waiting_guest(keys: Keys, kind: str) -> Iterator[tuple[int, queue.Queue[Even
         done.set()
 
 
-def dial(keys: Keys, port: int, kind: str) -> None:
+def dial(keys: Keys | None, port: int, kind: str) -> None:
     endpoint = Endpoint(
         "bank",
         connect={"guest": Route(f"127.0.0.1:{port}")},
@@ -162,3 +162,51 @@ def test_a_connection_without_tls_is_told_from_nobody(companies: dict[str, Any])
     ):
         event = events.get(timeout=600)
     assert isinstance(event, ClientRejected) and "no TLS handshake succeeded" in event.reason
+
+
+CARRIERS = ("grpc", "websocket")
+
+
+@pytest.mark.parametrize("theirs", CARRIERS)
+@pytest.mark.parametrize("ours", CARRIERS)
+def test_a_party_without_tls_is_told_at_once_that_its_peer_uses_it(
+    companies: dict[str, Any], ours: str, theirs: str
+) -> None:
+    guest, bank = companies["guest"], companies["bank"]
+    with waiting_guest(guest.keys(bank), theirs) as (port, events):
+        with pytest.raises(
+            ConfigError, match=r"got insecure = true here, and guest at .* uses TLS"
+        ):
+            dial(None, port, ours)
+        event = events.get(timeout=600)
+    assert isinstance(event, ClientRejected)
+    assert "insecure" in event.reason and "carrier" in event.reason
+
+
+@pytest.mark.parametrize("theirs", CARRIERS)
+@pytest.mark.parametrize("ours", CARRIERS)
+def test_a_party_with_tls_is_told_at_once_that_its_peer_is_insecure(
+    companies: dict[str, Any], ours: str, theirs: str
+) -> None:
+    guest, bank = companies["guest"], companies["bank"]
+    with (
+        waiting_guest(None, theirs) as (port, _),
+        pytest.raises(CertificateError, match=r"if its party.toml has insecure = true, remove it"),
+    ):
+        dial(bank.keys(guest), port, ours)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [CARRIERS, CARRIERS[::-1]])
+def test_carriers_that_differ_are_told_at_once_without_tls_too(ours: str, theirs: str) -> None:
+    expected = f'carrier: expected the same at all parties, got "{ours}" here and "{theirs}" at'
+    with waiting_guest(None, theirs) as (port, _), pytest.raises(ConfigError, match=expected):
+        dial(None, port, ours)
+
+
+def test_a_listener_without_tls_that_nobody_dials_says_what_to_compare() -> None:
+    endpoint = Endpoint("guest", "127.0.0.1:0", ("bank",), connect_s=0.1)
+    with (
+        pytest.raises(PeerLost, match=r"are insecure and carrier the same\?"),
+        open_links(endpoint),
+    ):
+        pass

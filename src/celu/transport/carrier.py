@@ -219,10 +219,10 @@ class Admission:
 
     def _timeout_message(self, name: str, connect_s: float) -> str:
         rejected = f"; rejected clients: {'; '.join(self.rejections)}" if self.rejections else ""
-        return (
-            f"{name} did not connect with an acceptable certificate within "
-            f"{connect_s:g} s (connect_s){rejected}"
-        )
+        how = "with an acceptable certificate"
+        if self.credentials is None:
+            how = "without TLS, as insecure = true says here (are insecure and carrier the same?),"
+        return f"{name} did not connect {how} within {connect_s:g} s (connect_s){rejected}"
 
 
 def _handshake_ended(connection: Connection) -> bool:

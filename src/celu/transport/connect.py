@@ -20,7 +20,7 @@ from celu.transport import grpc_carrier
 from celu.transport.carrier import Admission, Carrier, OutgoingConnection, Route
 from celu.transport.emulation import LinkEmulator
 from celu.transport.inner_tls import HANDSHAKE_S
-from celu.transport.preflight import RETRY_S, preflight, preflight_gateway
+from celu.transport.preflight import RETRY_S, preflight, preflight_gateway, preflight_insecure
 from celu.transport.reconnect import backoff
 from celu.transport.stream import StreamLink
 from celu.transport.tls import Credentials
@@ -113,6 +113,8 @@ def check_route(
         preflight_gateway(route.address, peer, route.gateway, endpoint.carrier, connect_s)
     elif credentials is not None:
         preflight(route.address, peer, credentials, endpoint.carrier, connect_s)
+    else:
+        preflight_insecure(route.address, peer, endpoint.carrier, connect_s)
 
 
 def find_carrier(name: str) -> Carrier:

@@ -16,6 +16,8 @@ from celu.text import printable
 
 GRACE_S = 3.0  # a peer opens its stream within milliseconds of its handshake
 Report = Callable[[CertificateError], None]
+# What OpenSSL calls a request of HTTP/1.1, one of HTTP/2, and what an insecure party looks for.
+_WITHOUT_TLS = ("HTTP_REQUEST", "WRONG_VERSION_NUMBER", "PEER_DID_NOT_RETURN_A_CERTIFICATE")
 
 
 class HandshakeWatch:
@@ -63,10 +65,10 @@ def unexplained(peers: Sequence[str], certificate: Path) -> CertificateError:
     """Why a handshake may have failed, where the stack does not say."""
     keys = " or ".join(f"peers.{peer}.ca" for peer in peers)
     return CertificateError(
-        f"a client connected, and no TLS handshake succeeded within {GRACE_S:g} s. Either we "
-        f"refused its certificate: is {keys} the ca.pem that the other side sent? Or it refused "
-        f"ours, {certificate}: does it have our ca.pem? Its side says which, unless it was a "
-        "stranger"
+        f"a client connected, and no TLS handshake succeeded within {GRACE_S:g} s. Does its "
+        "party.toml have insecure = true, or another carrier? If not, either we refused its "
+        f"certificate: is {keys} the ca.pem that the other side sent? Or it refused ours, "
+        f"{certificate}: does it have our ca.pem? Its side says which, unless it was a stranger"
     )
 
 
@@ -100,5 +102,10 @@ def _explain(error: ssl.SSLError, peers: Sequence[str], certificate: Path) -> Ce
         return CertificateError(
             f"a client refused our certificate {certificate} ({reason}); does it have our ca.pem "
             "as the authority of this party?"
+        )
+    if reason in _WITHOUT_TLS:
+        return CertificateError(
+            "a client connected without TLS, or without a certificate; are insecure and carrier in "
+            "its party.toml the same as here?"
         )
     return CertificateError(f"a client did not complete the TLS handshake ({reason})")

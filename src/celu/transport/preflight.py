@@ -10,6 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,14 @@ _ATTEMPT_S = 10.0
 # The protocol that each carrier negotiates inside TLS (ALPN).
 ALPN = {"grpc": "h2", "websocket": "http/1.1"}
 PREFLIGHT_PATH = "/celu/knock"
-# What to send so that a listener answers; an HTTP/2 listener sends first.
+# What to send so that a listener answers; inside TLS, an HTTP/2 listener sends first.
 _REQUESTS = {
     "grpc": b"",
     "websocket": f"GET {PREFLIGHT_PATH} HTTP/1.1\r\nHost: celu\r\n\r\n".encode("ascii"),
 }
+_SETTINGS = 4  # the type of the first frame of HTTP/2
+_EMPTY_SETTINGS = bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
+_PLAIN_REQUESTS = {**_REQUESTS, "grpc": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _EMPTY_SETTINGS}
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,11 @@ def preflight(
         f"{peer} at {address} rejected our certificate {certificate}; "
         "does it trust the authority that signed it?"
     )
+    without_tls = (
+        f"{peer} at {address} does not speak TLS; if its party.toml has insecure = true, remove it "
+        "there or set it here, too; if it is behind a gateway, connect to the gateway and set "
+        f"peers.{peer}.gateway"
+    )
 
     num_closed = 0
 
@@ -83,6 +92,8 @@ def preflight(
                 f"peers.{peer}.gateway)"
             ) from error
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # Python 3.11.2: the latter
+            if _plain_carrier(address) is not None:
+                raise CertificateError(without_tls) from error
             # Retried: its process may be stopping, or a proxy answers before it has started.
             raise ConnectionError(
                 f"it closes the connection and does not speak TLS (if {peer} is behind a "
@@ -90,10 +101,7 @@ def preflight(
             ) from error
         except ssl.SSLError as error:
             if not uses_tls and error.reason == "WRONG_VERSION_NUMBER":
-                raise CertificateError(
-                    f"{peer} at {address} does not speak TLS; if it is behind a gateway, "
-                    f"connect to the gateway and set peers.{peer}.gateway"
-                ) from error
+                raise CertificateError(without_tls) from error
             raise CertificateError(
                 f"{rejection} ({printable(error.reason or str(error))})"
             ) from error
@@ -104,6 +112,75 @@ def preflight(
         if num_closed:
             raise CertificateError(rejection) from error
         raise
+
+
+def preflight_insecure(address: str, peer: str, carrier: str, connect_s: float) -> None:
+    """Wait until the peer listens, then check that it uses the same carrier, without TLS, too.
+
+    Raises PeerLost if the peer does not answer within `connect_s`, ConfigError if it uses TLS or
+    another carrier.
+    """
+
+    def check(raw: socket.socket) -> None:
+        found = _answer(raw, _PLAIN_REQUESTS[carrier])
+        if found is None and _speaks_tls(address):
+            raise ConfigError(
+                f"insecure: expected the same at all parties, got insecure = true here, and {peer} "
+                f"at {address} uses TLS; remove it here and set [keys] and peers.{peer}.ca, or set "
+                "it there, too"
+            )
+        found = found or _plain_carrier(address)
+        if found is None:
+            raise ConnectionError("it closed the connection without an answer")
+        if found != carrier:
+            raise ConfigError(
+                f'carrier: expected the same at all parties, got "{carrier}" here and "{found}" at '
+                f"{peer} at {address}"
+            )
+
+    _retry(address, peer, check, connect_s)
+
+
+def _answer(raw: socket.socket, request: bytes) -> str | None:
+    """The carrier that answers a request without TLS; None for another answer or none."""
+    try:
+        raw.sendall(request)
+        answer = raw.recv(16)
+    except OSError:  # reset, which a listener with TLS does
+        return None
+    if answer.startswith(b"HTTP/1."):
+        return "websocket"
+    return "grpc" if len(answer) > 3 and answer[3] == _SETTINGS else None
+
+
+def _plain_carrier(address: str) -> str | None:
+    """The carrier of a listener without TLS; None if neither answers."""
+    for request in _PLAIN_REQUESTS.values():
+        with suppress(OSError), _connected(address) as raw:
+            found = _answer(raw, request)
+            if found is not None:
+                return found
+    return None
+
+
+def _speaks_tls(address: str) -> bool:
+    """Whether a listener answers a TLS handshake, whatever its certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # nothing is sent: its certificate does not matter
+    context.set_alpn_protocols(list(ALPN.values()))
+    try:
+        with _connected(address) as raw, context.wrap_socket(raw):
+            return True
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")
+    except OSError:
+        return False
+
+
+def _connected(address: str) -> socket.socket:
+    host, port = address.rsplit(":", 1)
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=_ATTEMPT_S)
 
 
 def preflight_gateway(
@@ -160,11 +237,10 @@ def _retry(
     address: str, target: str, check: Callable[[socket.socket], None], connect_s: float
 ) -> None:
     """Connect and run a check; retry on network errors, raise PeerLost at the deadline."""
-    host, port = address.rsplit(":", 1)
     give_up_at = time.monotonic() + connect_s
     while True:
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=_ATTEMPT_S) as raw:
+            with _connected(address) as raw:
                 return check(raw)
         except OSError as error:
             if time.monotonic() >= give_up_at:
