@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from celu.errors import CertificateError, ConfigError, PeerLost
-from celu.events import ClientRejected, Event
+from celu.events import ClientRejected, Event, LinkDown
 from celu.transport import carrier, handshakes, stream
 from celu.transport.carrier import Admission, Route
-from celu.transport.connect import Endpoint, open_links
+from celu.transport.connect import Dialer, Endpoint, find_carrier, open_links
 from celu.transport.handshakes import HandshakeWatch
 from celu.transport.stream import StreamLink
 from transport.bad_certificates import Keys
@@ -210,3 +210,28 @@ def test_a_listener_without_tls_that_nobody_dials_says_what_to_compare() -> None
         open_links(endpoint),
     ):
         pass
+
+
+def test_a_client_of_grpc_that_is_gone_is_told_in_words() -> None:
+    events: queue.Queue[Event] = queue.Queue()
+    ports: queue.Queue[int] = queue.Queue()
+    guest = Endpoint("guest", "127.0.0.1:0", ("bank",), connect_s=600, on_event=events.put)
+    done = threading.Event()
+
+    def wait() -> None:
+        with open_links(guest, ports.put):
+            done.wait(600)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    port = ports.get(timeout=600)
+    link = StreamLink("guest", deadline_s=600)
+    route = Route(f"127.0.0.1:{port}")
+    dialer = Dialer(find_carrier("grpc"), route, "bank", None, link)
+    dialer.dial()
+    dialer.stop()  # as if its process were killed
+    while not isinstance(event := events.get(timeout=600), LinkDown):
+        pass
+    assert event.reason.endswith("its connection was closed, or its process ended")
+    done.set()
+    thread.join(600)

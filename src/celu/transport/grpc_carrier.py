@@ -13,6 +13,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -166,6 +167,7 @@ class Listener(carrier.Listener):
         def connect(streams: list[Iterator[bytes]]) -> Connection:
             connection = self.admission.admit(name)
             connection.piece_bytes = piece_bytes(len(streams))
+            connection.explain_error = partial(_explain_ended, name)
             connection.cancel = context.cancel
             _start_receiving(connection, gather(streams))
             return connection
@@ -296,6 +298,14 @@ def _start_receiving(connection: Connection, pieces: Iterator[bytes]) -> None:
         name=f"from-{connection.peer}",
         daemon=True,
     ).start()
+
+
+def _explain_ended(peer: str, error: Exception) -> CeluError:
+    """The error of a client's stream; gRPC has no text for one that ended without a status."""
+    reason = reason_of(error)
+    if isinstance(error, grpc.RpcError) and not str(error):
+        reason = "its connection was closed, or its process ended"
+    return PeerLost(f"the link to {peer} broke: {reason}")
 
 
 def _explain(error: Exception, peer: str, address: str) -> CeluError:
