@@ -271,7 +271,7 @@ def test_a_module_that_does_what_a_graph_does_not_repeat_trains_as_without_graph
 def test_an_update_that_cannot_be_captured_has_the_dropout_of_the_z_that_was_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As on a GPU, whose random numbers a graph does draw anew.
+    # As on a GPU, whose random numbers a graph draws again.
     monkeypatch.setattr(graphs_of._Snapshot, "require_repeatable", lambda self: None)
     record = Graphs._record
 

@@ -89,7 +89,7 @@ def _gpu_rules(monkeypatch: pytest.MonkeyPatch) -> Any:
         language.__dict__["constexpr"] = int
         monkeypatch.setitem(sys.modules, "triton", triton)
         monkeypatch.setitem(sys.modules, "triton.language", language)
-        for name in names:  # imported anew, and forgotten after the test
+        for name in names:  # imported again, and forgotten after the test
             monkeypatch.setitem(sys.modules, name, ModuleType(name))
             del sys.modules[name]
     return import_module(names[1])
