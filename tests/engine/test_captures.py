@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import celu
-import celu.engine.graphs as graphs_of
+from celu.engine import step_snapshot
 from celu.engine.graphs import GraphOptions, Graphs
 from celu.engine.optimizer import Optimizer
 from celu.events import Event, Warned
@@ -272,7 +272,7 @@ def test_an_update_that_cannot_be_captured_has_the_dropout_of_the_z_that_was_sen
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # As on a GPU, whose random numbers a graph draws again.
-    monkeypatch.setattr(graphs_of._Snapshot, "require_repeatable", lambda self: None)
+    monkeypatch.setattr(step_snapshot.Snapshot, "require_repeatable", lambda self: None)
     record = Graphs._record
 
     def fails(self: Graphs, step: Any, inputs: Any) -> Any:

@@ -20,6 +20,7 @@
 `gpu_update_rules`: the same rules on a GPU, with nothing read back from it
 `gpu_kernels`: updates of weights on a GPU, as Triton kernels
 `graphs`: steps of a trainer that are captured as CUDA graphs and replayed
+`step_snapshot`: what a step may change, to execute it twice from one state
 `device`: the device that a party computes on
 `randomness`: seeds for the randomness inside modules, such as dropout
 `evaluation`: evaluations in training: scores, and the contract's target
